@@ -1,0 +1,298 @@
+"""The nouns that all parts share. Frozen, typed, without behaviour beyond what their fields imply."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fence:
+    """Numbers a decision of a head. Compared as (term, epoch); a message with a lower one is refused."""
+
+    term: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """A model's layers [start, end)."""
+
+    model: str
+    start: int
+    end: int
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvCost:
+    """Bytes of one layer's cache for one session: `fixed + per_token * min(tokens, window)`; window 0 means no bound."""
+
+    per_token: int
+    fixed: int = 0
+    window: int = 0
+
+    def bytes_for(self, tokens: int) -> int:
+        return self.fixed + self.per_token * (min(tokens, self.window) if self.window else tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """All that placement needs to know of a model; made from its config and its files' headers, without its weights."""
+
+    id: str
+    layer_bytes: tuple[int, ...]
+    """Weights of each layer."""
+    ends_bytes: int
+    """Weights of embedding, final norm, LM head and all else that is no layer: the driver's."""
+    kv: tuple[KvCost, ...]
+    """Cache cost of each layer."""
+    cuts: tuple[int, ...]
+    """The layers before which a stage may start, ascending, without 0."""
+    max_context: int
+    """Longest sequence in tokens that the model was made for."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_bytes)
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. `usable` is what this node may use for models, all told; `used` is what its loaded stages take of it."""
+
+    total: int
+    usable: int
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Who a node is; constant while it runs."""
+
+    id: str
+    incarnation: int
+    name: str
+    cluster: str
+    version: str
+    protocol: int
+    addresses: tuple[str, ...]
+    grpc_port: int
+    api_port: int
+    chip: str = ""
+
+
+class LoadState(StrEnum):
+    FETCHING = "fetching"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a node says of one stage that it holds or is about to hold."""
+
+    ring: str
+    shard: Shard
+    state: LoadState
+    progress: float = 0.0
+    error: str = ""
+    """Code and text of the failure, as `code: text`; empty unless failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingLoad:
+    """What a driver says of its ring's work."""
+
+    ring: str
+    running: int = 0
+    queued: int = 0
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a node reaches another: the address in use and its measured round trip."""
+
+    to: str
+    address: str
+    rtt_ms: float
+    interface: str = ""
+    kind: str = ""
+    """ethernet, wi-fi, thunderbolt, loopback, or empty when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHint:
+    """An address at which a node may be found; never a sign of life."""
+
+    id: str
+    addresses: tuple[str, ...]
+    grpc_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node says of itself in each heartbeat."""
+
+    info: NodeInfo
+    memory: Memory
+    term: int = 0
+    head: str = ""
+    """The head it follows; empty if none."""
+    fence: Fence = Fence()
+    """Of the placement that it has adopted."""
+    loads: tuple[LoadReport, ...] = ()
+    rings: tuple[RingLoad, ...] = ()
+    models: tuple[str, ...] = ()
+    """Ids of the models whose files it holds completely."""
+    preload: tuple[str, ...] = ()
+    """Ids of the models that its user asked to have loaded."""
+    links: tuple[Link, ...] = ()
+    peers: tuple[PeerHint, ...] = ()
+
+
+class NodeState(StrEnum):
+    """What a node thinks of a peer."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    FAILED = "failed"
+    LEFT = "left"
+    REFUSED = "refused"
+    """It speaks another protocol version."""
+
+
+# --- placement ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """A node's place in a ring: which layers it holds."""
+
+    node: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Nodes that together hold one whole copy of a model. The first is the driver."""
+
+    id: str
+    model: str
+    stages: tuple[StageSpec, ...]
+    context: int
+    """Longest sequence in tokens that it accepts."""
+    max_sessions: int
+    """Sessions of that length for which memory is set aside."""
+
+    @property
+    def driver(self) -> str:
+        return self.stages[0].node
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a wanted model has no ring."""
+
+    model: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The head's decision."""
+
+    fence: Fence = Fence()
+    head: str = ""
+    rings: tuple[Ring, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+
+# --- the cluster as one node sees it -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One node, as seen from here."""
+
+    report: NodeReport
+    state: NodeState
+    last_seen_s: float = 0.0
+    """Seconds since it was last heard; 0 for the node itself."""
+    reason: str = ""
+    """Why it is refused or failed, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All that a node knows of its cluster at one moment."""
+
+    self_id: str
+    term: int
+    head: str
+    """Id of the head, empty while there is none."""
+    peers: tuple[PeerView, ...]
+    """Every node known, this one included."""
+    placement: Placement
+
+
+# --- generation -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Temperature 0 is greedy. The RNG is a counter keyed by (seed, position)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    """None: none wanted; k: of the chosen token and of the k likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a gateway asks of a driver, in tokens."""
+
+    id: str
+    model: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    """Tokens that end the generation (EOS); empty to go on to max_tokens."""
+    sampling: Sampling = Sampling()
+
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token. Positions count from 0 at the first generated token, without gaps.
+
+    The token that ends a generation with `stop` is itself a control token; a gateway never shows it.
+    """
+
+    position: int
+    token: int
+    logprob: float | None = None
+    top: Sequence[tuple[int, float]] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused; told with position 0."""
