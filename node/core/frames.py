@@ -14,7 +14,7 @@ class Tensor:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,10 @@ class Frame:
 
     ring: str
     fence: Fence
+    run: int
+    """Counts the driver's fresh starts on this ring; a higher one drops all lanes and forgets all frames before it."""
     seq: int
-    """Counts the driver's frames from 0; the same number all the way round."""
+    """Counts the frames of a run from 0; the same number all the way round."""
     ops: tuple[CacheOp, ...] = ()
     lane: int | None = None
     """The lane to step; None for a frame of operations only."""

@@ -59,6 +59,16 @@ class ModelSpec:
         return len(self.layer_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that the cluster can serve, as `GET /v1/models` lists it."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    owned_by: str
+
+
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +148,14 @@ class PeerHint:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What two nodes tell each other; the placement rides along when the other's is older."""
+
+    report: "NodeReport"
+    placement: "Placement | None" = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """What a node says of itself in each heartbeat."""
 
@@ -154,6 +172,8 @@ class NodeReport:
     """Ids of the models whose files it holds completely."""
     preload: tuple[str, ...] = ()
     """Ids of the models that its user asked to have loaded."""
+    min_stages: int = 1
+    """Its user wants each model spread over at least this many nodes."""
     links: tuple[Link, ...] = ()
     peers: tuple[PeerHint, ...] = ()
 
@@ -192,6 +212,8 @@ class Ring:
     """Longest sequence in tokens that it accepts."""
     max_sessions: int
     """Sessions of that length for which memory is set aside."""
+    fence: Fence = Fence()
+    """Of the placement that made it; its frames carry it as long as it lives, through placements that keep it."""
 
     @property
     def driver(self) -> str:
@@ -277,6 +299,8 @@ class GenerateRequest:
     stop_tokens: frozenset[int] = frozenset()
     """Tokens that end the generation (EOS); empty to go on to max_tokens."""
     sampling: Sampling = Sampling()
+    resume: tuple[int, ...] = ()
+    """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
 
 
 Finish = Literal["stop", "length"]

@@ -1,0 +1,40 @@
+"""What the HTTP side asks of the rest of a node. `node.serving` implements it; tests have a scripted one."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.engine.tokenizer import Tokenizer
+
+
+class Model(Protocol):
+    """A model that is loaded and may be asked at once."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def context(self) -> int:
+        """Longest sequence, prompt and answer together, in tokens."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+class Backend(Protocol):
+    def models(self) -> Sequence[ModelEntry]: ...
+
+    async def open(self, model_id: str) -> Model:
+        """Wait until the model may be asked. Raises ModelNotFound, NotReady, NoCapacity and their like."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the tokens one by one; the last has `finish`. `aclose()` cancels and frees the session at once.
+
+        A refusal (Overloaded, NotReady, ...) is raised before the first token, and may be raised before any work.
+        """
+
+    def status(self) -> dict[str, Any]:
+        """The cluster as this node sees it, ready for JSON."""
+
+    def health(self) -> dict[str, Any]:
+        """Small and at once: whether this node lives, and what it can serve."""

@@ -1,0 +1,45 @@
+"""Cross-origin access, so that pages and plug-ins in a browser may use the API. Credentials are never allowed."""
+
+import re
+from collections.abc import Collection
+
+from aiohttp import hdrs, web
+
+METHODS = "GET, HEAD, POST, OPTIONS"
+EXPOSED = "Retry-After"
+PREFLIGHT_SECONDS = "600"
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+
+
+class Cors:
+    """`origins` are those that may read answers; "*" stands for any."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        self._origins = frozenset(origins)
+
+    async def on_prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Mark a response just before its headers are sent: answers, streams and errors alike."""
+        if "*" in self._origins:
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*"
+        else:
+            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+            origin = request.headers.get(hdrs.ORIGIN)
+            if origin not in self._origins:
+                return
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
+
+    def preflight(self, request: web.BaseRequest) -> web.Response:
+        """The answer to OPTIONS. `Authorization` is named, because `*` never covers it."""
+        asked = (name.strip() for name in request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "").split(","))
+        names = {name.lower(): name for name in asked if HEADER_NAME.fullmatch(name)}
+        names |= {"authorization": "Authorization", "content-type": "Content-Type"}
+        return web.Response(
+            status=204,
+            headers={
+                hdrs.ALLOW: METHODS,
+                hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
+                hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(sorted(names.values())),
+                hdrs.ACCESS_CONTROL_MAX_AGE: PREFLIGHT_SECONDS,
+            },
+        )

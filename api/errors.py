@@ -1,0 +1,25 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
+
+from typing import Any
+
+from node.core.errors import BadRequest, PippinError
+
+
+class Unsupported(BadRequest):
+    """A feature of OpenAI's API that this server does not have; honest, where ignoring it would change the answer."""
+
+    code = "unsupported"
+
+
+def error_type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return {403: "permission_error", 429: "rate_limit_error"}.get(status, "invalid_request_error")
+
+
+def error_object(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+
+
+def describe(error: PippinError) -> dict[str, Any]:
+    return error_object(error.status, str(error), code=error.code, param=error.param)

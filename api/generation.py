@@ -1,0 +1,117 @@
+"""The choices of a response: what is asked of the backend for each, and how they run at once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from api.answer import Answer, Delta
+from api.backend import Backend, Model
+from api.schema import SEEDS, GenerationRequest
+from node.core.errors import BadRequest, ContextExceeded, PippinError
+from node.core.types import GenerateRequest, Sampling
+
+Emit = Callable[[int, Delta], Awaitable[None]]
+"""Takes what the choice of an index has grown by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all choices of one request have in common."""
+
+    id: str
+    model: Model
+    body: GenerationRequest
+    sampling: Sampling
+    max_tokens: int | None
+    """None: as many as the context has room for."""
+    param: str
+    """The request's parameter that holds the prompt."""
+
+    def choices(self, prompt: Sequence[int], *, first: int = 0, echo: str = "") -> list["Choice"]:
+        """The `n` choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's."""
+        tokenizer = self.model.tokenizer
+        check_tokens(self.model, self.sampling.logit_bias, param="logit_bias")
+        request = GenerateRequest(
+            id=self.id,
+            model=self.model.id,
+            prompt=tuple(prompt),
+            max_tokens=self._room(prompt),
+            stop_tokens=frozenset() if self.body.ignore_eos else tokenizer.eos,
+            sampling=self.sampling,
+        )
+        return [
+            Choice(
+                index=first + copy,
+                request=replace(
+                    request,
+                    id=f"{self.id}-{first + copy}",
+                    sampling=replace(self.sampling, seed=(self.sampling.seed + copy) % SEEDS),
+                ),
+                answer=Answer(tokenizer, self.body.stop, logprobs=self.sampling.logprobs is not None, echo=echo),
+            )
+            for copy in range(self.body.n)
+        ]
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        """How many tokens may be made. A prompt that leaves no room is refused before anything is computed."""
+        context = self.model.context
+        room = context - len(prompt)
+        if room < (0 if self.max_tokens == 0 else 1):
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens, but the prompt has {len(prompt)} tokens"
+                f"{'' if room else ', which leaves no room for an answer'}.",
+                param=self.param,
+            )
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    index: int
+    request: GenerateRequest
+    answer: Answer
+
+    async def run(self, backend: Backend, emit: Emit) -> None:
+        if self.request.max_tokens == 0:
+            await emit(self.index, self.answer.without_tokens())
+            return
+        async with aclosing(backend.generate(self.request)) as events:
+            async for event in events:
+                delta = self.answer.take(event)
+                if delta != Delta():
+                    await emit(self.index, delta)
+                if delta.finish:
+                    return
+        raise PippinError("The generation ended before its last token.")
+
+
+async def run_all(backend: Backend, choices: Sequence[Choice], emit: Emit) -> None:
+    """Run all choices at once. The first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for choice in choices:
+                group.create_task(choice.run(backend, emit))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
+    size = model.tokenizer.vocab_size
+    for token in tokens:
+        if not 0 <= token < size:
+            raise BadRequest(f"Invalid '{param}': the model has no token {token}, only 0 to {size - 1}.", param=param)
+
+
+def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has; its first choice tells what of it was cached."""
+    firsts = choices[::per_prompt]
+    prompt_tokens = sum(len(choice.request.prompt) for choice in firsts)
+    completion_tokens = sum(choice.answer.completion_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.answer.cached_tokens for choice in firsts)},
+    }

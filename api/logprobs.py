@@ -1,0 +1,64 @@
+"""Log-probabilities as chat and as legacy completions write them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.answer import TokenText
+from node.engine.tokenizer import Tokenizer
+
+LEAST = -9999.0
+"""What OpenAI writes for a token that can't come; JSON has no infinity."""
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
+    content = [
+        {
+            "token": token.text,
+            "logprob": _bounded(token.event.logprob),
+            "bytes": list(tokenizer.token_bytes(token.event.token)),
+            "top_logprobs": [
+                {
+                    "token": _name(tokenizer, other),
+                    "logprob": _bounded(value),
+                    "bytes": list(tokenizer.token_bytes(other)),
+                }
+                for other, value in _likeliest(token, top)
+            ],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [_bounded(token.event.logprob) for token in tokens],
+        "top_logprobs": [
+            {
+                _name(tokenizer, other): _bounded(value)
+                for other, value in _likeliest(token, top)
+                if other != token.event.token
+            }
+            | {token.text: _bounded(token.event.logprob)}
+            for token in tokens
+        ],
+        "text_offset": [token.start for token in tokens],
+    }
+
+
+def _likeliest(token: TokenText, count: int) -> list[tuple[int, float]]:
+    return sorted(token.event.top, key=lambda entry: -entry[1])[:count]
+
+
+def _bounded(logprob: float | None) -> float:
+    return LEAST if logprob is None else min(max(logprob, LEAST), 0.0)
+
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; if it is a part of a character, its bytes in OpenAI's way of writing them."""
+    spelled = tokenizer.token_bytes(token)
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)

@@ -1,0 +1,83 @@
+"""A chat message: checked as OpenAI checks it, and handed to the chat template as templates know it."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file"})
+
+
+def _join_parts(content: Any) -> Any:
+    """The text of a message, which may come as a list of text parts. Nothing is put between them."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+    return "".join(_part_text(index, part) for index, part in enumerate(content))
+
+
+def _part_text(index: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA:
+        raise PydanticCustomError(
+            "unsupported", "Part {index} is of type {kind}, and the model takes only text", _at(index, kind)
+        )
+    text = part.get("text" if kind == "text" else "refusal") if kind in ("text", "refusal") else None
+    if not isinstance(text, str):
+        raise PydanticCustomError(
+            "content", 'Part {index} should be {{"type": "text", "text": "..."}}', _at(index, kind)
+        )
+    return text
+
+
+def _at(index: int, kind: Any) -> dict[str, Any]:
+    return {"index": index, "kind": str(kind)}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class FunctionCall(_Part):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Part):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Part):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError("content", "A message of role {role} needs content", {"role": self.role})
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("tool_call_id", "A message of role tool needs a tool_call_id")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        message = self.model_dump(exclude_none=True)
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+        return message
+
+
+def _arguments(written: str) -> Any:
+    """Templates expect the object itself, where OpenAI's clients send its JSON text."""
+    try:
+        arguments = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    return arguments if isinstance(arguments, dict) else written

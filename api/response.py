@@ -1,0 +1,113 @@
+"""A response, plain or streamed, made from the same choices. Each endpoint brings its own shape."""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from aiohttp import web
+
+from api.answer import Delta, TokenText
+from api.backend import Backend
+from api.generation import Choice, Job, run_all, usage
+from api.stream import EventStream, Pace
+from node.core.types import Finish
+
+STREAM = web.RequestKey("stream", EventStream)
+"""The request's stream, for the middleware, which writes errors into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What every handler is given."""
+
+    backend: Backend
+    pace: Pace
+
+
+@dataclass(slots=True)
+class Collected:
+    """All of one choice."""
+
+    text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.finish = delta.finish
+
+
+class Shape(Protocol):
+    """How an endpoint writes its choices."""
+
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
+        """The choices of the chunks, one each, that tell what a choice has grown by."""
+
+    def whole(self, index: int, collected: Collected) -> dict[str, Any]:
+        """A choice of a plain response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One request's response in the making."""
+
+    job: Job
+    choices: Sequence[Choice]
+    shape: Shape
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def send(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
+        if self.job.body.stream:
+            return await self._stream(request, gateway)
+        collected = [Collected() for _ in self.choices]
+
+        async def collect(index: int, delta: Delta) -> None:
+            collected[index].add(delta)
+
+        await run_all(gateway.backend, self.choices, collect)
+        choices = [self.shape.whole(index, whole) for index, whole in enumerate(collected)]
+        return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
+
+    async def _stream(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
+        events = request[STREAM] = EventStream(request, gateway.pace)
+        # OpenAI's chunks say `usage: null` when the last one will tell.
+        no_usage = {"usage": None} if self.job.body.include_usage else {}
+
+        async def emit(index: int, delta: Delta) -> None:
+            for choice in self.shape.chunks(index, delta):
+                await events.send(self._object(self.shape.chunk_object, [choice]) | no_usage)
+
+        async with events.kept_alive():
+            await run_all(gateway.backend, self.choices, emit)
+        if self.job.body.include_usage:
+            await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
+        await events.done()
+        return events.response
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.job.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.job.model.id,
+            "system_fingerprint": fingerprint(self.job.model.id),
+            "choices": choices,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self.choices, self.job.body.n)
+
+
+def fingerprint(model_id: str) -> str:
+    return "fp_" + hashlib.sha256(model_id.encode()).hexdigest()[:10]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

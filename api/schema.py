@@ -1,0 +1,215 @@
+"""What a request may say. One typed schema: null means "not given", the unknown is ignored, the known is checked."""
+
+import secrets
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from api.errors import Unsupported
+from api.message import Message
+from node.core.errors import BadRequest
+from node.core.types import Sampling
+
+MAX_INT = 2**31 - 1
+SEEDS = 2**63
+MAX_CHOICES = 128
+MAX_STOPS = 4
+
+
+def _stop_list(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop", "Input should be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", f"Input should have at most {MAX_STOPS} strings, not {len(stops)}")
+    return stops
+
+
+def _bias_by_token(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "Input should be an object of token ids and numbers")
+    try:
+        return {int(token): bias for token, bias in value.items() if token.isdecimal() or _refuse_bias_key(token)}
+    except ValueError as error:
+        raise PydanticCustomError("logit_bias", "The token ids are too large") from error
+
+
+def _refuse_bias_key(token: str) -> bool:
+    raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
+
+
+Stop = Annotated[list[str], BeforeValidator(_stop_list)]
+LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_bias_by_token)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What chat and legacy completions have in common."""
+
+    # A field named model_... is OpenAI's business, not pydantic's.
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stop: Stop = []
+    seed: int | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: LogitBias = {}
+    # Not OpenAI's, but common among local servers.
+    top_k: int = Field(default=0, ge=-1, le=MAX_INT)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    ignore_eos: bool = False
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, logprobs: int | None) -> Sampling:
+        """Without a seed each request gets its own."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),  # elsewhere -1 means none, too
+            min_p=self.min_p,
+            seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            logprobs=logprobs,
+        )
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return self
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+# The parameters of `apply_chat_template` itself, which are not the template's.
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        *("messages", "conversation", "tools", "chat_template", "continue_final_message", "tokenize", "padding"),
+        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("sanitize_control_tokens", "tokenizer_kwargs"),
+    }
+)
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Any] = []
+    tool_choice: Any = None
+    functions: list[Any] = []
+    modalities: list[str] = ["text"]
+    audio: Any = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _parameters_agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
+            raise BadRequest(f"'{name}' is no variable of a chat template.", param="chat_template_kwargs")
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.tools or self.functions:
+            raise Unsupported("Tools are not supported yet.", param="tools" if self.tools else "functions")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise BadRequest("'tool_choice' names a tool, but there are no 'tools'.", param="tool_choice")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise Unsupported(
+                f"The response format {self.response_format.type} is not supported yet.", param="response_format"
+            )
+        if "audio" in self.modalities or self.audio is not None:
+            raise Unsupported("Models here answer in text, not in audio.", param="modalities")
+        return self
+
+
+def _prompt_list(value: Any) -> Any:
+    """One prompt or several, each a text or token ids, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _are_tokens(value):
+            return [value]
+        if all(isinstance(prompt, str) for prompt in value) or all(_are_tokens(prompt) for prompt in value):
+            return value
+    raise PydanticCustomError("prompt", "Input should be a string, a list of token ids, or a list of one of these")
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt_list)]
+    max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise BadRequest(f"'best_of' ({self.best_of}) must not be less than 'n' ({self.n}).", param="best_of")
+        if self.best_of is not None and self.best_of > self.n:
+            raise Unsupported("'best_of' greater than 'n' is not supported yet.", param="best_of")
+        if self.echo and self.logprobs is not None:
+            raise Unsupported("'echo' together with 'logprobs' is not supported yet.", param="echo")
+        if self.suffix:
+            raise Unsupported("'suffix' is not supported.", param="suffix")
+        return self
+
+
+Request = TypeVar("Request", bound=GenerationRequest)
+
+
+def parse(schema: type[Request], body: dict[str, Any]) -> Request:
+    try:
+        return schema.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from error
+
+
+def _refusal(error: ErrorDetails) -> BadRequest:
+    """The first thing that is wrong, in a sentence, with the parameter's name as OpenAI writes it."""
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    if error["type"] == "missing":
+        return BadRequest(f"Missing required parameter: '{param}'.", param=param)
+    kind = Unsupported if error["type"] == "unsupported" else BadRequest
+    return kind(f"Invalid '{param}': {error['msg'][:1].lower()}{error['msg'][1:]}.", param=param)

@@ -1,0 +1,75 @@
+"""Server-sent events, exactly as OpenAI writes them."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When a quiet stream speaks and when a reader is given up."""
+
+    keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
+    stall_s: float = 60.0  # a reader that takes nothing for so long holds a place that others wait for
+
+
+class EventStream:
+    """A response of events. Nothing is sent before the first one, so that a refusal can still be a plain error."""
+
+    def __init__(self, request: web.Request, pace: Pace) -> None:
+        self._request = request
+        self._pace = pace
+        self._lock = asyncio.Lock()
+        self._last_write = 0.0
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",  # nginx would collect tokens into lumps
+            }
+        )
+
+    async def send(self, data: dict[str, Any]) -> None:
+        # ASCII: some clients split lines at U+2028 and the like, which JSON would carry bare.
+        await self._write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+
+    async def done(self) -> None:
+        await self._write(b"data: [DONE]\n\n")
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncGenerator[None, None]:
+        """Inside, a comment is sent whenever there was nothing else to send for a while, as in a long prefill."""
+        task = asyncio.create_task(self._keep_alive())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._last_write = loop.time()
+        while True:
+            await asyncio.sleep(self._last_write + self._pace.keepalive_s - loop.time())
+            if loop.time() >= self._last_write + self._pace.keepalive_s:
+                try:
+                    await self._write(b": keep-alive\n\n")
+                except ConnectionError:
+                    return  # the handler learns of it by its own next write, or is cancelled
+
+    async def _write(self, event: bytes) -> None:
+        async with self._lock:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            try:
+                async with asyncio.timeout(self._pace.stall_s):
+                    await self.response.write(event)
+            except TimeoutError:
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+                raise ConnectionResetError(f"the reader took nothing for {self._pace.stall_s} s") from None
+            self._last_write = asyncio.get_running_loop().time()

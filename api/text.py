@@ -1,0 +1,76 @@
+"""Where a text ends: stop strings, found as the text arrives."""
+
+from collections.abc import Iterable
+
+
+class StopMatcher:
+    """Cuts a text that arrives in pieces before the leftmost stop string, and holds back what may begin one.
+
+    The result does not depend on how the text was cut into pieces: it ends where `text.find(stop)` is least.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._patterns = [_Pattern(stop) for stop in stops if stop]
+        self._held = ""
+        self.given = 0
+        """Characters given out so far."""
+        self._length = 0
+        self._cut: int | None = None
+        """Where the leftmost whole stop string seen so far begins."""
+        self.matched = False
+
+    def push(self, text: str) -> str:
+        """The text that is now certain to be shown. Once `matched`, there is no more."""
+        if self.matched:
+            return ""
+        self._held += text
+        for char in text:
+            self._length += 1
+            for pattern in self._patterns:
+                if pattern.step(char):
+                    start = self._length - len(pattern.text)
+                    self._cut = start if self._cut is None else min(self._cut, start)
+        # A longer stop string may have begun before one that is complete: it would then be the leftmost.
+        open_start = min((self._length - pattern.matched for pattern in self._patterns), default=self._length)
+        if self._cut is not None and self._cut <= open_start:
+            self.matched = True
+            return self._give(self._cut)
+        return self._give(open_start)
+
+    def finish(self) -> str:
+        """No more text will come: give out what was held back, up to a stop string."""
+        if self.matched:
+            return ""
+        self.matched = self._cut is not None
+        return self._give(self._length if self._cut is None else self._cut)
+
+    def _give(self, end: int) -> str:
+        size = end - self.given
+        given, self._held = self._held[:size], self._held[size:]
+        self.given = end
+        return given
+
+
+class _Pattern:
+    """How much of one stop string the text ends with (Knuth, Morris and Pratt: one step for each character)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._fallback = [0]
+        """For each length, the longest shorter beginning that is also an end of it."""
+        for char in text[1:]:
+            length = self._fallback[-1]
+            while length and text[length] != char:
+                length = self._fallback[length - 1]
+            self._fallback.append(length + (text[length] == char))
+
+    def step(self, char: str) -> bool:
+        """Take one character; whether the stop string is now complete."""
+        while self.matched and self.text[self.matched] != char:
+            self.matched = self._fallback[self.matched - 1]
+        self.matched += self.text[self.matched] == char
+        if self.matched < len(self.text):
+            return False
+        self.matched = self._fallback[-1]
+        return True

@@ -1,0 +1,39 @@
+"""`node`: starts a node and runs it until Ctrl-C."""
+
+import asyncio
+import logging
+import sys
+
+from node.options import Options, parse_options
+
+
+def main() -> None:
+    options = parse_options()
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.exit(_run(options))
+
+
+def _run(options: Options) -> int:
+    # Imported here, so that --help and mistakes are answered at once.
+    from node.core.errors import PippinError  # noqa: PLC0415
+    from node.daemon import Daemon, HostFacts  # noqa: PLC0415
+    from node.host.identity import open_data_directory  # noqa: PLC0415
+
+    async def run() -> None:
+        await Daemon(options, data, facts).run()
+
+    try:
+        with open_data_directory(options.data_dir) as data:
+            facts = HostFacts.ask(options)
+            asyncio.run(run())
+    except PippinError as error:
+        print(f"node: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The `cluster` command: asks a node over HTTP how the cluster is.
+
+Exit codes: 0 ready (or idle: nothing is wanted, nothing is wrong), 1 error, 2 usage, 3 no node here, 4 not ready or
+degraded. Ctrl-C ends `--watch` with 0, as that is how it is meant to end, and `wait` with 130.
+
+Standard library only, and little of it: it is run in loops and prompts, so it must answer at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from node.cli.client import DEFAULT_API, Api, NoNode, StatusFailed, parse_api
+from node.cli.table import render
+from node.cli.wait import Wish, wait
+
+EXIT_READY, EXIT_ERROR, EXIT_NO_NODE, EXIT_NOT_READY, EXIT_INTERRUPTED = 0, 1, 3, 4, 130
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "wait":
+            return _wait(args)
+        if args.watch:
+            return watch(args.api, as_json=args.json)
+        return _status(args.api, as_json=args.json)
+    except StatusFailed as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `cluster status | head -1`: what was read was all that was wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_READY
+
+
+def _status(api: Api, *, as_json: bool) -> int:
+    status = api.status()
+    print(json.dumps(status, indent=2) if as_json else render(status))
+    return EXIT_READY if status["state"] in ("ready", "idle") else EXIT_NOT_READY
+
+
+def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> int:
+    """Redraws each second until Ctrl-C; into a pipe, one status after the other. A node that goes away may come back."""
+    clear = _CLEAR if sys.stdout.isatty() else ""
+    try:
+        while True:
+            try:
+                status = api.status()
+                text = json.dumps(status) if as_json else render(status)
+            except StatusFailed as error:
+                text = json.dumps({"error": str(error)}) if as_json else str(error)
+            print(f"{clear}{text}", end="\n" if as_json or clear else "\n\n", flush=True)
+            pause(1)
+    except KeyboardInterrupt:
+        return EXIT_READY
+
+
+def _wait(args: argparse.Namespace) -> int:
+    missing = wait(args.api, Wish(args.nodes, args.model), args.timeout, _progress())
+    if not missing:
+        print("ready")
+        return EXIT_READY
+    print(f"cluster: not ready after {args.timeout:g} s: {missing}.", file=sys.stderr)
+    return EXIT_NOT_READY
+
+
+def _progress() -> Callable[[str], None]:
+    """On a terminal one line, rewritten; into a log a line for each change. An empty text ends it."""
+    if not sys.stderr.isatty():
+        return lambda text: print(text, file=sys.stderr, flush=True) if text else None
+    return lambda text: print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cluster",
+        description="Show a Pippin cluster, or wait for it.",
+        epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    status = commands.add_parser("status", help="show nodes, models, links and what is wrong")
+    status.add_argument("--json", action="store_true", help="print the node's JSON as it is")
+    status.add_argument("--watch", action="store_true", help="redraw each second until Ctrl-C")
+
+    wait_for = commands.add_parser("wait", help="return when the cluster is ready")
+    wait_for.add_argument("--ready", action="store_true", help="wait until all that is wanted is ready (the default)")
+    wait_for.add_argument("--nodes", metavar="N", type=int, default=1, help="and until N nodes are here")
+    wait_for.add_argument("--model", metavar="ID", help="wait for this model, whatever the others do")
+    wait_for.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
+
+    for command in (status, wait_for):
+        command.add_argument(
+            "--api", metavar="URL", type=_api, default=DEFAULT_API, help="any node (default: %(default)s)"
+        )
+    return parser
+
+
+def _api(text: str) -> Api:
+    try:
+        return parse_api(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:  # also of "nan", which no deadline ever passes
+        raise ValueError(text)
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Asks one node for its cluster's status.
+
+`http.client` and not `urllib.request`: a proxy set in the environment is no way to a node on this network.
+"""
+
+import http.client
+import json
+import re
+from typing import Any, NamedTuple
+
+DEFAULT_API = "http://127.0.0.1:52415"
+SCHEMA = 1
+TIMEOUT_S = 5.0
+"""A node answers from memory in milliseconds, also while it computes; one that needs longer is stuck."""
+
+_URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
+_PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
+
+Json = dict[str, Any]
+
+
+class StatusFailed(Exception):
+    """Something answered, but not with a status."""
+
+
+class NoNode(StatusFailed):
+    """Nothing answers there."""
+
+
+class Api(NamedTuple):
+    """Where a node's API is."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    def status(self, timeout: float = TIMEOUT_S) -> Json:
+        """Raises NoNode or StatusFailed."""
+        code, body = self._get("/cluster/status", timeout)
+        if code == http.HTTPStatus.UNAUTHORIZED:
+            raise StatusFailed(f"{self} asks for an API key.")
+        try:
+            status = json.loads(body) if code == http.HTTPStatus.OK else None
+        except ValueError:
+            status = None
+        if not isinstance(status, dict) or "schema" not in status:
+            raise StatusFailed(f"{self} is no Pippin node: it answered {code} and no status. Name one with --api URL.")
+        if status["schema"] != SCHEMA:
+            raise StatusFailed(
+                f"{self} answers with schema {status['schema']}; this `cluster` knows {SCHEMA}. "
+                "Install the same version on both."
+            )
+        return status
+
+    def _get(self, path: str, timeout: float) -> tuple[int, bytes]:
+        kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=timeout)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise NoNode(
+                f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with --api URL."
+            ) from error
+        try:
+            connection.request("GET", path, headers={"Accept": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except TimeoutError as error:
+            raise StatusFailed(f"{self} took the connection but did not answer within {timeout:g} s.") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise StatusFailed(f"{self} broke off its answer ({error!r}).") from error
+        finally:
+            connection.close()
+
+
+def parse_api(text: str) -> Api:
+    """From "http://home.local:52415/v1", with or without scheme, port, /v1 or /cluster/status; else ValueError."""
+    match = _URL.fullmatch(_PATHS.sub("", text))
+    port = int(match["port"] or 52415) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise ValueError(f"{text!r} is no address of a node; write it like {DEFAULT_API}")
+    return Api(match["scheme"] or "http", match["host"].strip("[]"), port)

@@ -1,0 +1,131 @@
+"""The cluster's status as people read it: a line of summary, a line a model, a table of the nodes, the warnings."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from node.core.units import format_bytes, format_share
+
+Json = dict[str, Any]
+
+_HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "SEEN")
+_FRESH_S = 3.0
+"""Heard so recently that the age says nothing: heartbeats come every second."""
+
+
+def render(status: Json) -> str:
+    names = _names(status["nodes"])
+    lines = [_summary(status, names), *(_model(model) for model in status["models"]), ""]
+    lines += _table(status, names)
+    if status["warnings"]:
+        lines += ["", *(_warning(warning) for warning in status["warnings"])]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _summary(status: Json, names: dict[str, str]) -> str:
+    head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
+    return _spaced(f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
+
+
+def _model(model: Json) -> str:
+    if model["state"] == "refused" or not model["rings"]:
+        return _spaced(model["id"], model["state"])
+    nodes = len({stage["node"] for ring in model["rings"] for stage in ring["stages"]})
+    copies = f" in {len(model['rings'])} rings" if len(model["rings"]) > 1 else ""
+    return _spaced(
+        model["id"],
+        "" if model["state"] == "ready" else model["state"],
+        f"{model['layers']} layers{copies} on {nodes} {'node' if nodes == 1 else 'nodes'}",
+        f"context {_tokens(model['context'])}",
+        f"{model['requests']['running']} running, {model['requests']['queued']} queued",
+        f"{model['tokens_per_second']:.1f} tok/s",
+    )
+
+
+def _table(status: Json, names: dict[str, str]) -> list[str]:
+    """A refused node has nothing to show in columns; its row says why it has not joined."""
+    name_models = len(status["models"]) > 1
+    refused = [node for node in status["nodes"] if node["state"] == "refused"]
+    rows = [
+        (
+            names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
+            node["state"],
+            _layers(node["layers"], name_models=name_models),
+            _memory(node["memory"]),
+            _link(node["link"], names),
+            f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
+            _ago(node["last_seen_s"]),
+        )
+        for node in status["nodes"]
+        if node not in refused
+    ]
+    strays = [names[node["id"]] for node in refused]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
+    widths[0] = max(widths[0], *map(len, strays), 0)
+    version = next((node["version"] for node in status["nodes"] if node["state"] != "refused"), "")
+    lines = [_columns(row, widths) for row in (_HEADINGS, *rows)]
+    return lines + [f"{names[node['id']]:{widths[0]}}  {_refusal(node, version)}" for node in refused]
+
+
+def _columns(row: Sequence[str], widths: Iterable[int]) -> str:
+    return "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _refusal(node: Json, version: str) -> str:
+    if node["version"] == version:
+        return "not joined"  # the warnings have the reason
+    return f"not joined: runs {node['version']}, cluster runs {version}"
+
+
+def _warning(warning: Json) -> str:
+    mark = "-" if warning["severity"] == "info" else "!"
+    return f"{mark} {warning['code']}  {warning['text']} {warning['hint']}".rstrip()
+
+
+# --- cells ----------------------------------------------------------------------------------------------------------
+
+
+def _names(nodes: list[Json]) -> dict[str, str]:
+    """By id. Nodes on one machine share its name; they get the first digits of their ids."""
+    names = [node["name"] for node in nodes]
+    return {
+        node["id"]: f"{node['name']}-{node['id'][:4]}" if names.count(node["name"]) > 1 else node["name"]
+        for node in nodes
+    }
+
+
+def _layers(layers: list[Json], *, name_models: bool) -> str:
+    """First and last layer, both included: people count what is there, not its borders."""
+    ranges = [
+        f"{layer['start']}-{layer['end'] - 1}" + (f" {layer['model'].rpartition('/')[2]}" if name_models else "")
+        for layer in layers
+    ]
+    return ", ".join(ranges) or "-"
+
+
+def _memory(memory: Json) -> str:
+    return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
+
+
+def _link(link: Json | None, names: dict[str, str]) -> str:
+    return " ".join(filter(None, (names.get(link["to"], link["to"]), link["kind"], link["interface"]))) if link else "-"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < _FRESH_S:
+        return "now"
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
+
+
+def _spaced(*parts: str) -> str:
+    return "   ".join(filter(None, parts))
+
+
+def _printable(line: str) -> str:
+    """Names come from other machines; none may move this terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in line)

@@ -1,0 +1,223 @@
+"""Finding nodes on the local network by mDNS, and the cluster's own name there. The one part of cluster/ with I/O.
+
+An advert is a hint of where a node may be, never a sign of life: its end is ignored, and nothing here blocks or fails
+a node for want of multicast; `--peer` and gossip do without.
+
+IPv4 multicast only: each Mac has it on each interface, Thunderbolt bridges included (169.254.x.x), and a socket bound
+to 127.0.0.1 with that address as multicast interface reaches other processes of the same machine, on Linux too, where
+`lo` lacks the MULTICAST flag. All addresses of a node are advertised, IPv6 ones as well.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+from zeroconf import (
+    AddressResolver,  # type: ignore[attr-defined]  # documented, but missing from its __all__
+    Error,
+    InterfaceChoice,
+    IPVersion,
+    ServiceStateChange,
+    Zeroconf,
+)
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from node.core.types import NodeInfo, PeerHint
+
+SERVICE = "_pippin._tcp.local."
+_HTTP = "_http._tcp.local."
+_NAME_TTL_S = 10
+"""After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
+_RESOLVE_MS = 3000
+_NAME_CHECK_MS = 500
+
+_log = logging.getLogger(__name__)
+
+
+class Discovery:
+    """Advertises this node and tells of others of its cluster."""
+
+    def __init__(self, info: NodeInfo, interfaces: Sequence[str], on_hint: Callable[[PeerHint], None]) -> None:
+        """`interfaces`: this machine's IPv4 addresses to use; none for all. `on_hint` runs on the event loop."""
+        self._info = info
+        self._interfaces = interfaces
+        self._on_hint = on_hint
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self._resolver: asyncio.Task[None] | None = None
+        self._unresolved: asyncio.Queue[str] = asyncio.Queue()
+        self._hints: dict[str, PeerHint] = {}
+        self._name: AsyncServiceInfo | None = None
+        self._naming = asyncio.Lock()
+        """A name is served and dropped in the order of the calls, however soon they follow each other."""
+
+    @property
+    def hints(self) -> tuple[PeerHint, ...]:
+        """All that was heard of since the start, for trying again those that could not be reached."""
+        return tuple(self._hints.values())
+
+    async def start(self) -> bool:
+        """Advertise and listen; False, with a warning, if the network has no multicast."""
+        try:
+            self._zeroconf = AsyncZeroconf(_choice(self._interfaces), ip_version=IPVersion.V4Only)
+            await self._zeroconf.zeroconf.async_wait_for_start()
+            self._resolver = asyncio.create_task(self._resolve(), name="discovery")
+            self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._heard])
+            # The id is in the name, so nobody else has it: no need to spend a second on asking.
+            await (await self._zeroconf.async_register_service(self._advert(), cooperating_responders=True))
+        except (OSError, RuntimeError, Error) as error:
+            _log.warning(
+                "Other nodes can't be found by themselves, as multicast DNS does not work here (%s). "
+                "Allow UDP port 5353 and local network access, or give the others' addresses with --peer.",
+                error or type(error).__name__,
+            )
+            await self.stop()
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Say goodbye and close. Harmless if not started."""
+        if self._resolver:
+            self._resolver.cancel()
+            await asyncio.wait([self._resolver])
+        if self._browser:
+            await self._browser.async_cancel()
+        if self._zeroconf:
+            await self._zeroconf.async_close()
+        self._resolver = self._browser = self._zeroconf = self._name = None
+
+    async def update(self, info: NodeInfo, interfaces: Sequence[str]) -> None:
+        """This machine's addresses changed: a cable was plugged, or Wi-Fi joined."""
+        self._info, self._interfaces = info, interfaces
+        if not self._zeroconf:
+            return
+        try:
+            await self._zeroconf.async_update_interfaces(_choice(interfaces))
+            await (await self._zeroconf.async_update_service(self._advert()))
+            if self._name:
+                self._name = self._named(str(self._name.server).removesuffix(".local."))
+                await (await self._zeroconf.async_update_service(self._name))
+        except (OSError, RuntimeError, Error) as error:
+            _log.warning("New addresses could not be advertised: %s", error or type(error).__name__)
+
+    async def serve_name(self, cluster: str) -> bool:
+        """Point `<cluster>.local` to this node; for the head. False, with a warning, if another machine has the name."""
+        async with self._naming:
+            if not (zeroconf := self._zeroconf) or self._name:
+                return self._name is not None
+            try:
+                strangers = await self._strangers(zeroconf.zeroconf, f"{cluster}.local.")
+                if strangers:
+                    _log.warning(
+                        "The name %s.local belongs to another machine (%s), so it will not lead to this cluster. "
+                        "Choose another cluster name, or use a node's own address.",
+                        cluster,
+                        ", ".join(sorted(strangers)),
+                    )
+                    return False
+                self._name = self._named(cluster)
+                # The last head may still be in caches: asking whether the name is free would find it there.
+                await (await zeroconf.async_register_service(self._name, cooperating_responders=True))
+            except (OSError, Error) as error:
+                _log.warning("%s.local could not be advertised: %s", cluster, error or type(error).__name__)
+                return False
+            return True
+
+    async def drop_name(self) -> None:
+        """The name no longer points here; for a node that is head no more."""
+        async with self._naming:
+            name, self._name = self._name, None
+            if self._zeroconf and name:
+                try:
+                    await (await self._zeroconf.async_unregister_service(name))
+                except (OSError, Error) as error:
+                    _log.warning("%s could not be withdrawn: %s", name.server, error or type(error).__name__)
+
+    def _advert(self) -> AsyncServiceInfo:
+        info = self._info
+        text = {
+            "id": info.id,
+            "cluster": info.cluster,
+            "version": info.version,
+            "protocol": str(info.protocol),
+            "api": str(info.api_port),
+            "incarnation": str(info.incarnation),  # makes the advert of a restarted node a new one
+        }
+        return AsyncServiceInfo(
+            SERVICE,
+            f"{info.id}.{SERVICE}",
+            port=info.grpc_port,
+            properties=text,
+            server=f"pippin-{info.id}.local.",
+            parsed_addresses=_bare(info.addresses),
+        )
+
+    def _named(self, cluster: str) -> AsyncServiceInfo:
+        info = self._info
+        return AsyncServiceInfo(
+            _HTTP,
+            f"Pippin {cluster}.{_HTTP}",
+            port=info.api_port,
+            properties={"path": "/"},
+            server=f"{cluster}.local.",
+            parsed_addresses=_bare(info.addresses),
+            host_ttl=_NAME_TTL_S,
+            other_ttl=_NAME_TTL_S,
+        )
+
+    def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if state_change is ServiceStateChange.Removed:
+            return
+        advert = AsyncServiceInfo(service_type, name)
+        if advert.load_from_cache(zeroconf):
+            self._tell(advert)
+        else:
+            self._unresolved.put_nowait(name)
+
+    async def _resolve(self) -> None:
+        """Ask for what an advert left out; rare, as most carry all in one packet."""
+        while True:
+            advert = AsyncServiceInfo(SERVICE, await self._unresolved.get())
+            if self._zeroconf and await advert.async_request(self._zeroconf.zeroconf, _RESOLVE_MS):
+                self._tell(advert)
+
+    def _tell(self, advert: AsyncServiceInfo) -> None:
+        text = advert.decoded_properties
+        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())
+        if text.get("cluster") != self._info.cluster or not node or node == self._info.id:
+            return
+        if addresses and advert.port:
+            hint = self._hints[node] = PeerHint(node, addresses, advert.port)
+            self._on_hint(hint)
+
+    async def _strangers(self, zeroconf: Zeroconf, host: str) -> set[str]:
+        """Addresses that go by the name and belong to no node of this cluster."""
+        found = AddressResolver(host)
+        await found.async_request(zeroconf, _NAME_CHECK_MS)
+        ours = {*self._info.addresses, *(a for h in self._hints.values() for a in h.addresses)}
+        return set(found.parsed_addresses()) - set(_bare(ours))
+
+
+def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:
+    """What zeroconf may bind. One address that is gone (a cable just pulled) would make it give up on all."""
+    if not interfaces:
+        return InterfaceChoice.All
+    present = [address for address in interfaces if _bindable(address)]
+    if not present:
+        raise OSError(f"none of the addresses {', '.join(interfaces)} is this machine's")
+    return present
+
+
+def _bindable(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _bare(addresses: Sequence[str] | set[str]) -> list[str]:
+    """Without the scope of link-local addresses, which means nothing on another machine."""
+    return [address.partition("%")[0] for address in addresses]

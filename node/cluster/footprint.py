@@ -1,0 +1,36 @@
+"""What a stage costs in bytes of memory: weights, cache, the model's ends, and room to work."""
+
+from itertools import accumulate
+
+from node.core.types import ModelSpec, Ring, StageSpec
+
+STAGE_RESERVE = 64 * 2**20
+"""Frames in flight, logits of a few sessions over a large vocabulary, and the allocator's slack."""
+
+
+class Footprint:
+    """Bytes of any stage of one model, for a context and a number of sessions of that length."""
+
+    def __init__(self, spec: ModelSpec, context: int, sessions: int) -> None:
+        cache = [kv.bytes_for(context) for kv in spec.kv]
+        held = [weights + kv * sessions for weights, kv in zip(spec.layer_bytes, cache, strict=True)]
+        self._before = list(accumulate(held, initial=0))
+        self._ends = spec.ends_bytes
+        # A layer is read before the copy it replaces is dropped, and a cache grows by copying: one of each at a time.
+        self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
+        self.cache = sum(cache) * sessions
+
+    def stage(self, start: int, end: int, *, driver: bool) -> int:
+        """Bytes of layers [start, end) on one node."""
+        return self._before[end] - self._before[start] + self.reserve + (self._ends if driver else 0)
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the model on one node."""
+        return self.stage(0, len(self._before) - 1, driver=True)
+
+
+def ring_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
+    """Bytes that a ring's stage may take on its node; what placement sets aside for it."""
+    costs = Footprint(spec, ring.context, ring.max_sessions)
+    return costs.stage(stage.start, stage.end, driver=stage.node == ring.driver)

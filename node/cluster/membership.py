@@ -1,0 +1,195 @@
+"""Who is in the cluster, as this node sees it: alive, suspect, failed, left or refused. Pure: reports in, changes out.
+
+A node is alive while it is heard. Silence makes it suspect, longer silence failed; a reset connection makes it suspect
+at once. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
+"""
+
+from dataclasses import dataclass
+
+from node.core.types import NodeInfo, NodeReport, NodeState, PeerView
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A node takes part: new, back from failure, or started anew (its earlier process is then told as failed first)."""
+
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What we think of a known node changed to anything but a join."""
+
+    node: str
+    state: NodeState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A node that was gone for long is no longer shown."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdTaken:
+    """Another process uses this node's own id, as after copying a data directory to a second Mac."""
+
+    report: NodeReport
+
+
+Change = Joined | Changed | Forgotten | IdTaken
+
+_PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
+
+
+@dataclass(slots=True)
+class _Peer:
+    report: NodeReport
+    state: NodeState
+    seen: float
+    """When it was last heard."""
+    fail_at: float
+    """When it counts as failed unless heard before."""
+    reason: str = ""
+
+
+class Membership:
+    """The table of peers. Call `tick` a few times a second, and `heard` with every report, this node's own included."""
+
+    def __init__(
+        self,
+        self_info: NodeInfo,
+        *,
+        suspect_after_s: float = 1.5,  # three heartbeats of 0.5 s: one may be lost and one late, as happens on Wi-Fi
+        fail_after_s: float = 3.0,  # a dead node must be shown within 5 s; this leaves room for a stalled event loop
+        forget_after_s: float = 300.0,  # long enough that its user, back at the desk, still sees which Mac is missing
+    ) -> None:
+        self._info = self_info
+        self._suspect_after = suspect_after_s
+        self._fail_after = fail_after_s
+        self._forget_after = forget_after_s
+        self._peers: dict[str, _Peer] = {}
+        self._own: NodeReport | None = None
+        self._ticked: float | None = None
+        self._stalled = False
+
+    def heard(self, report: NodeReport, now: float) -> list[Change]:
+        """A node reported. A report of a lower incarnation or another cluster is as good as none."""
+        info = report.info
+        if info.cluster != self._info.cluster:
+            return []
+        if info.id == self._info.id:
+            return self._heard_own(report)
+        peer = self._peers.get(info.id)
+        if peer and _outdated(info, peer):
+            return []
+        if info.protocol != self._info.protocol:
+            return self._refuse(report, now)
+        return self._admit(report, peer, now)
+
+    def unreachable(self, node: str, now: float) -> list[Change]:
+        """A connection to the node was reset or refused: suspect at once, failed unless it is heard soon."""
+        peer = self._peers.get(node)
+        if not peer or peer.state is not NodeState.ALIVE:
+            return []
+        peer.state, peer.reason = NodeState.SUSPECT, "connection lost"
+        peer.fail_at = min(peer.fail_at, now + self._fail_after - self._suspect_after)
+        return [Changed(node, peer.state, peer.reason)]
+
+    def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
+        """The node says that it leaves. With its incarnation, a goodbye that comes after its restart does no harm."""
+        peer = self._peers.get(node)
+        if not peer or peer.state is NodeState.LEFT:
+            return []
+        if incarnation is not None and incarnation < peer.report.info.incarnation:
+            return []
+        peer.state, peer.reason, peer.seen = NodeState.LEFT, "said goodbye", now
+        return [Changed(node, peer.state, peer.reason)]
+
+    def tick(self, now: float) -> list[Change]:
+        """Time passed."""
+        self._forgive_own_stall(now)
+        changes: list[Change] = []
+        for node, peer in list(self._peers.items()):
+            if peer.state in _PRESENT:
+                changes += self._age(node, peer, now)
+            elif now - peer.seen >= self._forget_after:
+                del self._peers[node]
+                changes.append(Forgotten(node))
+        return changes
+
+    def view(self, now: float) -> tuple[PeerView, ...]:
+        """Every node known, this one first, then by name."""
+        own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
+        peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
+        return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
+
+    def alive(self) -> tuple[NodeReport, ...]:
+        """Last reports of the nodes that take part, this one included. A suspect still does: most come back."""
+        own = (self._own,) if self._own else ()
+        return own + tuple(p.report for p in self._peers.values() if p.state in _PRESENT)
+
+    def _heard_own(self, report: NodeReport) -> list[Change]:
+        if _process(report.info) == _process(self._info):
+            self._own = report
+        elif report.info.incarnation >= self._info.incarnation:  # lower: an echo of our own earlier process
+            return [IdTaken(report)]
+        return []
+
+    def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
+        info = report.info
+        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + self._fail_after)
+        joined = Joined(info.id, info.incarnation)
+        if not before or before.state not in _PRESENT:
+            return [joined]
+        if info.incarnation > before.report.info.incarnation:
+            return [Changed(info.id, NodeState.FAILED, "restarted"), joined]
+        return [Changed(info.id, NodeState.ALIVE)] if before.state is NodeState.SUSPECT else []
+
+    def _refuse(self, report: NodeReport, now: float) -> list[Change]:
+        theirs, ours = report.info, self._info
+        reason = (
+            f"runs {theirs.version} (protocol {theirs.protocol}), "
+            f"this node runs {ours.version} (protocol {ours.protocol}); update the older one"
+        )
+        known = self._peers.get(theirs.id)
+        self._peers[theirs.id] = _Peer(report, NodeState.REFUSED, now, now, reason)
+        if known and known.state is NodeState.REFUSED and known.reason == reason:
+            return []
+        return [Changed(theirs.id, NodeState.REFUSED, reason)]
+
+    def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
+        silent = now - peer.seen
+        if now >= peer.fail_at:
+            reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
+            peer.state, peer.reason = NodeState.FAILED, reason
+        elif peer.state is NodeState.ALIVE and now >= peer.fail_at - self._fail_after + self._suspect_after:
+            peer.state = NodeState.SUSPECT
+        else:
+            return []
+        return [Changed(node, peer.state, peer.reason)]
+
+    def _forgive_own_stall(self, now: float) -> None:
+        """After this node itself stood still (asleep, or its loop blocked), others' silence proves nothing: wait anew.
+
+        Only once in a row, lest a loop that is always this slow never sees a failure.
+        """
+        stalled = self._ticked is not None and now - self._ticked > self._suspect_after
+        if stalled and not self._stalled:
+            for peer in self._peers.values():
+                peer.fail_at = max(peer.fail_at, now + self._fail_after - self._suspect_after)
+        self._stalled, self._ticked = stalled, now
+
+
+def _outdated(info: NodeInfo, peer: _Peer) -> bool:
+    """Whether a report comes from a process that has ended: an older one, or the one that said goodbye."""
+    known = peer.report.info.incarnation
+    return info.incarnation < known or (peer.state is NodeState.LEFT and info.incarnation == known)
+
+
+def _process(info: NodeInfo) -> tuple[int, str, int]:
+    """What tells two processes of one id apart. Not the addresses: they come and go with cables and Wi-Fi."""
+    return (info.incarnation, info.name, info.grpc_port)

@@ -1,0 +1,118 @@
+"""Model files: gives them to peers, and gets those of a stage from wherever they are: this disk, a peer, the hub."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from node.core.errors import ModelNotFound, PippinError
+from node.core.types import Shard
+from node.rpc.client import RpcClient
+from node.store.catalogue import Catalogue
+from node.store.hub import Hub
+from node.store.transfer import File, Receiver, digest, needed, offer, read, small
+from node.store.weights import described
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[float], None]
+
+
+class Files:
+    """`holders` gives the gRPC addresses of the nodes that hold a model completely."""
+
+    def __init__(
+        self, catalogue: Catalogue, hub: Hub, client: RpcClient, holders: Callable[[str], Sequence[str]]
+    ) -> None:
+        self._catalogue = catalogue
+        self._hub = hub
+        self._client = client
+        self._holders = holders
+
+    # --- for peers (blocking: the RPC server calls these in a thread) -------------------------------------------------
+
+    def listing(self, model: str) -> list[tuple[str, int]]:
+        return [(file.name, file.size) for file in offer(self._here(model))]
+
+    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
+        directory = self._here(model)
+        for chunk in read(directory, name, offset):
+            yield chunk, ""
+        yield b"", digest(directory, name)
+
+    def _here(self, model: str) -> Path:
+        directory = self._catalogue.partial(model)
+        if directory is None:
+            raise ModelNotFound(f"{model} is not on this node.")
+        return directory
+
+    # --- for this node ------------------------------------------------------------------------------------------------
+
+    async def of_shard(self, shard: Shard, progress: Progress) -> Path:
+        """The directory with the files of a stage, fetched if need be; peers first, as a LAN is faster than the internet.
+
+        Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
+        """
+        ends = shard.start == 0
+        find = self._catalogue.directory_for
+        directory = await asyncio.to_thread(find, shard.model, shard.start, shard.end, ends)
+        if directory:
+            return directory
+        for peer in self._holders(shard.model):
+            try:
+                return await self._from_peer(peer, shard, progress)
+            except PippinError as error:
+                log.warning("%s could not be fetched from %s: %s", shard.model, peer, error)
+        fetch = self._hub.fetch
+        directory = await asyncio.to_thread(
+            fetch, shard.model, shard.start, shard.end, ends, lambda done, total: progress(done / max(total, 1))
+        )
+        self._catalogue.refresh()
+        return directory
+
+    async def of_tokenizer(self, model: str, peer: str) -> Path:
+        """A directory with the model's small files; from `peer`, the model's driver, if they are not here."""
+        directory = await asyncio.to_thread(self._catalogue.partial, model)
+        if directory:
+            return directory
+        target = self._catalogue.target(model)
+        for file in small(await self._offered(peer, model)):
+            await self._copy(peer, model, file, target, lambda _: None)
+        return target
+
+    async def _from_peer(self, peer: str, shard: Shard, progress: Progress) -> Path:
+        offered = await self._offered(peer, shard.model)
+        target = self._catalogue.target(shard.model)
+        for file in small(offered):
+            await self._copy(peer, shard.model, file, target, lambda _: None)
+        weights = await asyncio.to_thread(described, target)
+        if weights is None:
+            raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
+        files = needed(offered, weights, shard.start, shard.end, shard.start == 0)
+        total = sum(file.size for file in files)
+        done = 0
+        for file in files:
+            await self._copy(peer, shard.model, file, target, partial(_tell, progress, done, total))
+            done += file.size
+        self._catalogue.refresh()
+        return target
+
+    async def _offered(self, peer: str, model: str) -> list[File]:
+        return [File(name, size) for name, size in await self._client.listing(peer, model)]
+
+    async def _copy(self, peer: str, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
+        receiver = Receiver(target)
+        if await asyncio.to_thread(receiver.holds, file):
+            return
+        incoming = await asyncio.to_thread(receiver.open, file)
+        sha256 = ""
+        with incoming:
+            async for data, sha256 in self._client.read(peer, model, file.name, incoming.offset):  # noqa: B007
+                await asyncio.to_thread(incoming.write, data)
+                progress(incoming.offset)
+            await asyncio.to_thread(incoming.finish, sha256)
+
+
+def _tell(progress: Progress, before: int, total: int, count: int) -> None:
+    progress((before + count) / max(total, 1))

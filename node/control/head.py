@@ -1,0 +1,178 @@
+"""What the head does: keeps the list of models that are wanted, and a placement that serves them on the nodes there are."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from node.cluster.placement import place
+from node.control.agent import Agent
+from node.control.specs import Specs
+from node.core.errors import NotReady, PippinError, error_from
+from node.core.signal import Signal
+from node.core.types import Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
+
+log = logging.getLogger(__name__)
+
+REPLAN_S = 1.0
+"""The head looks again this often even if nothing told it to: memory and preferences arrive with heartbeats."""
+RETRY_S = 15.0
+"""When a model that could not be described or loaded is tried again without being asked for."""
+
+FORGET_S = 60.0
+"""How long a model that somebody asked for and that can't be served stays in the status."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A model that shall be served: preloaded ones for good, the others until their memory is needed."""
+
+    asked_at: float
+    preload: bool = False
+    spec: ModelSpec | None = None
+    failure: Refusal | None = None
+    retry_at: float = 0.0
+
+
+class Head:
+    """Runs on every node; plans only while its node is head."""
+
+    def __init__(self, agent: Agent, specs: Specs, *, context: int | None, max_sessions: int | None) -> None:
+        self._agent = agent
+        self._specs = specs
+        self._context = context
+        self._max_sessions = max_sessions
+        self._wanted: dict[str, _Wanted] = {}
+        self._describing: dict[str, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+        self._planned = Signal()
+
+    async def run(self) -> None:
+        async with self._group:
+            while True:
+                if self._agent.is_head:
+                    self._plan()
+                self._planned.notify()
+                await self._agent.head_due.wait(REPLAN_S)
+
+    async def want(self, model: str) -> None:
+        """Have a model loaded; returns when the placement has a ring for it (which may still be loading).
+
+        Raises NotReady when this node is not the head, NoCapacity, or whatever is wrong with the model.
+        """
+        if not self._agent.is_head:
+            raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
+        wanted = self._wanted.setdefault(model, _Wanted(0.0))
+        wanted.asked_at = time.monotonic()
+        wanted.failure = None
+        if wanted.spec is None:
+            try:
+                wanted.spec = await self._specs.find(model)
+            except PippinError:
+                if not wanted.preload:
+                    self._wanted.pop(model, None)
+                raise
+        self._agent.head_due.notify()
+        await self._planned.wait()
+        for refusal in self._agent.placement.refused:
+            if refusal.model == model:
+                raise error_from(refusal.code, refusal.message, hint=refusal.hint)
+
+    # --- planning -----------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        current = self._agent.placement
+        nodes = self._agent.alive()
+        self._update_wanted(nodes, current)
+        self._note_failed_loads(nodes, current)
+        fence = Fence(self._agent.term, current.fence.epoch + 1)
+        plan = self._place(nodes, fence, current)
+        rings = tuple(ring if ring in current.rings else replace(ring, fence=fence) for ring in plan.rings)
+        plan = replace(plan, rings=rings, refused=(*plan.refused, *self._failures()))
+        settled = (plan.rings, plan.refused) == (current.rings, current.refused)
+        if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
+            self._agent.lead(plan)
+
+    def _update_wanted(self, nodes: Sequence[NodeReport], current: Placement) -> None:
+        self._forget_unserved(current)
+        preload = {model for node in nodes for model in node.preload}
+        for model in preload | {ring.model for ring in current.rings}:
+            self._wanted.setdefault(model, _Wanted(0.0))
+        for model, wanted in self._wanted.items():
+            wanted.preload = model in preload
+            if wanted.failure and wanted.retry_at < time.monotonic():
+                wanted.failure = None
+            if not wanted.spec and not wanted.failure and model not in self._describing:
+                task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
+                self._describing[model] = task
+
+    def _forget_unserved(self, current: Placement) -> None:
+        served = {ring.model for ring in current.rings}
+        old = time.monotonic() - FORGET_S
+        for model, wanted in list(self._wanted.items()):
+            if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
+                del self._wanted[model]
+
+    async def _describe(self, model: str, wanted: _Wanted) -> None:
+        try:
+            wanted.spec = await self._specs.find(model)
+        except PippinError as error:
+            log.error("%s: %s", model, error)
+            wanted.failure = Refusal(model, error.code, error.message, error.hint)
+            wanted.retry_at = time.monotonic() + RETRY_S
+        finally:
+            del self._describing[model]
+            self._agent.head_due.notify()
+
+    def _note_failed_loads(self, nodes: Sequence[NodeReport], current: Placement) -> None:
+        rings = {ring.id for ring in current.rings}
+        for node in nodes:
+            for load in node.loads:
+                wanted = self._wanted.get(load.shard.model)
+                if wanted and load.state is LoadState.FAILED and load.ring in rings:
+                    code, _, text = load.error.partition(": ")
+                    wanted.failure = Refusal(load.shard.model, code, f"{node.info.name} could not load it: {text}")
+                    wanted.retry_at = time.monotonic() + RETRY_S
+
+    def _failures(self) -> tuple[Refusal, ...]:
+        """Of models that have a place but something wrong with them; forgotten when they are no longer wanted."""
+        return tuple(wanted.failure for wanted in self._wanted.values() if wanted.failure)
+
+    def _place(self, nodes: Sequence[NodeReport], fence: Fence, current: Placement) -> Placement:
+        """Places all that is wanted. If it does not fit, and would without them, idle models make room, oldest first."""
+        plan = self._try(list(self._ready()), nodes, fence, current)
+        refused = [refusal.model for refusal in plan.refused]
+        if not refused:
+            return plan
+        newest = max(refused, key=lambda model: self._wanted[model].asked_at)
+        busy = {load.ring for node in nodes for load in node.rings if load.running or load.queued}
+        fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest}
+        idle = [model for model in self._ready() if model not in fixed and not self._wanted[model].preload]
+        kept = [model for model in self._ready() if model not in idle]
+        if newest in {refusal.model for refusal in self._try(kept, nodes, fence, current).refused}:
+            return plan
+        while plan.refused and idle:
+            log.info("%s makes room for %s", idle[-1], newest)
+            del self._wanted[idle.pop()]
+            plan = self._try(kept + idle, nodes, fence, current)
+        return plan
+
+    def _ready(self) -> list[str]:
+        """Models that could be placed: preloaded ones first, then those that were asked for last."""
+        ready = [model for model, wanted in self._wanted.items() if wanted.spec and not wanted.failure]
+        return sorted(ready, key=lambda model: (not self._wanted[model].preload, -self._wanted[model].asked_at))
+
+    def _try(self, models: Sequence[str], nodes: Sequence[NodeReport], fence: Fence, current: Placement) -> Placement:
+        specs = [spec for model in models if (spec := self._wanted[model].spec)]
+        min_stages = max((node.min_stages for node in nodes), default=1)
+        head = self._agent.info.id
+        return place(specs, nodes, fence=fence, head=head, min_stages=min_stages, current=current, **self._limits())
+
+    def _limits(self) -> dict[str, tuple[int, ...]]:
+        limits: dict[str, tuple[int, ...]] = {}
+        if self._context:
+            limits["contexts"] = (self._context,)
+        if self._max_sessions:
+            limits["max_sessions"] = tuple(range(self._max_sessions, 0, -1))
+        return limits

@@ -1,0 +1,25 @@
+"""Answers the control plane's calls from peers."""
+
+from node.control.agent import Agent
+from node.control.head import Head
+from node.control.specs import Specs
+from node.core.types import Heartbeat, ModelSpec
+
+
+class ControlService:
+    def __init__(self, agent: Agent, head: Head, specs: Specs) -> None:
+        self._agent = agent
+        self._head = head
+        self._specs = specs
+
+    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
+        return self._agent.exchange(heartbeat)
+
+    def leave(self, node_id: str, incarnation: int) -> None:
+        self._agent.leave_notice(node_id, incarnation)
+
+    async def want(self, model: str) -> None:
+        await self._head.want(model)
+
+    async def describe(self, model: str) -> ModelSpec:
+        return await self._specs.local(model)

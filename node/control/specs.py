@@ -1,0 +1,68 @@
+"""What placement needs to know of each model, from wherever the model is."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from node.core.errors import ModelNotFound, PippinError
+from node.core.types import ModelSpec
+from node.engine.compute import Compute
+from node.engine.files import read_config
+from node.engine.plan import make_plan
+from node.rpc.client import RpcClient
+from node.store.catalogue import Catalogue
+from node.store.hub import Hub
+from node.store.weights import Weights
+
+
+class Specs:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        hub: Hub,
+        compute: Compute,
+        client: RpcClient,
+        holders: Callable[[str], Sequence[str]],
+    ) -> None:
+        self._catalogue = catalogue
+        self._hub = hub
+        self._compute = compute
+        self._client = client
+        self._holders = holders
+
+    async def local(self, model: str) -> ModelSpec:
+        """Of a model whose files are on this node. Raises ModelNotFound, ModelBroken, ModelUnsupported."""
+        directory = await asyncio.to_thread(self._catalogue.directory, model)
+        if directory is None:
+            raise ModelNotFound(f"{model} is not on this node.")
+        config = await asyncio.to_thread(read_config, directory)
+        return await self._made(model, config, await asyncio.to_thread(Weights.read, directory))
+
+    async def find(self, model: str) -> ModelSpec:
+        """From this disk, a peer's, or the hub.
+
+        Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
+        """
+        if await asyncio.to_thread(self._catalogue.directory, model):
+            return await self.local(model)
+        unreachable: PippinError | None = None
+        for peer in self._holders(model):
+            try:
+                return await self._client.describe(peer, model)
+            except PippinError as error:
+                unreachable = error
+        if "/" not in model:
+            raise unreachable or ModelNotFound(f"No node has a model {model}.")
+        metadata = await asyncio.to_thread(self._hub.metadata, model)
+        return await self._made(model, metadata.config, metadata.weights)
+
+    async def _made(self, model: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
+        plan = await self._compute.run(make_plan, config)
+        return ModelSpec(
+            id=model,
+            layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
+            ends_bytes=weights.ends_bytes,
+            kv=plan.kv,
+            cuts=plan.cuts,
+            max_context=plan.max_context,
+        )

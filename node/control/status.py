@@ -1,0 +1,226 @@
+"""The JSON of GET /cluster/status: the cluster as the answering node sees it. Pure: a view in, plain data out.
+
+Nodes are named by id everywhere (`head`, `driver`, `stages[].node`, `link.to`); `nodes[]` has the names. Bytes are
+bytes, layers are half-open `[start, end)`, and a list keeps its order from one answer to the next.
+
+Wanted models are those of the placement, placed or refused, and what the users of live nodes asked to have loaded,
+so that a cluster that has just started says `loading` and not `idle`.
+
+    cluster state  idle      no model is wanted
+                   degraded  a wanted model is refused or failed, or a ring counts on a node that is gone or on a load
+                             that failed, even when another ring still serves its model
+                   loading   some wanted model has no ready ring yet
+                   ready     every wanted model has a ready ring
+    model state    ready     at least one ring is ready: all its nodes are here and have loaded their layers
+                   loading   no ring is ready, but one is getting there, or the head has not placed the model yet
+                   failed    no ring is ready and every ring has a failed load or lacks a node
+                   refused   the head found no place for it; the warnings say why
+    node state     suspect, failed, left and refused are the peer's; a live node is
+                   error     if one of its loads failed, else
+                   loading   if layers are placed on it that it has not loaded yet, else
+                   ready     if it holds layers, else
+                   idle
+    roles          head; driver and stage (a driver is the first stage, so it has both); gateway: every live node
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from node.core.health import Issue, diagnose
+from node.core.types import ClusterView, LoadReport, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
+
+Json = dict[str, Any]
+
+_HERE = (NodeState.ALIVE, NodeState.SUSPECT)
+"""A suspect still counts: most suspicions pass, and its ring works until it is declared failed."""
+
+
+def build_status(view: ClusterView, *, api: str = "", open_cluster: bool = False) -> Json:
+    """`api` is the base URL to show; without it, the head's first address. `open_cluster`: no secret is set."""
+    peers = {peer.report.info.id: peer for peer in view.peers}
+    rings = view.placement.rings
+    models = [_model(model, view, peers) for model in _wanted(view)]
+    me = peers[view.self_id].report.info
+    return {
+        "schema": 1,
+        "cluster": me.cluster,
+        "state": _cluster_state([model["state"] for model in models], [_ring_state(ring, peers) for ring in rings]),
+        "head": view.head,
+        "term": view.term,
+        "epoch": view.placement.fence.epoch,
+        "api": api or _api_of(peers[view.head].report.info if view.head in peers else me),
+        "nodes": [_node(peer, view) for peer in _in_ring_order(view)],
+        "models": models,
+        "warnings": [_warning(issue) for issue in diagnose(view, is_open=open_cluster)],
+    }
+
+
+def _cluster_state(models: list[str], rings: list[str]) -> str:
+    if not models:
+        return "idle"
+    if "refused" in models or "failed" in models or "failed" in rings:
+        return "degraded"
+    return "loading" if "loading" in models else "ready"
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _wanted(view: ClusterView) -> Iterable[str]:
+    """Ids of the wanted models: those placed, those refused, those asked for; each once."""
+    placed = [ring.model for ring in view.placement.rings]
+    refused = [refusal.model for refusal in view.placement.refused]
+    asked = [model for peer in view.peers if peer.state in _HERE for model in peer.report.preload]
+    return dict.fromkeys(placed + refused + sorted(asked))
+
+
+def _model(model: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
+    rings = [ring for ring in view.placement.rings if ring.model == model]
+    states = [_ring_state(ring, peers) for ring in rings]
+    if not rings:
+        state = "refused" if any(refusal.model == model for refusal in view.placement.refused) else "loading"
+    else:
+        state = next(state for state in ("ready", "loading", "failed") if state in states)
+    loads = [load for ring in rings for load in _work(ring, peers)]
+    return {
+        "id": model,
+        "state": state,
+        "context": min((ring.context for ring in rings), default=0),
+        "layers": max((ring.stages[-1].end for ring in rings), default=0),
+        "rings": [{"driver": ring.driver, "stages": [_stage(stage) for stage in ring.stages]} for ring in rings],
+        "requests": {
+            "running": sum(load.running for load in loads),
+            "queued": sum(load.queued for load in loads),
+        },
+        "tokens_per_second": round(sum(load.tokens_per_second for load in loads), 1),
+    }
+
+
+def _ring_state(ring: Ring, peers: dict[str, PeerView]) -> str:
+    """ready, loading or failed."""
+    loads = []
+    for stage in ring.stages:
+        peer = peers.get(stage.node)
+        if peer is None or peer.state not in _HERE:
+            return "failed"
+        load = _load_of(peer, ring, stage)
+        loads.append(load.state if load else LoadState.LOADING)
+    if LoadState.FAILED in loads:
+        return "failed"
+    return "ready" if all(load is LoadState.READY for load in loads) else "loading"
+
+
+def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
+    """What the ring's driver says of it; nothing once the driver is gone."""
+    driver = peers.get(ring.driver)
+    if driver is None or driver.state not in _HERE:
+        return []
+    return [load for load in driver.report.rings if load.ring == ring.id]
+
+
+def _load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> LoadReport | None:
+    return next(
+        (
+            load
+            for load in peer.report.loads
+            if load.ring == ring.id and (load.shard.start, load.shard.end) == (stage.start, stage.end)
+        ),
+        None,
+    )
+
+
+def _stage(stage: StageSpec) -> Json:
+    return {"node": stage.node, "start": stage.start, "end": stage.end}
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _in_ring_order(view: ClusterView) -> list[PeerView]:
+    """The order in which tokens pass, so that a link's other end is the next line; the others after them, by name."""
+    order = list(dict.fromkeys(stage.node for ring in view.placement.rings for stage in ring.stages))
+
+    def place(peer: PeerView) -> tuple[int, str, str]:
+        info = peer.report.info
+        return (order.index(info.id) if info.id in order else len(order), info.name, info.id)
+
+    return sorted(view.peers, key=place)
+
+
+def _node(peer: PeerView, view: ClusterView) -> Json:
+    report, info = peer.report, peer.report.info
+    placed = _placed_on(info.id, view)
+    return {
+        "id": info.id,
+        "name": info.name,
+        "state": _node_state(peer, placed),
+        "roles": _roles(peer, view),
+        "version": info.version,
+        "address": host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
+        "chip": info.chip,
+        "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
+        "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
+        "link": _link(peer, view) if peer.state in _HERE else None,
+        "last_seen_s": round(peer.last_seen_s, 1),
+    }
+
+
+def _placed_on(node: str, view: ClusterView) -> list[tuple[Ring, StageSpec]]:
+    return [(ring, stage) for ring in view.placement.rings for stage in ring.stages if stage.node == node]
+
+
+def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
+    if peer.state is not NodeState.ALIVE:
+        return str(peer.state)
+    if any(load.state is LoadState.FAILED for load in peer.report.loads):
+        return "error"
+    if not placed:
+        return "idle"
+    loads = [_load_of(peer, ring, stage) for ring, stage in placed]
+    return "ready" if all(load and load.state is LoadState.READY for load in loads) else "loading"
+
+
+def _roles(peer: PeerView, view: ClusterView) -> list[str]:
+    """None of a node that is gone: it may come back to other roles."""
+    if peer.state not in _HERE:
+        return []
+    node = peer.report.info.id
+    rings = view.placement.rings
+    plays = {
+        "head": node == view.head,
+        "driver": any(ring.driver == node for ring in rings),
+        "stage": any(stage.node == node for ring in rings for stage in ring.stages),
+        "gateway": True,
+    }
+    return [role for role, played in plays.items() if played]
+
+
+def _link(peer: PeerView, view: ClusterView) -> Json | None:
+    """To the next node of the first ring in which it has one."""
+    node = peer.report.info.id
+    for ring in view.placement.rings:
+        nodes = [stage.node for stage in ring.stages]
+        if node not in nodes or len(nodes) == 1:
+            continue
+        following = nodes[(nodes.index(node) + 1) % len(nodes)]
+        for link in peer.report.links:
+            if link.to == following:
+                rtt = round(link.rtt_ms, 2)
+                return {"to": link.to, "interface": link.interface, "kind": link.kind, "rtt_ms": rtt}
+    return None
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _warning(issue: Issue) -> Json:
+    return {"code": str(issue.code), "severity": str(issue.severity), "text": issue.text, "hint": issue.hint}
+
+
+def _api_of(info: NodeInfo) -> str:
+    return f"http://{host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else ""
+
+
+def host_port(host: str, port: int) -> str:
+    """As `--peer` takes it: an IPv6 address goes in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,177 @@
+"""What is wrong with a cluster, in words: the one registry of warnings.
+
+`cluster status`, the web page and the log all show these issues, so each code, its words and its advice are written
+here and nowhere else. `diagnose` finds all issues of a view.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState, PeerView, Refusal
+
+SLOW_LINK_MS = 5.0
+"""A wired hop takes below 1 ms. At 5 ms a hop, a ring of three loses 15 ms on every token."""
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    """Something that was asked for does not work."""
+    WARNING = "warning"
+    """It works, but worse than it could."""
+    INFO = "info"
+    """Worth knowing; nothing is wrong."""
+
+
+class Code(StrEnum):
+    """Stable: scripts and dashboards match on them."""
+
+    NO_CAPACITY = "no-capacity"
+    MODEL_REFUSED = "model-refused"
+    LOAD_FAILED = "load-failed"
+    NODE_FAILED = "node-failed"
+    VERSION_MISMATCH = "version-mismatch"
+    SLOW_LINK = "slow-link"
+    LOADING = "loading"
+    OPEN_CLUSTER = "open-cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """One thing a person may want to act on: what happened, with numbers, and what to do."""
+
+    code: Code
+    severity: Severity
+    text: str
+    hint: str = ""
+
+
+def _sentence(text: str) -> str:
+    """Errors of libraries end as they please; the hint follows on the same line."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+# --- one function a code --------------------------------------------------------------------------------------------
+
+
+def model_refused(refusal: Refusal) -> Issue:
+    """The head found no place for a model, or can't run it at all."""
+    code = Code.NO_CAPACITY if refusal.code == "no_capacity" else Code.MODEL_REFUSED
+    return Issue(code, Severity.ERROR, _sentence(refusal.message), refusal.hint)
+
+
+def load_failed(node: str, load: LoadReport) -> Issue:
+    shard = load.shard
+    return Issue(
+        Code.LOAD_FAILED,
+        Severity.ERROR,
+        _sentence(
+            f"{node} could not load layers {shard.start}-{shard.end - 1} of {shard.model}: {load.error or 'no reason'}"
+        ),
+        f"The log of {node} says more. Load the model again when the cause is gone.",
+    )
+
+
+def node_failed(peer: PeerView, *, needed: bool) -> Issue:
+    """`needed`: a ring of the placement still counts on it."""
+    reason = f": {peer.reason}" if peer.reason else ""
+    return Issue(
+        Code.NODE_FAILED,
+        Severity.ERROR if needed else Severity.WARNING,
+        _sentence(f"{peer.report.info.name} has not answered for {peer.last_seen_s:.0f} s{reason}"),
+        "Check its power and its network. It joins again by itself.",
+    )
+
+
+def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
+    """A node of another protocol. Equal versions (two builds from source) leave only its own reason to tell."""
+    name, version = peer.report.info.name, peer.report.info.version
+    why = f"it runs {version}, the cluster runs {cluster_version}"
+    if version == cluster_version:
+        why = peer.reason or "it speaks another protocol"
+    return Issue(
+        Code.VERSION_MISMATCH,
+        Severity.WARNING,
+        _sentence(f"{name} has not joined: {why}"),
+        "Install the same version on every node.",
+    )
+
+
+def slow_link(node: str, neighbour: str, link: Link) -> Issue:
+    if link.kind == "wi-fi":
+        text = f"{node} reaches {neighbour} over Wi-Fi ({link.rtt_ms:.1f} ms per token)."
+        return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Plug in Ethernet or Thunderbolt.")
+    path = f" over {link.kind or link.interface}" if link.kind or link.interface else ""
+    text = f"{node} reaches {neighbour}{path} in {link.rtt_ms:.1f} ms per token."
+    return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Look for a busy network, a VPN or a wireless bridge.")
+
+
+def loading(node: str, load: LoadReport) -> Issue:
+    verb = "fetched" if load.state is LoadState.FETCHING else "loaded"
+    shard = load.shard
+    text = f"{node} has {verb} {100 * load.progress:.0f} % of layers {shard.start}-{shard.end - 1} of {shard.model}."
+    return Issue(Code.LOADING, Severity.INFO, text)
+
+
+def open_cluster() -> Issue:
+    return Issue(
+        Code.OPEN_CLUSTER,
+        Severity.INFO,
+        "No secret is set: every machine on this network can join the cluster.",
+        "Use it on networks you trust, or set a secret on every node.",
+    )
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def is_slow(link: Link) -> bool:
+    return link.kind == "wi-fi" or link.rtt_ms > SLOW_LINK_MS
+
+
+def diagnose(view: ClusterView, *, is_open: bool = False) -> tuple[Issue, ...]:
+    """All issues of a cluster as one node sees it, gravest first. `is_open`: no secret is set."""
+    found = [model_refused(refusal) for refusal in view.placement.refused]
+    found += _node_issues(view)
+    found += _load_issues(view)
+    found += _link_issues(view)
+    found += [open_cluster()] if is_open else []
+    gravity = list(Severity)
+    return tuple(sorted(found, key=lambda issue: gravity.index(issue.severity)))
+
+
+def _node_issues(view: ClusterView) -> Iterator[Issue]:
+    version = next((peer.report.info.version for peer in view.peers if peer.report.info.id == view.self_id), "")
+    needed = {stage.node for ring in view.placement.rings for stage in ring.stages}
+    for peer in view.peers:
+        if peer.state is NodeState.FAILED:
+            yield node_failed(peer, needed=peer.report.info.id in needed)
+        elif peer.state is NodeState.REFUSED:
+            yield version_mismatch(peer, version)
+
+
+def _load_issues(view: ClusterView) -> Iterator[Issue]:
+    for peer in view.peers:
+        if peer.state is not NodeState.ALIVE:
+            continue  # what a node that is gone was loading helps nobody
+        for load in peer.report.loads:
+            if load.state is LoadState.FAILED:
+                yield load_failed(peer.report.info.name, load)
+            elif load.state is not LoadState.READY:
+                yield loading(peer.report.info.name, load)
+
+
+def _link_issues(view: ClusterView) -> Iterator[Issue]:
+    """Of the hops in use only: a slow link that carries no tokens slows nothing."""
+    peers = {peer.report.info.id: peer for peer in view.peers if peer.state in (NodeState.ALIVE, NodeState.SUSPECT)}
+    hops = dict.fromkeys(
+        (stage.node, ring.stages[(place + 1) % len(ring.stages)].node)
+        for ring in view.placement.rings
+        for place, stage in enumerate(ring.stages)
+    )
+    for here, there in hops:
+        if here not in peers or there not in peers:
+            continue
+        link = next((link for link in peers[here].report.links if link.to == there), None)
+        if link is not None and is_slow(link):
+            yield slow_link(peers[here].report.info.name, peers[there].report.info.name, link)

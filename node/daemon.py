@@ -1,0 +1,210 @@
+"""The composition root: builds the parts of a node, starts them in order, and ends them in the opposite order."""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from api.server import ApiServer
+from node import PROTOCOL, __version__
+from node.cluster.discovery import Discovery
+from node.control.agent import Agent
+from node.control.files import Files
+from node.control.head import Head
+from node.control.service import ControlService
+from node.control.specs import Specs
+from node.core.errors import PippinError
+from node.core.types import Memory, NodeInfo, NodeReport
+from node.engine.compute import Compute
+from node.engine.device import device_memory
+from node.host import memory
+from node.host.chip import chip_name
+from node.host.identity import DataDirectory
+from node.host.interfaces import Interface, hardware_kinds, local_interfaces
+from node.options import Options
+from node.rpc.client import RpcClient
+from node.rpc.server import RpcServer
+from node.serving.gateway import Gateway
+from node.serving.rings import Rings
+from node.store.catalogue import Catalogue
+from node.store.hub import Hub
+
+log = logging.getLogger(__name__)
+
+BUILTIN = Path(__file__).parent / "builtin"
+DRAIN_S = 30.0
+"""How long the requests under way may take after the first Ctrl-C."""
+LISTING_S = 5.0
+"""How often the disk is searched for models that came or went."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """About this machine. Asked before gRPC starts, as some need a subprocess and gRPC does not survive a fork."""
+
+    interfaces: tuple[Interface, ...]
+    memory: Memory
+    chip: str
+
+    @classmethod
+    def ask(cls, options: Options) -> "HostFacts":
+        interfaces = local_interfaces(options.host, options.interface, hardware_kinds())
+        total = memory.total()
+        return cls(interfaces, Memory(total, memory.usable(device_memory(), options.memory)), chip_name())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(address for interface in self.interfaces for address in interface.addresses)
+
+    @property
+    def multicast(self) -> tuple[str, ...]:
+        """The addresses that mDNS uses."""
+        return tuple(address for address in self.addresses if ":" not in address)
+
+
+class Daemon:
+    """One node; to be made inside a running loop. `run` ends when the node has been told to stop."""
+
+    def __init__(self, options: Options, data: DataDirectory, facts: HostFacts) -> None:
+        """Raises PortTaken."""
+        every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        hosts = (options.host or every,)
+        self._options = options
+        self._memory = facts.memory
+        self._api = ApiServer(hosts, options.api_port)
+        self._rpc = RpcServer(hosts, options.grpc_port)
+        self._info = NodeInfo(
+            id=data.identity.id,
+            incarnation=data.identity.incarnation,
+            name=options.name,
+            cluster=options.cluster,
+            version=__version__,
+            protocol=PROTOCOL,
+            addresses=facts.addresses,
+            grpc_port=self._rpc.port,
+            api_port=self._api.port,
+            chip=facts.chip,
+        )
+        self._compute = Compute()
+        self._client = RpcClient()
+        self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
+        self._models: tuple[str, ...] = ()
+        self._preload: tuple[str, ...] = ()
+        hub = Hub()
+        self._agent = Agent(
+            self._info, data.identity.term, self._client, self._report, data.save_term, facts.interfaces
+        )
+        self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
+        self._rings = Rings(self._agent, self._compute, self._client, self._files.of_shard)
+        self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
+        self._head = Head(self._agent, self._specs, context=options.context, max_sessions=options.max_sessions)
+        self._gateway = Gateway(
+            self._agent,
+            self._rings,
+            self._client,
+            self._catalogue,
+            self._files.of_tokenizer,
+            self._head.want,
+            started_at=int(time.time()),
+        )
+        self._discovery = Discovery(self._info, facts.multicast, self._agent.hint) if options.mdns else None
+        self._stop = asyncio.Event()
+        self._quit = asyncio.Event()
+
+    async def run(self) -> None:
+        self._handle_signals()
+        self._compute.start()
+        async with self._client:
+            try:
+                await self._run_parts()
+            finally:
+                await self._rpc.stop()
+                self._compute.stop()
+        log.info("stopped")
+
+    async def _run_parts(self) -> None:
+        await self._list_models()
+        self._preload = tuple(self._known(name) for name in self._options.models)
+        await self._rpc.start(ControlService(self._agent, self._head, self._specs), self._rings, self._files)
+        peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
+        async with asyncio.TaskGroup() as group:
+            parts = (
+                self._agent.run(peers),
+                self._rings.run(),
+                self._head.run(),
+                self._keep_listing(),
+                self._keep_name(),
+            )
+            tasks = [group.create_task(part) for part in parts]
+            await self._api.start(self._gateway)
+            log.info("node %s of cluster %s: API on %s", self._info.name, self._info.cluster, self._url())
+            await self._stop.wait()
+            await self._end()
+            for task in tasks:
+                task.cancel()
+
+    async def _end(self) -> None:
+        """Let the answers under way be finished, unless told to quit; then tell the others."""
+        log.info("stopping: waiting up to %.0f s for answers under way; press Ctrl-C again to quit at once", DRAIN_S)
+        drain = asyncio.create_task(self._api.stop(DRAIN_S))
+        quit_now = asyncio.create_task(self._quit.wait())
+        await asyncio.wait((drain, quit_now), return_when=asyncio.FIRST_COMPLETED)
+        drain.cancel()
+        quit_now.cancel()
+        if self._discovery:
+            await self._discovery.stop()
+        await self._agent.leave()
+
+    def _handle_signals(self) -> None:
+        def stop() -> None:
+            (self._quit if self._stop.is_set() else self._stop).set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+
+    def _url(self) -> str:
+        host = self._options.host or "localhost"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._api.port}/v1"
+
+    # --- what this node says of itself --------------------------------------------------------------------------------
+
+    def _report(self) -> NodeReport:
+        return NodeReport(
+            info=self._info,
+            memory=replace(self._memory, used=self._rings.memory_used()),
+            loads=self._rings.reports(),
+            rings=self._rings.loads(),
+            models=self._models,
+            preload=self._preload,
+            min_stages=self._options.stages or 1,
+        )
+
+    def _known(self, name: str) -> str:
+        try:
+            return self._catalogue.find(name)
+        except PippinError as error:
+            log.error("--model %s: %s", name, error)
+            return name
+
+    async def _list_models(self) -> None:
+        self._models = await asyncio.to_thread(self._catalogue.local)
+
+    async def _keep_listing(self) -> None:
+        while True:
+            await self._list_models()
+            await asyncio.sleep(LISTING_S)
+
+    async def _keep_name(self) -> None:
+        """Be found, and have the cluster's name lead here for as long as this node is head."""
+        if self._discovery is None or not await self._discovery.start():
+            return
+        named = False
+        while True:
+            if self._agent.is_head != named:
+                named = self._agent.is_head
+                await (self._discovery.serve_name(self._info.cluster) if named else self._discovery.drop_name())
+            await self._agent.changed.wait()

@@ -1,0 +1,70 @@
+"""Between MLX arrays and the bytes of the wire."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from node.core.errors import PippinError
+from node.core.frames import Tensor
+
+# numpy has no bfloat16: its bits travel as uint16 and are viewed, not converted, at both ends.
+_NUMPY: dict[str, np.dtype[np.generic]] = {
+    "bool": np.dtype(np.bool_),
+    "uint8": np.dtype("<u1"),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+    "int8": np.dtype("<i1"),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "bfloat16": np.dtype("<u2"),
+}
+
+
+def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
+    """The arrays' bytes, one copy each. Waits until they are computed, so call it in the compute thread."""
+    return tuple(_pack(array) for array in arrays)
+
+
+def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
+    """The arrays of a frame, evaluated; one copy each.
+
+    Raises PippinError when a tensor's dtype is unknown or its bytes do not fill its shape: they come from the network.
+    """
+    return tuple(_unpack(tensor) for tensor in tensors)
+
+
+def _pack(array: mx.array) -> Tensor:
+    dtype = str(array.dtype).rpartition(".")[2]
+    if dtype not in _NUMPY:
+        raise PippinError(f"Arrays of {dtype} do not travel between nodes.")
+    bits = array.view(mx.uint16) if dtype == "bfloat16" else array
+    buffer: Any = bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
+    return Tensor(dtype, tuple(array.shape), bytes(memoryview(buffer)))
+
+
+def _unpack(tensor: Tensor) -> mx.array:
+    numpy_dtype = _NUMPY.get(tensor.dtype)
+    if numpy_dtype is None:
+        raise PippinError(f"A frame has a tensor of unknown dtype {tensor.dtype!r:.40}.")
+    if any(size < 0 for size in tensor.shape):
+        raise PippinError(f"A frame has a tensor of impossible shape {tensor.shape}.")
+    expected = math.prod(tensor.shape) * numpy_dtype.itemsize
+    if len(tensor.data) != expected:
+        raise PippinError(
+            f"A frame has a {tensor.dtype} tensor of shape {tensor.shape} with {len(tensor.data)} bytes "
+            f"instead of {expected}."
+        )
+    array = mx.array(np.frombuffer(tensor.data, numpy_dtype).reshape(tensor.shape))
+    return array.view(mx.bfloat16) if tensor.dtype == "bfloat16" else array
+
+
+def token_array(rows: Sequence[Sequence[int]]) -> mx.array:
+    """Token ids as int32 [rows, length]; shorter rows are filled with zeros on the right."""
+    length = max(map(len, rows))
+    return mx.array([[*row, *[0] * (length - len(row))] for row in rows], mx.int32)

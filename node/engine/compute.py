@@ -1,0 +1,63 @@
+"""The one thread that owns MLX.
+
+MLX's streams are thread-local: an array that is not evaluated yet can only be used in the thread that made it. So one
+thread loads, runs, samples and turns arrays into bytes, and everything else asks it to.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import mlx.core as mx
+
+from node.core.errors import NotReady
+from node.engine.device import wire_memory
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Compute:
+    """Runs functions one after the other, in the order given, in one thread of its own.
+
+    An executor of one worker is just that: a queue, a thread, futures that can be cancelled before their job begins,
+    and one `call_soon_threadsafe` for the way back.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Start the thread. Does nothing when it runs already."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=wire_memory)
+            self._executor.submit(int)  # the worker starts now and not with the first token
+
+    def stop(self) -> None:
+        """Finish the jobs that were queued and end the thread. Blocks until it has ended."""
+        if self._executor is not None:
+            # A stream that outlives its thread aborts the process at exit.
+            self._executor.submit(mx.clear_streams)
+            self._executor.shutdown(wait=True)
+            self._executor = None
+
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a job from any thread.
+
+        Raises NotReady when the thread does not run.
+        """
+        executor = self._executor
+        if executor is None:
+            raise NotReady("The compute thread is not running.")
+        try:
+            return executor.submit(fn, *args, **kwargs)
+        except RuntimeError as error:  # stopped between the two lines above
+            raise NotReady("The compute thread is stopping.") from error
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a job and wait for its result; its exception is raised here.
+
+        Cancelling the waiting task skips a job that has not begun; one that has begun runs to its end unheard.
+        """
+        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))

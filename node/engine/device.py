@@ -1,0 +1,30 @@
+"""What MLX knows about the device it computes on."""
+
+import mlx.core as mx
+
+
+def device_memory() -> int | None:
+    """Bytes that the device may use for models; None when MLX has no figure of its own (a CPU).
+
+    Metal: what macOS recommends as the working set, about three quarters of the unified memory; beyond it the system
+    pages and everything crawls. CUDA: the card's memory.
+    """
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        value = info.get(key)
+        if isinstance(value, int) and value > 0 and mx.default_device() != mx.cpu:
+            return value
+    return None
+
+
+def device_name() -> str:
+    """The device's name as MLX gives it, such as "Apple M3 Max"; "cpu" when it gives none."""
+    return str(mx.device_info().get("device_name") or "cpu")
+
+
+def wire_memory() -> None:
+    """Keep the model's memory resident (Metal): otherwise macOS may page weights out after a second without work."""
+    if mx.metal.is_available():
+        limit = mx.device_info().get("max_recommended_working_set_size")
+        if isinstance(limit, int):
+            mx.set_wired_limit(limit)

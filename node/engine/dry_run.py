@@ -1,0 +1,188 @@
+"""Runs a model on a few tokens without computing anything, and reads off what each layer depends on."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map_with_path
+
+from node.core.errors import ModelUnsupported
+from node.engine.caches import parts
+from node.engine.ghosts import Layer, fill, find_layers, pattern_of
+from node.engine.trace import arrays_in, sources
+
+ROWS, LENGTH = -1, -2
+_STEPS = (5, 1)
+"""Lengths of the two steps: models may go other ways for a prefill than for a decode."""
+
+
+class Weights(NamedTuple):
+    """Some of a model's weights: those of the layers named, or else those of one module outside of them."""
+
+    layers: tuple[int, ...]
+    module: str
+    dtype: str
+
+
+class DryRun:
+    """The findings. Layers are called as always, but each gets stand-ins for the outputs of those before it.
+
+    So what a layer's output depends on ends at the stand-ins, and tells exactly which earlier outputs, weights, tokens and
+    caches that layer needs.
+    """
+
+    def __init__(self, model: Module, caches: list[Any], dtype: mx.Dtype) -> None:
+        """Runs the two steps, which fill `caches`. The model's weights are replaced by ones of `dtype` without memory.
+
+        Raises ModelUnsupported for a model whose layers don't run once each, in order.
+        """
+        self._caches = caches
+        self._live = find_layers(model)
+        layers = list(self._live)
+        self.count = len(layers)
+        self._order = {id(layer): k for k, layer in enumerate(layers)}
+        self._used: list[set[int]] = [set() for _ in layers]
+        self._outputs: list[list[list[mx.array]]] = []  # per step, per layer
+        self._stand_ins: dict[tuple[int, int], mx.array] = {}  # scalars, by layer and leaf
+        self._patterns: list[Any] = []
+        weights = hollow(model, layers, dtype)
+        tokens = [mx.zeros((1, length), mx.int32) for length in _STEPS]
+        self._live[:] = [Layer(layer, self._record) for layer in layers]
+        logits = [self._step(model, step) for step in tokens]
+        self._live[:] = layers
+        self.vocabulary = int(logits[0].shape[-1])
+        self._depends(weights, tokens, logits)
+
+    def _step(self, model: Module, tokens: mx.array) -> mx.array:
+        self._outputs.append([])
+        self._patterns = []
+        logits: mx.array = model(tokens, cache=self._caches)
+        if len(self._outputs[-1]) != self.count:
+            raise ModelUnsupported(f"Only {len(self._outputs[-1])} of the model's {self.count} layers run.")
+        return logits
+
+    def _record(self, layer: Module, *args: Any, **kwargs: Any) -> Any:
+        index = len(self._outputs[-1])
+        if self._order[id(layer)] != index:
+            raise ModelUnsupported("The model does not run its layers once each, in order.")
+        self._used[index].update(_positions(self._caches, (*args, *kwargs.values())))
+        output = layer(*args, **kwargs)
+        arrays = list(arrays_in(output))
+        self._outputs[-1].append(arrays)
+        self._patterns.append(pattern_of(output))
+        return fill(self._patterns[-1], {leaf: self._stand_in(index, leaf, array) for leaf, array in enumerate(arrays)})
+
+    def _stand_in(self, layer: int, leaf: int, array: mx.array) -> mx.array:
+        scalar = self._stand_ins.setdefault((layer, leaf), mx.zeros((), array.dtype))
+        return mx.broadcast_to(scalar, array.shape)
+
+    def _depends(self, weights: dict[Weights, mx.array], tokens: list[mx.array], logits: list[mx.array]) -> None:
+        """Find for each layer, and for the tail as the last, all that it depends on."""
+        ends = [[array for step in self._outputs for array in step[k]] for k in range(self.count)]
+        for k, used in enumerate(self._used):
+            ends[k].extend(arrays_in([self._caches[c].state for c in sorted(used)]))
+        ends.append(logits)
+        made = {id(array): key for key, array in self._stand_ins.items()}
+        named = {id(array): key for key, array in weights.items()}
+        found = sources(ends, [*self._stand_ins.values(), *weights.values(), *tokens])
+        self._needs = [{made[key] for key in ids if key in made} for ids in found]
+        self._weights = [{named[key] for key in ids if key in named} for ids in found]
+        self._reads = [any(id(array) in ids for array in tokens) for ids in found]
+
+    @property
+    def caches_of(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(sorted(used)) for used in self._used)
+
+    @property
+    def patterns(self) -> tuple[Any, ...]:
+        return tuple(self._patterns)
+
+    @property
+    def width(self) -> int:
+        return int(self._outputs[0][-1][0].shape[-1])
+
+    def shared(self) -> frozenset[str]:
+        """Modules outside of all layers that layers after the first depend on."""
+        return frozenset(w.module for weights in self._weights[1 : self.count] for w in weights if not w.layers)
+
+    def reads_tokens(self) -> bool:
+        """Whether layers after the first depend on the tokens in another way than by their input."""
+        return any(self._reads[1 : self.count])
+
+    def cuts(self) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
+        """The legal cuts; and for each of them and for the end of the layers, which arrays have to travel.
+
+        Raises ModelUnsupported when even the tail (norm and head) cannot be parted from the layers.
+        """
+        carried: dict[int, tuple[int, ...]] = {}
+        for cut in range(1, self.count + 1):
+            leaves = self._carried(cut)
+            if leaves is not None and (cut == self.count or not self._tied(cut)):
+                carried[cut] = leaves
+        if self.count not in carried or self._reads[self.count]:
+            raise ModelUnsupported("The model's output depends on more than its last layer's.")
+        return tuple(cut for cut in carried if cut < self.count), carried
+
+    def _carried(self, cut: int) -> tuple[int, ...] | None:
+        """Which arrays of layer cut-1's output are needed after it; None when they would not be enough."""
+        crossing = {key for needs in self._needs[cut:] for key in needs if key[0] < cut}
+        leaves = tuple(sorted(leaf for _, leaf in crossing))
+        if not leaves or any(layer != cut - 1 for layer, _ in crossing):
+            return None
+        # What grows with the context is a cache in disguise, and does not travel.
+        return leaves if all(shape.count(LENGTH) == 1 for shape in self.shapes(cut, leaves)) else None
+
+    def _tied(self, cut: int) -> bool:
+        """Whether layers on both sides share a cache, or one side computes with weights of the other's layers."""
+        if set[int]().union(*self._used[:cut]) & set[int]().union(*self._used[cut:]):
+            return True
+        before = {layer for weights in self._weights[:cut] for w in weights for layer in w.layers}
+        after = {layer for weights in self._weights[cut : self.count] for w in weights for layer in w.layers}
+        return max(before, default=-1) >= cut or min(after, default=cut) < cut
+
+    def shapes(self, cut: int, leaves: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """Of what travels at the cut: the axis that follows the step's length is LENGTH, that before it ROWS."""
+        found = []
+        for leaf in leaves:
+            long, short = (step[cut - 1][leaf].shape for step in self._outputs)
+            shape = list(long)
+            for axis, (a, b) in enumerate(zip(long, short, strict=False)):
+                if (a, b) == _STEPS:
+                    shape[axis] = LENGTH
+                    if axis > 0 and long[axis - 1] == 1:
+                        shape[axis - 1] = ROWS
+            found.append(tuple(shape))
+        return tuple(found)
+
+
+def hollow(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights, mx.array]:
+    """Replace all weights by zeros that take no memory, whatever a model may evaluate in its forward pass.
+
+    Each is a scalar, broadcast. The scalars are returned: one for all weights of a layer, one for each module elsewhere.
+    """
+    owners: dict[int, tuple[int, ...]] = {}
+    for index, layer in enumerate(layers):
+        for weight in arrays_in(layer.parameters()):
+            owners[id(weight)] = (*owners.get(id(weight), ()), index)
+    scalars: dict[Weights, mx.array] = {}
+
+    def replace(path: str, weight: mx.array) -> mx.array:
+        own = owners.get(id(weight), ())
+        kept = dtype if mx.issubdtype(weight.dtype, mx.floating) else weight.dtype
+        key = Weights(own, "" if own else path.rpartition(".")[0], str(kept))
+        return mx.broadcast_to(scalars.setdefault(key, mx.zeros((), kept)), weight.shape)
+
+    model.update(tree_map_with_path(replace, model.parameters()))
+    return scalars
+
+
+def _positions(caches: list[Any], values: Any) -> set[int]:
+    """Which of the caches, or of the caches that they consist of, are among the values."""
+    given = {id(value) for value in values}
+    for value in values:
+        if isinstance(value, tuple | list):
+            given.update(id(item) for item in value)
+    return {
+        k for k, cache in enumerate(caches) if id(cache) in given or any(id(part) in given for part in parts(cache))
+    }

@@ -1,0 +1,201 @@
+"""Loads a stage: of a model's files only what its layers need, into memory once."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+from mlx_lm.utils import _get_classes, load_model
+
+from node.core.errors import ModelBroken, ModelUnsupported
+from node.core.frames import Drop, Open
+from node.engine.dry_run import LENGTH, ROWS
+from node.engine.files import check_weights, read_config, read_weight_map
+from node.engine.ghosts import find_layers
+from node.engine.plan import Plan, make_plan
+from node.engine.stage import Stage
+from node.engine.trace import weights_in
+
+_WARM_UP = (8, 1)
+"""Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""
+
+
+def _ignore(_progress: float) -> None:
+    """Nobody wants to know."""
+
+
+def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[float], None] = _ignore) -> Stage:
+    """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
+
+    Only the files that hold these need to be there. `progress` gets rising numbers up to 1, in the compute thread, where
+    this must run; an exception that it raises ends the loading.
+
+    Raises ModelUnsupported for a model or a cut that Pippin does not run, ModelBroken, naming what is at fault, when files
+    are damaged or lack tensors.
+    """
+    config = read_config(directory)
+    plan = make_plan(config)
+    plan.check_stage(start, end)
+    check_weights(directory)
+    weight_map = read_weight_map(directory)
+    model, found = _load_lazily(directory, weight_map, start, end)
+    layers = find_layers(model)
+    groups = _own(model, layers, plan, start, end)
+    names = [name for group in groups for name in group]
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ModelBroken(
+            f"{directory.name} lacks {len(missing)} of {len(names)} tensors of layers {start} to {end}: "
+            + ", ".join(f"{name}{_file_of(name, weight_map)}" for name in missing[:3])
+        )
+    _hollow_rest(model, set(names))
+    weights = dict(weights_in(model))
+    _evaluate([[weights[name] for name in group] for group in groups], directory, progress)
+    stage = Stage(model, plan, start, end, sum(weights[name].nbytes for name in names))
+    _warm_up(stage, _dtype([weights[name] for name in names]))
+    progress(1.0)
+    return stage
+
+
+def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, frozenset[str]]:
+    """The model with weights that are not read yet, and the names of those that come from files."""
+    found: set[str] = set()
+
+    def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
+        base, args = _get_classes(config)
+
+        class Checked(base):  # type: ignore[misc, valid-type]
+            def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+                stand_ins = _stand_ins(weights, weight_map, dict(weights_in(self)), start, end)
+                sanitize = getattr(super(), "sanitize", None)
+                return sanitize(weights | stand_ins) if sanitize else weights
+
+            def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
+                shapes = {name: value.shape for name, value in weights_in(self)}
+                for name, value in weights:
+                    if name in shapes and value.shape != shapes[name]:
+                        raise ModelBroken(
+                            f"{directory.name}: tensor {name} has shape {value.shape} instead of {shapes[name]}."
+                        )
+                found.update(name for name, _ in weights)
+                loaded: Module = super().load_weights(weights, strict=strict)
+                return loaded
+
+        return Checked, args
+
+    try:
+        model, _ = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
+    except (RuntimeError, OSError, KeyError, IndexError, StopIteration, AttributeError, TypeError) as error:
+        raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
+    except ValueError as error:
+        raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {error}") from error
+    return model, frozenset(found)
+
+
+def _stand_ins(
+    weights: Mapping[str, mx.array],
+    weight_map: Mapping[str, str],
+    parameters: Mapping[str, mx.array],
+    start: int,
+    end: int,
+) -> dict[str, mx.array]:
+    """Zeros that take no memory for the tensors of other stages, whose files are not here.
+
+    Some models' `sanitize` looks for tensors of the first layer to tell the format, or goes through all layers. The index
+    knows the names; shapes are those of the same tensor in another layer.
+    """
+    like = {_NUMBER.sub(".#", name, count=1): value for name, value in weights.items()}
+    like |= {_NUMBER.sub(".#", name, count=1): value for name, value in weights.items() if f".{start}." in name}
+    made = {}
+    for name in weight_map.keys() - weights.keys():
+        number = _NUMBER.search(name)
+        ours = start <= int(number[1]) < end if number else start == 0
+        model = parameters.get(name, like.get(_NUMBER.sub(".#", name, count=1)))
+        if model is not None and not ours:
+            made[name] = mx.broadcast_to(mx.zeros((), model.dtype), model.shape)
+    return made
+
+
+_NUMBER = re.compile(r"\.(\d+)(?=\.)")
+
+
+def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[list[str]]:
+    """The names of the stage's tensors: first those outside of layers, then those of each of its layers."""
+    parameters = weights_in(model)
+    layer_of = {id(value): index for index, layer in enumerate(layers) for _, value in weights_in(layer)}
+    groups: list[list[str]] = [[] for _ in range(end - start + 1)]
+    for name, value in parameters:
+        layer = layer_of.get(id(value))
+        if layer is None:
+            if start == 0 or name.rpartition(".")[0] in plan.shared:
+                groups[0].append(name)
+        elif start <= layer < end:
+            groups[layer - start + 1].append(name)
+    return groups
+
+
+def _file_of(name: str, weight_map: Mapping[str, str]) -> str:
+    return f" (in {weight_map[name]})" if name in weight_map else ""
+
+
+def _hollow_rest(model: Module, own: set[str]) -> None:
+    """Let go of all other weights: zeros without memory take their place.
+
+    A stage computes nothing with them, but models look at their shapes and dtypes on the way.
+    """
+    parameters = weights_in(model)
+    dtype = _dtype([value for name, value in parameters if name in own])
+    rest = []
+    for name, value in parameters:
+        if name not in own:
+            kept = dtype if mx.issubdtype(value.dtype, mx.floating) else value.dtype
+            rest.append((name, mx.broadcast_to(mx.zeros((), kept), value.shape)))
+    model.update(tree_unflatten(rest), strict=False)
+
+
+def _dtype(weights: list[mx.array]) -> mx.Dtype:
+    """Of the stage's activations: what most of its weights are in that are not packed integers."""
+    counts = Counter(weight.dtype for weight in weights if mx.issubdtype(weight.dtype, mx.floating))
+    return counts.most_common(1)[0][0] if counts else mx.float32
+
+
+def _evaluate(groups: list[list[mx.array]], directory: Path, progress: Callable[[float], None]) -> None:
+    """Read the weights, group by group, so that what a conversion takes beside them is freed in between."""
+    total = sum(weight.nbytes for group in groups for weight in group) or 1
+    done = 0
+    for group in groups:
+        try:
+            mx.eval(group)
+        except (RuntimeError, ValueError) as error:
+            raise ModelBroken(f"The weights of {directory.name} cannot be read: {error}") from error
+        mx.clear_cache()
+        done += sum(weight.nbytes for weight in group)
+        progress(min(done / total, 0.99))
+
+
+def _warm_up(stage: Stage, dtype: mx.Dtype) -> None:
+    """Run two steps, so that kernels are compiled before the first token is waited for."""
+    lane = -1
+    stage.apply(Open(lane))
+    for length in _WARM_UP:
+        tokens = mx.zeros((1, length), mx.int32)
+        if stage.start == 0:
+            output = stage.begin(lane, tokens)
+        else:
+            sizes = {ROWS: 1, LENGTH: length}
+            shapes = [[sizes.get(size, size) for size in shape] for shape in stage.plan.shapes[stage.start]]
+            output = stage.run(lane, [mx.zeros(shape, dtype) for shape in shapes], tokens)
+        mx.eval(output)
+        if stage.start == 0 and stage.end == stage.plan.layers:
+            mx.eval(stage.finish(output))
+    if stage.start == 0 and stage.end < stage.plan.layers:
+        shapes = [
+            [{ROWS: 1, LENGTH: 1}.get(size, size) for size in shape] for shape in stage.plan.shapes[stage.plan.layers]
+        ]
+        mx.eval(stage.finish([mx.zeros(shape, dtype) for shape in shapes]))
+    stage.apply(Drop(lane))
+    mx.clear_cache()

@@ -1,0 +1,159 @@
+"""What a model's architecture allows: where it may be cut, what travels at a cut, what its caches cost.
+
+It is found by a dry run: the model is built from its config alone, run on a few tokens, and the graph of operations that
+this would need is read; nothing is computed and no weight exists. This also finds what would be silently wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import _get_classes
+
+from node.core.errors import ModelUnsupported
+from node.core.types import KvCost
+from node.engine.architectures import check_supported, runs_alone
+from node.engine.caches import can_merge, cost, parts
+from node.engine.dry_run import DryRun
+
+_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the engine knows of a model before it has its weights."""
+
+    model_type: str
+    layers: int
+    cuts: tuple[int, ...]
+    """Layers before which a stage may start, ascending, without 0."""
+    caches_of: tuple[tuple[int, ...], ...]
+    """For each layer, the indexes of the caches that it uses."""
+    caches: int
+    """Caches of a session, over all layers; those that no layer uses are the driver's."""
+    cache_kinds: tuple[str, ...]
+    carried: Mapping[int, tuple[int, ...]]
+    """For each cut, and for the end of the layers: which arrays of the output before it travel. Usually (0,)."""
+    shapes: Mapping[int, tuple[tuple[int, ...], ...]]
+    """For each cut, the shapes of what travels, with ROWS and LENGTH where they depend on the step."""
+    patterns: tuple[Any, ...]
+    """For each layer, its output's nesting with a Leaf for every array."""
+    shared: frozenset[str]
+    """Modules outside of the layers, by path, that layers after the first read (such as per-layer embeddings)."""
+    reads_tokens: bool
+    """Whether layers after the first need the step's token ids."""
+    batchable: bool
+    """Whether sessions can share a lane; otherwise a lane holds one session."""
+    kv: tuple[KvCost, ...]
+    """For each layer, what its cache takes for one session."""
+    max_context: int
+    width: int
+    """Of the hidden states."""
+    vocabulary: int
+
+    def check_stage(self, start: int, end: int) -> None:
+        """Raises ModelUnsupported when [start, end) is no stage of this model."""
+        starts, ends = (0, *self.cuts), (*self.cuts, self.layers)
+        if start not in starts or end not in ends or start >= end:
+            raise ModelUnsupported(
+                f"Layers {start} to {end} of {self.layers} are no stage of a {self.model_type} model.",
+                hint=f"It can be cut before layers {_ranges(self.cuts)}." if self.cuts else "It cannot be cut.",
+            )
+
+
+def make_plan(config: Mapping[str, Any]) -> Plan:
+    """The plan of a model, from its config.json as a dict. Takes some 10 ms; must run in the compute thread.
+
+    Raises ModelUnsupported, with the reason, for a model that Pippin does not run.
+    """
+    model_type = check_supported(config)
+    model = build(config)
+    caches = make_prompt_cache(model)
+    run = DryRun(model, caches, _dtype(config))
+    cuts, carried = run.cuts()
+    kv = [KvCost(0)] * run.count
+    paid: set[int] = set()
+    for layer, used in enumerate(run.caches_of):
+        costs = [cost(caches[k]) for k in used if k not in paid]
+        paid.update(used)
+        if costs:
+            window = costs[0].window if len(costs) == 1 else 0
+            kv[layer] = KvCost(sum(c.per_token for c in costs), sum(c.fixed for c in costs), window)
+    return Plan(
+        model_type=model_type,
+        layers=run.count,
+        cuts=cuts,
+        caches_of=run.caches_of,
+        caches=len(caches),
+        cache_kinds=tuple(sorted({type(part).__name__ for cache in caches for part in parts(cache)})),
+        carried=carried,
+        shapes={cut: run.shapes(cut, leaves) for cut, leaves in carried.items()},
+        patterns=run.patterns,
+        shared=run.shared(),
+        reads_tokens=run.reads_tokens(),
+        batchable=all(map(can_merge, caches)) and not runs_alone(model_type),
+        kv=tuple(kv),
+        max_context=max_context(config),
+        width=run.width,
+        vocabulary=run.vocabulary,
+    )
+
+
+def build(config: Mapping[str, Any]) -> Module:
+    """The model with weights that are not evaluated, so that it takes no memory.
+
+    Raises ModelUnsupported when mlx-lm cannot make one of the config.
+    """
+    try:
+        model_class, args_class = _get_classes(dict(config))
+        model: Module = model_class(args_class.from_dict(dict(config)))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ZeroDivisionError) as error:
+        raise ModelUnsupported(
+            f"mlx-lm cannot build a {config.get('model_type')} model from this config.json: {error!r}"
+        ) from error
+    model.eval()
+    return model
+
+
+def max_context(config: Mapping[str, Any]) -> int:
+    """The longest sequence in tokens that the model was made for; 32768 when its config does not say."""
+    for part in (config, config.get("text_config"), config.get("llm_config")):
+        if isinstance(part, Mapping):
+            for key in (
+                "max_position_embeddings",
+                "n_positions",
+                "max_seq_len",
+                "n_ctx",
+                "max_sequence_length",
+                "model_max_length",
+                "max_context_length",
+                "seq_length",
+            ):
+                value = part.get(key)
+                if isinstance(value, int) and value > 0:
+                    return value
+    return 32768
+
+
+def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
+    """Of activations, as the config tells it; float32, the largest, when it does not."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            name = str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.")
+            if name in _DTYPES:
+                return _DTYPES[name]
+    return mx.float32
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 6 as "1-3, 6"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

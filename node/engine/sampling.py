@@ -1,0 +1,170 @@
+"""Draws the next token of each row.
+
+The order of things, all in float32: penalties and bias change the logits; temperature scales them; top_k, top_p and min_p
+restrict them, top_p and min_p looking at what is left; then a token is drawn. Log-probabilities are of the model's own
+distribution, before all of that.
+
+Drawing adds Gumbel noise to the logits and takes the largest. The noise belongs to token ids, so tiny differences between
+machines in the logits change the outcome only where it was a near tie. It is made from (seed, position) alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from node.core.types import Sampling
+
+
+class History(NamedTuple):
+    """The tokens of a session so far."""
+
+    prompt: Sequence[int] = ()
+    generated: Sequence[int] = ()
+
+
+class Sampled(NamedTuple):
+    """A token that was drawn; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample(
+    logits: mx.array, params: Sequence[Sampling], positions: Sequence[int], histories: Sequence[History]
+) -> list[Sampled]:
+    """Draw one token for each row of logits [rows, vocabulary] of any floating dtype.
+
+    `positions` are those of the tokens to draw, counted from 0 at the first generated one: with the seed they are the
+    state of the random numbers, so the same request draws the same tokens wherever and however often it runs.
+    """
+    if all(map(_is_plain, params)):
+        # As mlx-lm does it, so that ties that rounding makes fall alike: on log-probabilities in the model's own dtype.
+        tokens = mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
+    else:
+        tokens = _draw(logits, params, positions, histories)
+    wanted = [row for row, sampling in enumerate(params) if sampling.logprobs is not None]
+    if not wanted:
+        return [Sampled(token) for token in _ints(tokens)]
+    ids = _ints(tokens)
+    most = max(params[row].logprobs or 0 for row in wanted)
+    scored = dict(zip(wanted, score(logits[mx.array(wanted)], [ids[row] for row in wanted], most), strict=True))
+    return [
+        Sampled(token, scored[row].logprob, scored[row].top[: params[row].logprobs])
+        if row in scored
+        else Sampled(token)
+        for row, token in enumerate(ids)
+    ]
+
+
+def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
+    """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest."""
+    raw = logits.astype(mx.float32)
+    logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
+    top = min(top, logprobs.shape[-1])
+    if top == 0:
+        return [Sampled(token, value) for token, value in zip(tokens, _floats(chosen), strict=True)]
+    best = mx.argpartition(-logprobs, top - 1, axis=-1)[:, :top]
+    values = mx.take_along_axis(logprobs, best, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    best, values = mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
+    mx.eval(chosen, best, values)
+    tops = [tuple(zip(_ints(ids), _floats(logs), strict=True)) for ids, logs in zip(best, values, strict=True)]
+    return [Sampled(*scored) for scored in zip(tokens, _floats(chosen), tops, strict=True)]
+
+
+def _is_plain(sampling: Sampling) -> bool:
+    """Greedy, and the model's logits as they are."""
+    return sampling.temperature == 0 and not sampling.logit_bias and not _is_penalized(sampling)
+
+
+def _is_penalized(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
+
+
+def _draw(
+    logits: mx.array, params: Sequence[Sampling], positions: Sequence[int], histories: Sequence[History]
+) -> mx.array:
+    x = logits.astype(mx.float32)
+    if any(p.logit_bias or _is_penalized(p) for p in params):
+        x = mx.stack([_adjust(row, p, h) for row, p, h in zip(x, params, histories, strict=True)])
+    if all(p.temperature == 0 for p in params):
+        return mx.argmax(x, axis=-1)
+    x = x / mx.array([[p.temperature or 1.0] for p in params])
+    return mx.argmax(_restrict(x, params) + _noise(x.shape[-1], params, positions), axis=-1)
+
+
+def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
+    """Apply penalties and bias to logits [vocabulary].
+
+    Repetition as Hugging Face does (prompt and generated tokens), presence and frequency as OpenAI (generated ones).
+    """
+    if sampling.repetition_penalty != 1 and (seen := sorted({*history.prompt, *history.generated})):
+        ids = mx.array(seen, mx.int32)
+        values = row[ids]
+        penalty = sampling.repetition_penalty
+        row = row.at[ids].add(mx.where(values < 0, values * penalty, values / penalty) - values)
+    changes: Counter[int] = Counter()
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        for token, count in Counter(history.generated).items():
+            changes[token] -= sampling.presence_penalty + sampling.frequency_penalty * count  # type: ignore[assignment]
+    for token, bias in sampling.logit_bias.items():
+        changes[token] += bias  # type: ignore[assignment]
+    changes = Counter({token: change for token, change in changes.items() if 0 <= token < row.size})
+    if changes:
+        row = row.at[mx.array(list(changes), mx.int32)].add(mx.array(list(changes.values()), mx.float32))
+    return row
+
+
+def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
+    """Put -inf where top_k, top_p and min_p exclude tokens. The likeliest token always stays."""
+    size = x.shape[-1]
+    if any(p.top_k > 0 or p.top_p < 1 for p in params):
+        order = mx.argsort(-x, axis=-1)
+        best = mx.take_along_axis(x, order, axis=-1)
+        rank = mx.arange(size)[None]
+        best = mx.where(rank < mx.array([[p.top_k if p.top_k > 0 else size] for p in params]), best, -mx.inf)
+        before = mx.cumsum(mx.softmax(best, axis=-1, precise=True), axis=-1, inclusive=False)
+        # Rounding may let the sum reach 1 early: a top_p of 1 keeps all.
+        top_p = mx.array([[p.top_p if p.top_p < 1 else 2.0] for p in params])
+        best = mx.where((before < top_p) | (rank == 0), best, -mx.inf)
+        x = mx.put_along_axis(x, order, best, axis=-1)
+    if any(p.min_p > 0 for p in params):
+        least = mx.log(mx.array([[max(p.min_p, 0.0)] for p in params]))
+        x = mx.where(x < mx.max(x, axis=-1, keepdims=True) + least, -mx.inf, x)
+    return x
+
+
+def _noise(size: int, params: Sequence[Sampling], positions: Sequence[int]) -> mx.array:
+    """Gumbel noise [rows, size]; none for greedy rows."""
+    return mx.stack(
+        [
+            mx.random.gumbel((size,), key=mx.random.key(_mix(p.seed, position))) if p.temperature else mx.zeros((size,))
+            for p, position in zip(params, positions, strict=True)
+        ]
+    )
+
+
+def _mix(seed: int, position: int) -> int:
+    """64 bits that differ wildly between neighbouring seeds and positions (the finisher of splitmix64, twice)."""
+    mask = (1 << 64) - 1
+    value = seed & mask
+    for step in (0, position):
+        value = (value + (step + 1) * 0x9E3779B97F4A7C15) & mask
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        value ^= value >> 31
+    return value
+
+
+def _ints(array: mx.array) -> list[int]:
+    values: Any = array.tolist()
+    return [int(value) for value in values]
+
+
+def _floats(array: mx.array) -> list[float]:
+    values: Any = array.tolist()
+    return [float(value) for value in values]

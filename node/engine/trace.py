@@ -1,0 +1,79 @@
+"""Which arrays an array that is not evaluated depends on."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+_NAMES = 500
+"""How many inputs one export names: MLX takes up to 1024 names."""
+
+
+def sources(outputs: Sequence[Sequence[mx.array]], inputs: Sequence[mx.array]) -> list[set[int]]:
+    """For each group of outputs, the ids (Python's) of the inputs that any of it is computed from.
+
+    The graph of operations is read as MLX exports it; nothing is evaluated. An output may be an input itself.
+    """
+    anchor = mx.zeros((1,))
+    ends = {f"o{k}": mx.depends([anchor], list(group))[0] for k, group in enumerate(outputs)}
+    found: list[set[int]] = [set() for _ in outputs]
+    for first in range(0, len(inputs), _NAMES):
+        names = {f"i{k}": array for k, array in enumerate(inputs[first : first + _NAMES])}
+        text = io.StringIO()
+        mx.export_to_dot(text, *ends.values(), **names, **ends)
+        into = _edges(text.getvalue())
+        for k, end in enumerate(ends):
+            found[k] |= {id(names[name]) for name in _ancestors(end, into) if name in names}
+    return found
+
+
+def _ancestors(name: str, into: Mapping[str, list[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        for source in into.get(todo.pop(), ()):
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+    return seen
+
+
+def _edges(dot: str) -> dict[str, list[str]]:
+    """For each array, by name, the arrays that the operation which makes it reads.
+
+    An operation's lines come together: its label, `input -> operation` for each input, `operation -> output` for each
+    output. Compiled functions repeat an operation's id for each call, so ids alone would mix up their calls.
+    """
+    into: dict[str, list[str]] = {}
+    reads: list[str] = []
+    for line in dot.splitlines():
+        if "[label" in line:
+            reads = []
+        elif " -> " in line:
+            source, target = (side.strip('"') for side in line.split(" -> "))
+            if target.isdigit():
+                reads.append(source)
+            else:
+                into[target] = reads
+    return into
+
+
+def arrays_in(tree: Any) -> Iterator[mx.array]:
+    """The arrays in nested tuples, lists and dicts, in order; everything else is passed over."""
+    if isinstance(tree, mx.array):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from arrays_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from arrays_in(item)
+
+
+def weights_in(module: Module) -> list[tuple[str, mx.array]]:
+    """A module's weights by path, such as `model.layers.0.mlp.up_proj.weight`."""
+    flat: Any = tree_flatten(module.parameters())
+    return [(path, weight) for path, weight in flat]

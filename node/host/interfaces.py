@@ -1,0 +1,153 @@
+"""The network interfaces of this machine: the addresses at which others may reach it, and what they are made of."""
+
+import ipaddress
+import platform
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_BEST_FIRST = ("thunderbolt", "ethernet", "wi-fi", "", "loopback")
+
+_LOCAL_ONLY = ("docker", "br-", "virbr", "vmnet", "bridge1", "awdl", "llw")
+"""Interfaces that lead to this machine's containers and virtual machines, or to AirDrop. Every machine has the same
+addresses on them, so advertising them sends a peer to itself. (On a Mac bridge0 is Thunderbolt, bridge100 is not.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    kind: str
+    """ethernet, wi-fi, thunderbolt, loopback, or empty when unknown."""
+    addresses: tuple[str, ...]
+
+
+def local_interfaces(
+    host: str = "", interface: str = "", kinds: Mapping[str, str] | None = None
+) -> tuple[Interface, ...]:
+    """The interfaces to advertise, best kind first; cheap, so call it again when the network changes.
+
+    With `host` it is that address alone, with `interface` the addresses of that one alone, else all that are up.
+    `kinds` comes from `hardware_kinds`. A machine without a network has loopback, so that a lone node still works.
+    """
+    every = _all_interfaces(kinds or {})
+    if host:
+        holders = [found for found in every if host in found.addresses]
+        return (Interface(holders[0].name, holders[0].kind, (host,)) if holders else _unlisted(host),)
+    if interface:
+        return tuple(found for found in every if found.name == interface)
+    outward = [found for found in every if found.kind != "loopback" and not found.name.startswith(_LOCAL_ONLY)]
+    return tuple(outward or [found for found in every if found.kind == "loopback"])
+
+
+def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface | None:
+    """The interface by which packets to a peer's address leave; None if there is no route or it is not among these.
+
+    Connecting a UDP socket makes the system choose a route and sends nothing.
+    """
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, 9))
+        except OSError:
+            return None
+        source = probe.getsockname()[0]
+    return next((found for found in interfaces if source in found.addresses), None)
+
+
+def can_bind(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def interface_names() -> tuple[str, ...]:
+    return tuple(sorted(psutil.net_if_addrs()))
+
+
+def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:
+    """All that are up and have an address, best kind first."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = []
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = tuple(
+            entry.address
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and _is_reachable(entry.address)
+        )
+        if name in up and addresses:
+            kind = "loopback" if ipaddress.ip_address(addresses[0]).is_loopback else kinds.get(name) or _guess(name)
+            found.append(Interface(name, kind, addresses))
+    return sorted(found, key=lambda interface: (_BEST_FIRST.index(interface.kind), interface.name))
+
+
+def _is_reachable(address: str) -> bool:
+    """All but IPv6 link-local ones: those need a zone that means nothing on another machine.
+
+    IPv4 link-local ones (169.254) stay: two Macs joined by a Thunderbolt cable have no others.
+    """
+    return "%" not in address and not address.lower().startswith("fe80")
+
+
+def _unlisted(host: str) -> Interface:
+    """An address that can be bound though no interface lists it, as 127.0.0.2 on Linux."""
+    return Interface("", "loopback" if ipaddress.ip_address(host).is_loopback else "", (host,))
+
+
+# --- kinds ----------------------------------------------------------------------------------------------------------
+
+
+def hardware_kinds() -> dict[str, str]:
+    """Kinds by interface name, as the Mac's own settings name them; empty elsewhere.
+
+    Called once, before gRPC is up: it starts a subprocess. Names alone don't tell: en0 is Wi-Fi on a MacBook and
+    Ethernet on a Mac mini.
+    """
+    if platform.system() != "Darwin":
+        return {}
+    command = ["/usr/sbin/networksetup", "-listallhardwareports"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_hardware_ports(answer.stdout)
+
+
+def parse_hardware_ports(text: str) -> dict[str, str]:
+    """Of lines like `Hardware Port: Wi-Fi`, each followed by its `Device: en0`."""
+    kinds, port = {}, ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key == "Hardware Port":
+            port = value.strip().lower()
+        elif key == "Device":
+            kinds[value.strip()] = _kind_of_port(port)
+    return kinds
+
+
+def _kind_of_port(port: str) -> str:
+    if "wi-fi" in port or "airport" in port:
+        return "wi-fi"
+    if "ethernet" in port or "lan" in port.split():
+        return "ethernet"  # before Thunderbolt: a "Thunderbolt Ethernet" adapter is Ethernet
+    return "thunderbolt" if "thunderbolt" in port else ""
+
+
+def _guess(name: str, root: Path = Path("/sys/class/net")) -> str:
+    """From the name, and on Linux from what the kernel says. An unknown kind is no harm: round trips are measured."""
+    if name.startswith("thunderbolt") or name == "bridge0":
+        return "thunderbolt"
+    device = root / name
+    if (device / "wireless").exists() or (device / "phy80211").exists():
+        return "wi-fi"
+    type_file = device / "type"
+    is_ethernet = type_file.exists() and type_file.read_text().strip() == "1"  # ARPHRD_ETHER
+    return "ethernet" if is_ethernet else ""

@@ -1,0 +1,31 @@
+"""How much memory this machine has, and how much of it a node may use for models."""
+
+import psutil
+
+RAM_SHARE = 0.7
+"""Of a machine without a device that names its own limit. The rest is for the system, this process and file cache:
+weights are read through it, and a machine that swaps is slower than one with fewer layers."""
+
+
+def total() -> int:
+    return int(psutil.virtual_memory().total)
+
+
+def available() -> int:
+    """Free now, or free as soon as the system drops its caches."""
+    return int(psutil.virtual_memory().available)
+
+
+def usable(device_memory: int | None, asked: int | None) -> int:
+    """Bytes that this node may use for models, all told.
+
+    What the user asked for goes first, up to what the machine has. Else, on Metal, the recommended working set
+    (`device_memory`): beyond it the GPU's pages are no longer kept resident and every token waits for them. Else a
+    share of the RAM. Always from what the machine has, never from what happens to be free: a placement must come out
+    the same after a restart.
+    """
+    if asked is not None:
+        return min(asked, max(total(), device_memory or 0))
+    if device_memory:
+        return device_memory
+    return int(total() * RAM_SHARE)

@@ -1,0 +1,224 @@
+"""The command line of `node`: what may be asked of a node, checked, as one frozen value."""
+
+import argparse
+import importlib.metadata
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.core.units import parse_bytes
+from node.host.interfaces import can_bind, interface_names
+from node.host.nodejs import explanation, meant_for_nodejs
+
+DEFAULT_API_PORT = 52415
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+EXIT_NOT_NODEJS = 64
+"""EX_USAGE of sysexits.h: apart from our own usage errors, so that a build script's log tells them from each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    name: str
+    """For people; nodes know each other by id."""
+    cluster: str = "home"
+    models: tuple[str, ...] = ()
+    """To load at start, in this order."""
+    models_dirs: tuple[Path, ...] = ()
+    """Where to look for models before the hub; each exists."""
+    api_port: int = DEFAULT_API_PORT
+    """0: any free one."""
+    grpc_port: int = 0
+    """0: any free one. Others learn it by mDNS, so only `--peer` needs it fixed; any free one lets several nodes share
+    a machine."""
+    host: str = ""
+    """The only address to bind and advertise; empty: all."""
+    interface: str = ""
+    """The only interface to advertise; empty: all."""
+    data_dir: Path | None = None
+    """None: the first free one of the defaults, see node.host.identity."""
+    memory: int | None = None
+    """Bytes for models; None: see node.host.memory."""
+    stages: int | None = None
+    """Spread each model over so many nodes; None: as few as is fastest."""
+    peers: tuple[tuple[str, int], ...] = ()
+    """Hosts and gRPC ports of nodes to join."""
+    mdns: bool = True
+    context: int | None = None
+    """Longest sequence in tokens; None: what the model was made for."""
+    max_sessions: int | None = None
+    """Sequences for which a ring sets memory aside; None: the placement decides."""
+    log_level: str = "info"
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Of `argv`, or of this process. Ends the process on --help, --version and mistakes (2), or JavaScript (64)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    _refuse_javascript(args[:1])
+    parser = _parser()
+    found, rest = parser.parse_known_args(args)
+    _refuse_javascript(rest)
+    if rest:
+        parser.error(f"unknown argument: {rest[0]} (a model is named with --model ID)")
+    return Options(
+        name=found.name,
+        cluster=found.cluster,
+        models=tuple(dict.fromkeys(found.model)),
+        models_dirs=tuple(dict.fromkeys(found.models_dir)),
+        api_port=found.api_port,
+        grpc_port=found.grpc_port,
+        host=found.host or "",
+        interface=found.interface or "",
+        data_dir=found.data_dir,
+        memory=found.memory,
+        stages=found.stages,
+        peers=tuple(dict.fromkeys(found.peer)),
+        mdns=not found.no_mdns,
+        context=found.context,
+        max_sessions=found.max_sessions,
+        log_level=found.log_level,
+    )
+
+
+def _refuse_javascript(args: Sequence[str]) -> None:
+    meant = meant_for_nodejs(args)
+    if meant is not None:
+        sys.stderr.write(explanation(meant))
+        raise SystemExit(EXIT_NOT_NODEJS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="node",
+        description="Start a node of a Pippin cluster. Nodes on one network find each other by themselves.",
+        epilog="`cluster status` shows what became of it. The API is at http://127.0.0.1:52415/v1.",
+        allow_abbrev=False,  # an abbreviation breaks when a later version adds an option
+    )
+    version = f"pippin {importlib.metadata.version('pippin')} (a node of a cluster; not Node.js)"
+    parser.add_argument("-v", "--version", action="version", version=version)
+
+    models = parser.add_argument_group("models")
+    add = models.add_argument
+    add("--model", metavar="ID", action="append", default=[], type=_text, help="load this model; repeatable")
+    add(
+        "--models-dir",
+        metavar="DIR",
+        action="append",
+        default=[],
+        type=_directory,
+        help="has model folders; repeatable",
+    )
+    add(
+        "--memory", metavar="BYTES", type=_bytes, help="memory for models, as 12GB (default: what the machine can give)"
+    )
+    add("--stages", metavar="N", type=_count(1, 1024), help="spread each model over N nodes (default: the fastest way)")
+    add("--context", metavar="N", type=_count(1), help="longest sequence in tokens (default: the model's own limit)")
+    add("--max-sessions", metavar="N", type=_count(1), help="sequences to keep memory for (default: as memory allows)")
+
+    network = parser.add_argument_group("network")
+    add = network.add_argument
+    add("--cluster", metavar="NAME", default="home", type=_cluster, help="nodes of one name join (default: home)")
+    add("--name", default=_hostname(), type=_text, help="this node's name for people (default: %(default)s)")
+    add("--peer", metavar="HOST:PORT", action="append", default=[], type=_peer, help="a node's gRPC port; repeatable")
+    add("--no-mdns", action="store_true", help="neither announce this node nor look for others; use --peer")
+    add(
+        "--api-port", metavar="PORT", default=DEFAULT_API_PORT, type=_port, help="default: %(default)s; 0: any free one"
+    )
+    add("--grpc-port", metavar="PORT", default=0, type=_port, help="between nodes (default: any free one)")
+    only = network.add_mutually_exclusive_group()
+    only.add_argument("--host", metavar="ADDR", type=_host, help="bind and advertise only this address")
+    only.add_argument("--interface", metavar="NAME", type=_interface, help="advertise only this interface")
+
+    process = parser.add_argument_group("process")
+    add = process.add_argument
+    add("--data-dir", metavar="DIR", type=_path, help="this node's identity (default: ~/.pippin, or the next free one)")
+    add("--log-level", metavar="LEVEL", default="info", choices=LOG_LEVELS, help=", ".join(LOG_LEVELS))
+    return parser
+
+
+# --- values: each takes the text, and raises ArgumentTypeError with what is wrong and what would be right -----------
+
+
+def _text(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError("must not be empty or hold control characters")
+    return text.strip()
+
+
+def _cluster(text: str) -> str:
+    """A DNS label, since the head is found as <cluster>.local; DNS knows no upper case."""
+    if not re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be up to 63 letters, digits and hyphens, as in home-2")
+    return text.lower()
+
+
+def _directory(text: str) -> Path:
+    path = _path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {path}")
+    return path
+
+
+def _path(text: str) -> Path:
+    return Path(_text(text)).expanduser().absolute()
+
+
+def _bytes(text: str) -> int:
+    try:
+        amount = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if amount == 0:
+        raise argparse.ArgumentTypeError("a node needs some memory; write it like 12GB")
+    return amount
+
+
+def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return int(text)
+
+    return count
+
+
+def _port(text: str) -> int:
+    return _count(0, 65535)(text)
+
+
+def _host(text: str) -> str:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if text == "localhost" else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no IP address of this machine, as in 192.168.1.5") from error
+    if address.is_unspecified:
+        return ""  # 0.0.0.0 and :: mean all addresses, which is what no --host means
+    if not can_bind(str(address)):
+        raise argparse.ArgumentTypeError(f"this machine has no address {address}")
+    return str(address)
+
+
+def _interface(text: str) -> str:
+    if text not in interface_names():
+        raise argparse.ArgumentTypeError(f"there is no interface {text!r}; there are {', '.join(interface_names())}")
+    return text
+
+
+def _peer(text: str) -> tuple[str, int]:
+    """host:port, 192.168.1.5:52416 or [fd00::5]:52416."""
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})", text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} must be HOST:PORT, the port being the other node's --grpc-port")
+    try:
+        return (str(ipaddress.IPv6Address(match["six"])) if match["six"] else match["host"], int(match["port"]))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{match['six']!r} is no IPv6 address") from error
+
+
+def _hostname() -> str:
+    """Without its domain: "mini-1", not "mini-1.local"."""
+    return socket.gethostname().partition(".")[0] or "node"

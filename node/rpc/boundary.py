@@ -1,0 +1,82 @@
+"""Errors across gRPC: the error tree's code, message and hint travel as trailing metadata beside a gRPC status."""
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import wraps
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote
+
+import grpc
+
+from node.core.errors import PeerUnavailable, PippinError, error_from
+
+log = logging.getLogger(__name__)
+
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+Unary = Callable[[Any, Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+Stream = Callable[[Any, Any, grpc.aio.ServicerContext[Any, Any]], AsyncGenerator[Any, None]]
+
+
+def unary(method: Unary) -> Unary:
+    """Answers whatever `method` raises as a gRPC status."""
+
+    @wraps(method)
+    async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(self, request, context)
+        except Exception as error:  # noqa: BLE001 - the RPC boundary
+            await _abort(context, error)
+
+    return guarded
+
+
+def stream(method: Stream) -> Stream:
+    """The same for a method that yields messages. The generator is closed when the caller goes away."""
+
+    @wraps(method)
+    async def guarded(
+        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[Any, None]:
+        messages = method(self, request, context)
+        try:
+            async for message in messages:
+                yield message
+        except Exception as error:  # noqa: BLE001 - the RPC boundary
+            await _abort(context, error)
+        finally:
+            await messages.aclose()
+
+    return guarded
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, PippinError):
+        log.error("an RPC failed", exc_info=error)
+        error = PippinError(f"{type(error).__name__}: {error}")
+    metadata = (
+        ("pippin-code", error.code),
+        ("pippin-message", quote(error.message)),
+        ("pippin-hint", quote(error.hint)),
+    )
+    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)
+    raise AssertionError("abort returned")
+
+
+def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
+    """The error of the tree that a failed call stands for; PeerUnavailable when the peer said nothing of its own."""
+    said: dict[str, str] = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    if code := said.get("pippin-code"):
+        message = unquote(said.get("pippin-message", ""))
+        return error_from(code, message, hint=unquote(said.get("pippin-hint", "")))
+    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {error.details()}.")

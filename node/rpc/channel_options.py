@@ -1,0 +1,22 @@
+"""Settings of every gRPC channel and server of a node."""
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""A prefill chunk of 2,048 tokens of a 16k-wide f32 model is 128 MB; gRPC's default of 4 MB is far too small."""
+
+OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A link whose other end lost power sends no reset: ask every 5 s, give up after 5 s.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    # A node that was restarted is reached again within a second, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Two nodes must never share a port silently.
+    ("grpc.so_reuseport", 0),
+    # Proxies from the environment are for the internet, not for the next Mac.
+    ("grpc.enable_http_proxy", 0),
+)

@@ -1,0 +1,136 @@
+"""Calls to other nodes, by `host:port`. Each has a deadline; each failure is an error of the tree."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from node.core.errors import PippinError
+from node.core.types import GenerateRequest, Heartbeat, ModelSpec, TokenEvent
+from node.rpc.boundary import to_error
+from node.rpc.channel_options import OPTIONS
+from node.rpc.link import Link
+from node.rpc.mapping import from_message, to_message
+from node.rpc.server import FRAMES_METHOD
+from node.rpc.token_codec import decode_event, encode_request
+from node.wire import control_pb2, serving_pb2
+from node.wire.control_pb2_grpc import ControlStub
+from node.wire.serving_pb2_grpc import FilesStub, ServingStub
+
+CALL_TIMEOUT_S = 5.0
+"""For calls that a healthy node answers at once."""
+DESCRIBE_TIMEOUT_S = 60.0
+"""Reading the headers of a big model's files from a slow disk."""
+
+
+class RpcClient:
+    """Keeps a channel for each peer and purpose: frames and files must not delay heartbeats."""
+
+    def __init__(self) -> None:
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for peer in {peer for peer, _ in self._channels}:
+            self.drop(peer)
+        await asyncio.gather(*self._closing)
+
+    def drop(self, peer: str) -> None:
+        """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones connect anew."""
+        for key in [key for key in self._channels if key[0] == peer]:
+            task = asyncio.create_task(self._channels.pop(key).close(), name=f"close {peer}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _channel(self, peer: str, purpose: str) -> grpc.aio.Channel:
+        key = (peer, purpose)
+        if key not in self._channels:
+            own_connection = ("grpc.use_local_subchannel_pool", 1)
+            self._channels[key] = grpc.aio.insecure_channel(peer, options=[*OPTIONS, own_connection])
+        return self._channels[key]
+
+    def _control(self, peer: str) -> ControlStub:
+        return ControlStub(self._channel(peer, "control"))
+
+    async def exchange(self, peer: str, heartbeat: Heartbeat, timeout_s: float) -> Heartbeat:
+        try:
+            message = to_message(heartbeat, control_pb2.Heartbeat)
+            answer = await self._control(peer).Exchange(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        return from_message(answer, Heartbeat)
+
+    async def probe(self, peer: str, timeout_s: float) -> float:
+        """The round trip in milliseconds."""
+        begin = time.perf_counter()
+        try:
+            await self._control(peer).Probe(control_pb2.Empty(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        return (time.perf_counter() - begin) * 1000
+
+    async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
+        try:
+            message = control_pb2.Departure(id=node_id, incarnation=incarnation)
+            await self._control(peer).Leave(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+
+    async def want(self, peer: str, model: str) -> None:
+        try:
+            await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+
+    async def describe(self, peer: str, model: str) -> ModelSpec:
+        try:
+            answer = await self._control(peer).Describe(
+                control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        return from_message(answer, ModelSpec)
+
+    async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """The driver ends every stream by its own deadlines; closing the generator cancels the session."""
+        stub = ServingStub(self._channel(peer, "serving"))
+        call = stub.Generate(encode_request(ring, request))
+        try:
+            async for message in call:
+                for event in message.events:
+                    yield decode_event(event)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        finally:
+            call.cancel()
+
+    async def listing(self, peer: str, model: str) -> list[tuple[str, int]]:
+        stub = FilesStub(self._channel(peer, "files"))
+        try:
+            answer = await stub.List(serving_pb2.FileRequest(model=model), timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        return [(entry.name, entry.size) for entry in answer.files]
+
+    async def read(self, peer: str, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
+        """Chunks of a file; the last, empty one carries the whole file's SHA-256."""
+        stub = FilesStub(self._channel(peer, "files"))
+        call = stub.Read(serving_pb2.FileRequest(model=model, name=name, offset=offset))
+        try:
+            async for chunk in call:
+                yield chunk.data, chunk.sha256
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error, peer) from error
+        finally:
+            call.cancel()
+
+    def link(self, peer: str, on_broken: Callable[[PippinError], None]) -> Link:
+        return Link(self._channel(peer, "frames"), FRAMES_METHOD, peer, on_broken)

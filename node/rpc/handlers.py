@@ -1,0 +1,39 @@
+"""What the RPC server asks of the rest of the node."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Protocol
+
+from node.core.frames import Frame
+from node.core.types import GenerateRequest, Heartbeat, ModelSpec, TokenEvent
+
+
+class ControlHandler(Protocol):
+    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
+        """Take a peer's state and give one's own. Raises Incompatible for another cluster's."""
+
+    def leave(self, node_id: str, incarnation: int) -> None: ...
+
+    async def want(self, model: str) -> None:
+        """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotFound, …"""
+
+    async def describe(self, model: str) -> ModelSpec:
+        """Of a model whose files are here. Raises ModelNotFound."""
+
+
+class ServingHandler(Protocol):
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]: ...
+
+    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+        """Take what comes over one link, in order, until it ends.
+
+        Raises StaleFence for a ring that this node is not part of, and whatever breaks the way onward: the error ends
+        the link and so reaches the stage before.
+        """
+
+
+class FilesHandler(Protocol):
+    def listing(self, model: str) -> list[tuple[str, int]]:
+        """Names and sizes in bytes. Blocking. Raises ModelNotFound."""
+
+    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
+        """Chunks of a file from `offset`; the last, empty one carries the whole file's SHA-256. Blocking."""

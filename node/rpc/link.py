@@ -1,0 +1,68 @@
+"""The way to the next stage of a ring: one long-lived stream of frames."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from node.core.errors import PeerUnavailable, PippinError
+from node.core.frames import Frame
+from node.rpc.boundary import to_error
+from node.rpc.frame_codec import encode
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 20.0
+"""A peer that takes no bytes for this long is gone: its window (MBs) is full and it reads nothing."""
+
+
+class Link:
+    """Sends frames in order. Once broken it stays so; `on_broken` is called once, with the reason, unless closed."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, method: str, peer: str, on_broken: Callable[[PippinError], None]
+    ) -> None:
+        self._peer = peer
+        self._on_broken = on_broken
+        self._call: grpc.aio.StreamUnaryCall[bytes, bytes] = channel.stream_unary(method)()
+        self._closed = False
+        self._error: PippinError | None = None
+        self._call.add_done_callback(lambda _: self._ended())
+
+    async def send(self, frame: Frame) -> None:
+        """Raises PeerUnavailable (or what the peer answered) when the link is or gets broken."""
+        if self._error:
+            raise self._error
+        try:
+            await asyncio.wait_for(self._call.write(encode(frame)), SEND_TIMEOUT_S)
+        except TimeoutError as error:
+            self._call.cancel()
+            raise PeerUnavailable(f"{self._peer} took no bytes for {SEND_TIMEOUT_S:.0f} s.") from error
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            raise await self._reason() from error
+
+    def close(self) -> None:
+        """Frames that the peer has not read yet may be lost."""
+        self._closed = True
+        self._call.cancel()
+
+    async def _reason(self) -> PippinError:
+        try:
+            await self._call
+        except grpc.aio.AioRpcError as error:
+            return to_error(error, self._peer)
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+        return PeerUnavailable(f"The link to {self._peer} is closed.")
+
+    def _ended(self) -> None:
+        if self._closed:
+            return
+        asyncio.get_running_loop().create_task(self._report(), name=f"link to {self._peer}")
+
+    async def _report(self) -> None:
+        self._error = await self._reason()
+        log.info("the link to %s broke: %s", self._peer, self._error)
+        self._on_broken(self._error)

@@ -1,0 +1,141 @@
+"""The gRPC side of a node: takes heartbeats, requests for tokens, frames of rings, and requests for model files."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from node.core.errors import PippinError
+from node.core.types import Heartbeat
+from node.rpc.boundary import stream, unary
+from node.rpc.channel_options import OPTIONS
+from node.rpc.frame_codec import decode
+from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
+from node.rpc.mapping import from_message, to_message
+from node.rpc.token_codec import decode_request, encode_event
+from node.wire import control_pb2, serving_pb2
+from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from node.wire.serving_pb2_grpc import (
+    FilesServicer,
+    ServingServicer,
+    add_FilesServicer_to_server,
+    add_ServingServicer_to_server,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
+
+
+class PortTaken(PippinError):
+    code = "port_taken"
+
+
+class RpcServer:
+    """Bound before it serves, so that the port is known to those who answer its calls."""
+
+    def __init__(self, hosts: Sequence[str], port: int) -> None:
+        """Port 0 is chosen by the system, the same for all hosts. Raises PortTaken. Needs a running loop."""
+        self._server = grpc.aio.server(options=OPTIONS)
+        self.port = port
+        for host in hosts:
+            self.port = self._bind(host)
+
+    def _bind(self, host: str) -> int:
+        address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        try:
+            return self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortTaken(
+                f"gRPC port {self.port} of {host} is taken or may not be used.", hint="Choose another with --grpc-port."
+            ) from error
+
+    async def start(self, control: ControlHandler, serving: ServingHandler, files: FilesHandler) -> None:
+        add_ControlServicer_to_server(_Control(control), self._server)
+        add_ServingServicer_to_server(_Serving(serving), self._server)
+        add_FilesServicer_to_server(_Files(files), self._server)
+        self._server.add_generic_rpc_handlers((_frames_handler(serving),))
+        await self._server.start()
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        await self._server.stop(grace_s)
+
+
+class _Control(ControlServicer):
+    def __init__(self, handler: ControlHandler) -> None:
+        self._handler = handler
+
+    @unary
+    async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
+        answer = self._handler.exchange(from_message(request, Heartbeat))
+        return to_message(answer, control_pb2.Heartbeat)
+
+    @unary
+    async def Leave(self, request: control_pb2.Departure, context: Context) -> control_pb2.Empty:
+        self._handler.leave(request.id, request.incarnation)
+        return control_pb2.Empty()
+
+    @unary
+    async def Probe(self, request: control_pb2.Empty, context: Context) -> control_pb2.Empty:
+        return request
+
+    @unary
+    async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.want(request.model)
+        return control_pb2.Empty()
+
+    @unary
+    async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
+        return to_message(await self._handler.describe(request.model), control_pb2.ModelSpec)
+
+
+class _Serving(ServingServicer):
+    def __init__(self, handler: ServingHandler) -> None:
+        self._handler = handler
+
+    @stream
+    async def Generate(
+        self, request: serving_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
+        events = self._handler.generate(request.ring, decode_request(request))
+        try:
+            async for event in events:
+                yield serving_pb2.TokenEvents(events=[encode_event(event)])
+        finally:
+            await events.aclose()
+
+
+class _Files(FilesServicer):
+    def __init__(self, handler: FilesHandler) -> None:
+        self._handler = handler
+
+    @unary
+    async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.FileListing:
+        files = await asyncio.to_thread(self._handler.listing, request.model)
+        return serving_pb2.FileListing(files=[serving_pb2.FileEntry(name=name, size=size) for name, size in files])
+
+    @stream
+    async def Read(
+        self, request: serving_pb2.FileRequest, context: Context
+    ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
+        chunks = await asyncio.to_thread(self._handler.read, request.model, request.name, request.offset)
+        while chunk := await asyncio.to_thread(next, chunks, None):
+            data, sha256 = chunk
+            yield serving_pb2.FileChunk(data=data, sha256=sha256)
+
+
+def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:
+    """Frames come as they are on the wire: no (de)serializer is given, so gRPC hands over the bytes."""
+
+    async def receive(_: None, frames: AsyncIterator[bytes], __: Context) -> bytes:
+        await serving.frames(decode(data) async for data in frames)
+        return b""
+
+    guarded = unary(receive)
+
+    async def method(frames: AsyncIterator[bytes], context: Context) -> bytes:
+        answer: bytes = await guarded(None, frames, context)
+        return answer
+
+    service, name = FRAMES_METHOD.strip("/").split("/")
+    return grpc.method_handlers_generic_handler(service, {name: grpc.stream_unary_rpc_method_handler(method)})

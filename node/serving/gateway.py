@@ -1,0 +1,182 @@
+"""What the API asks of a node: find a ring for a model, wait for it, and get tokens from its driver, wherever that is."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from node.control.agent import Agent
+from node.control.status import build_status
+from node.core.errors import NotReady, PeerUnavailable, RingLost, StaleFence, error_from
+from node.core.types import ClusterView, GenerateRequest, LoadState, ModelEntry, Ring, TokenEvent
+from node.engine.tokenizer import Tokenizer
+from node.rpc.client import RpcClient
+from node.serving.rings import Rings
+from node.store.catalogue import Catalogue
+
+log = logging.getLogger(__name__)
+
+OPEN_WAIT_S = 60.0
+"""A first request waits this long for its model to load; then the client is told to come back."""
+RECOVER_WAIT_S = 30.0
+"""A running request waits this long for its ring to be replaced."""
+
+TokenizerFiles = Callable[[str, str], Awaitable[Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model that has a ring which is ready."""
+
+    id: str
+    context: int
+    tokenizer: Tokenizer
+
+
+class Gateway:
+    """Any node is one, whoever is head."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        rings: Rings,
+        client: RpcClient,
+        catalogue: Catalogue,
+        tokenizer_files: TokenizerFiles,
+        want: Callable[[str], Awaitable[None]],
+        started_at: int,
+    ) -> None:
+        self._agent = agent
+        self._rings = rings
+        self._client = client
+        self._catalogue = catalogue
+        self._tokenizer_files = tokenizer_files
+        self._want_here = want
+        self._started_at = started_at
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._tokenizer_lock = asyncio.Lock()
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def models(self) -> Sequence[ModelEntry]:
+        """All that some node of the cluster holds or serves."""
+        view = self._agent.view()
+        ids = {ring.model for ring in view.placement.rings}
+        ids |= {model for report in self._agent.alive() for model in report.models}
+        return [
+            ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin") for model in sorted(ids)
+        ]
+
+    def status(self) -> dict[str, Any]:
+        return build_status(self._agent.view())
+
+    def health(self) -> dict[str, Any]:
+        view = self._agent.view()
+        return {"status": "ok", "node": self._agent.info.name, "models": sorted(_ready_models(view))}
+
+    # --- opening a model ----------------------------------------------------------------------------------------------
+
+    async def open(self, model_id: str) -> OpenModel:
+        """Waits until a ring of the model is ready.
+
+        Raises ModelNotFound, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
+        """
+        model = await asyncio.to_thread(self._find, model_id)
+        ring = await self._ready_ring(model, OPEN_WAIT_S)
+        return OpenModel(model, ring.context, await self._tokenizer(ring))
+
+    def _find(self, model_id: str) -> str:
+        served = {ring.model for ring in self._agent.placement.rings}
+        held = served | {model for report in self._agent.alive() for model in report.models}
+        return model_id if model_id in held else self._catalogue.find(model_id)
+
+    async def _ready_ring(self, model: str, wait_s: float) -> Ring:
+        deadline = time.monotonic() + wait_s
+        asked = False
+        while (left := deadline - time.monotonic()) > 0:
+            view = self._agent.view()
+            rings = [ring for ring in view.placement.rings if ring.model == model]
+            if ready := next((ring for ring in rings if _is_ready(ring, view)), None):
+                return ready
+            if rings or not view.head:
+                await self._agent.changed.wait(left)
+                continue
+            if asked:
+                _raise_refusal(model, view)
+                await self._agent.changed.wait(min(left, 1.0))
+            asked = await self._want(view.head, model)
+        raise NotReady(f"{model} is still loading after {wait_s:.0f} s.", hint="See `cluster status`; try again later.")
+
+    async def _want(self, head: str, model: str) -> bool:
+        """Whether the head was reached."""
+        try:
+            if head == self._agent.info.id:
+                await self._want_here(model)
+            elif address := self._agent.address_of(head):
+                await self._client.want(address, model)
+        except (PeerUnavailable, NotReady) as error:
+            log.info("the head could not be asked for %s: %s", model, error)
+            await self._agent.changed.wait(1.0)
+            return False
+        return True
+
+    async def _tokenizer(self, ring: Ring) -> Tokenizer:
+        async with self._tokenizer_lock:
+            if ring.model not in self._tokenizers:
+                directory = await self._tokenizer_files(ring.model, self._agent.address_of(ring.driver) or "")
+                self._tokenizers[ring.model] = await asyncio.to_thread(Tokenizer, directory)
+            return self._tokenizers[ring.model]
+
+    # --- generating -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yields each token once. When the ring is lost on the way, goes on with another, from the tokens there are."""
+        done: list[int] = []
+        wait_s = OPEN_WAIT_S
+        while True:
+            ring = await self._ready_ring(request.model, wait_s)
+            events = self._events(ring, replace(request, resume=tuple(done)))
+            try:
+                async for event in events:
+                    done.append(event.token)
+                    yield event
+                    if event.finish:
+                        return
+            except (RingLost, PeerUnavailable, StaleFence) as error:
+                log.warning("request %s lost its ring after %d tokens: %s", request.id, len(done), error)
+                await self._agent.changed.wait(1.0)
+            finally:
+                await events.aclose()
+            wait_s = RECOVER_WAIT_S
+
+    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        if ring.driver == self._agent.info.id:
+            return self._rings.generate(ring.id, request)
+        address = self._agent.address_of(ring.driver)
+        if address is None:
+            raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
+        return self._client.generate(address, ring.id, request)
+
+
+def _is_ready(ring: Ring, view: ClusterView) -> bool:
+    """Every stage is loaded for this very ring, and its node is there."""
+    ready = {
+        peer.report.info.id
+        for peer in view.peers
+        for load in peer.report.loads
+        if load.ring == ring.id and load.state is LoadState.READY and peer.state in ("alive", "suspect")
+    }
+    return all(stage.node in ready for stage in ring.stages)
+
+
+def _ready_models(view: ClusterView) -> set[str]:
+    return {ring.model for ring in view.placement.rings if _is_ready(ring, view)}
+
+
+def _raise_refusal(model: str, view: ClusterView) -> None:
+    for refusal in view.placement.refused:
+        if refusal.model == model:
+            raise error_from(refusal.code, refusal.message, hint=refusal.hint) from None

@@ -1,0 +1,151 @@
+"""Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from node.control.agent import Agent
+from node.core.errors import PippinError, RingLost, StaleFence
+from node.core.frames import Frame
+from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
+from node.engine.compute import Compute
+from node.engine.load import load_stage
+from node.engine.runner import Runner
+from node.engine.stage import Stage
+from node.rpc.client import RpcClient
+from node.serving.driver import Driver
+from node.serving.onward import Onward
+from node.serving.worker import Worker
+
+log = logging.getLogger(__name__)
+
+Fetch = Callable[[Shard, Callable[[float], None]], Awaitable[Path]]
+"""Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory."""
+
+
+class Rings:
+    """The stages that this node holds. `run` is the task that follows the placement."""
+
+    def __init__(self, agent: Agent, compute: Compute, client: RpcClient, fetch: Fetch) -> None:
+        self._agent = agent
+        self._compute = compute
+        self._client = client
+        self._fetch = fetch
+        self._stages: dict[Shard, Stage] = {}
+        self._parts: dict[str, Driver | Worker] = {}
+        self._reports: dict[str, LoadReport] = {}
+        self._group = asyncio.TaskGroup()
+
+    # --- what others see --------------------------------------------------------------------------------------------
+
+    def reports(self) -> tuple[LoadReport, ...]:
+        return tuple(self._reports.values())
+
+    def loads(self) -> tuple[RingLoad, ...]:
+        return tuple(part.load() for part in self._parts.values() if isinstance(part, Driver))
+
+    def memory_used(self) -> int:
+        """Bytes of weights and KV."""
+        weights = sum(stage.weight_bytes for stage in self._stages.values())
+        return weights + sum(part.kv_bytes for part in self._parts.values())
+
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Raises StaleFence when this node does not drive that ring (any more)."""
+        part = self._parts.get(ring)
+        if not isinstance(part, Driver):
+            raise StaleFence(f"This node does not drive ring {ring}.")
+        return part.generate(request)
+
+    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+        first = await anext(frames, None)
+        if first is None:
+            return
+        part = self._parts.get(first.ring)
+        if part is None:
+            raise StaleFence(f"This node is not part of ring {first.ring}.")
+        await part.frames(first, frames)
+
+    # --- following the placement ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        async with self._group:
+            seen = None
+            while True:
+                if self._agent.placement is seen:
+                    await self._agent.adopted.wait()
+                seen = self._agent.placement
+                await self._release(seen)
+                for ring in seen.rings:
+                    if self._agent.placement is not seen:
+                        break  # a newer one came while a stage loaded
+                    await self._hold(ring)
+
+    async def close(self) -> None:
+        await self._release(Placement())
+
+    def _shard(self, ring: Ring) -> Shard | None:
+        for stage in ring.stages:
+            if stage.node == self._agent.info.id:
+                return Shard(ring.model, stage.start, stage.end)
+        return None
+
+    async def _release(self, placement: Placement) -> None:
+        """Let go of the rings that are no more, and then of the weights that none of the others needs."""
+        wanted = {ring.id: shard for ring in placement.rings if (shard := self._shard(ring))}
+        for ring_id in [ring_id for ring_id in self._parts if ring_id not in wanted]:
+            log.info("ring %s: left", ring_id)
+            part = self._parts.pop(ring_id)
+            await (part.close(RingLost(f"Ring {ring_id} was replaced.")) if isinstance(part, Driver) else part.close())
+        for ring_id in [ring_id for ring_id in self._reports if ring_id not in wanted]:
+            del self._reports[ring_id]
+        unused = [shard for shard in self._stages if shard not in wanted.values()]
+        for shard in unused:
+            log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+            await self._compute.run(self._stages.pop(shard).clear)
+        self._agent.touch()
+
+    async def _hold(self, ring: Ring) -> None:
+        shard = self._shard(ring)
+        if shard is None or ring.id in self._parts:
+            return
+        try:
+            stage = self._stages.get(shard) or await self._load(ring.id, shard)
+        except PippinError as error:
+            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, error)
+            self._report(ring.id, shard, LoadState.FAILED, error=f"{error.code}: {error}")
+            return
+        self._parts[ring.id] = self._part(ring, stage)
+        self._report(ring.id, shard, LoadState.READY, 1.0)
+
+    async def _load(self, ring: str, shard: Shard) -> Stage:
+        log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+        self._report(ring, shard, LoadState.FETCHING)
+        directory = await self._fetch(shard, lambda share: self._progress(ring, share))
+        self._report(ring, shard, LoadState.LOADING)
+        load = partial(load_stage, progress=lambda share: self._progress(ring, share))
+        stage = self._stages[shard] = await self._compute.run(load, directory, shard.start, shard.end)
+        log.info("loaded %s layers %d-%d: %.1f MB", shard.model, shard.start, shard.end - 1, stage.weight_bytes / 1e6)
+        return stage
+
+    def _part(self, ring: Ring, stage: Stage) -> Driver | Worker:
+        nodes = [each.node for each in ring.stages]
+        index = nodes.index(self._agent.info.id)
+        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._agent.address_of)
+        runner = Runner(stage)
+        if index:
+            return Worker(ring.id, ring.fence, self._compute, runner, onward)
+        driver = Driver(ring, ring.fence, self._compute, runner, onward if len(nodes) > 1 else None)
+        self._group.create_task(driver.run(), name=f"driver of {ring.id}")
+        return driver
+
+    def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:
+        self._reports[ring] = LoadReport(ring, shard, state, progress, error)
+        self._agent.touch()
+
+    def _progress(self, ring: str, share: float) -> None:
+        """Called from other threads; read with the next heartbeat."""
+        if ring in self._reports:
+            self._reports[ring] = replace(self._reports[ring], progress=share)

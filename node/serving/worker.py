@@ -1,0 +1,93 @@
+"""A stage that is not the driver: takes frames, runs its layers, forwards."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
+from node.core.frames import Failure, Frame
+from node.core.types import Fence
+from node.engine.compute import Compute
+from node.engine.runner import Runner
+from node.rpc.link import Link
+from node.serving.onward import Onward
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Holds the KV of its layers for one ring."""
+
+    def __init__(self, ring: str, fence: Fence, compute: Compute, runner: Runner, onward: Onward) -> None:
+        self._ring = ring
+        self._fence = fence
+        self._compute = compute
+        self._runner = runner
+        self._onward = onward
+        self._lock = asyncio.Lock()
+        self._run = -1
+        self._seq = 0
+        self._link: Link | None = None
+        self._upstream: asyncio.Task[None] | None = None
+        self._broken: PippinError | None = None
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._runner.kv_bytes
+
+    async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+        """Serve one link from the stage before until it ends or the way onward breaks."""
+        self._upstream = asyncio.current_task()
+        try:
+            await self._take(first)
+            async for frame in frames:
+                await self._take(frame)
+        except asyncio.CancelledError:
+            # Cancelled by `_onward_broke`, not by the caller: answer with the reason, so that it reaches the driver.
+            if self._broken and self._upstream is asyncio.current_task():
+                raise self._broken from None
+            raise
+
+    async def close(self) -> None:
+        """The ring is no more: free its KV and end its links."""
+        self._onward_broke(RingLost(f"The ring {self._ring} was replaced."))
+        if self._link:
+            self._link.close()
+        await self._compute.run(self._runner.reset)
+
+    async def _take(self, frame: Frame) -> None:
+        async with self._lock:
+            if frame.fence != self._fence:
+                raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring}, which is at {self._fence}.")
+            if frame.run < self._run:
+                return  # a leftover from before the driver's fresh start
+            if frame.run > self._run:
+                await self._restart(frame.run)
+            if frame.seq != self._seq:
+                raise BadRequest(f"Frame {frame.seq} came when {self._seq} was due: frames were lost.")
+            self._seq += 1
+            await self._forward(frame)
+
+    async def _restart(self, run: int) -> None:
+        self._run, self._seq, self._broken = run, 0, None
+        if self._link:
+            self._link.close()
+        await self._compute.run(self._runner.reset)
+        self._link = self._onward.open(self._onward_broke)
+
+    async def _forward(self, frame: Frame) -> None:
+        assert self._link
+        try:
+            frame = await self._compute.run(self._runner.relay, frame)
+        except PippinError as error:
+            log.error("ring %s: frame %d failed: %s", self._ring, frame.seq, error)
+            failure = Failure(error.code, error.message, error.hint)
+            frame = Frame(
+                frame.ring, frame.fence, frame.run, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure
+            )
+        await self._link.send(frame)
+
+    def _onward_broke(self, reason: PippinError) -> None:
+        self._broken = reason
+        if self._upstream:
+            self._upstream.cancel()

@@ -1,0 +1,35 @@
+"""Which files of a model's directory matter, and which names are safe to take from a peer or an index."""
+
+import re
+
+from node.core.errors import ModelNotFound
+
+DESCRIPTION = ".pippin-weights.json"
+"""Written beside weights that are held in part: it says where all of the model's tensors are."""
+
+INDEX = "model.safetensors.index.json"
+
+# What mlx-lm loads. Python files are left out on purpose: no code comes from the hub or from a peer.
+_WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
+_SMALL = re.compile(r"\w[\w.-]*\.(json|jsonl|txt|jinja|model|tiktoken)")
+
+
+def is_weights(name: str) -> bool:
+    return _WEIGHTS.fullmatch(name) is not None
+
+
+def is_small(name: str) -> bool:
+    """Config, tokenizer, chat template, index: all that a node needs of a model apart from its weights."""
+    return name == DESCRIPTION or _SMALL.fullmatch(name) is not None
+
+
+def id_parts(model_id: str) -> tuple[str, ...]:
+    """`name` or `org/name` in parts that are safe as directory names. Ids come from the network."""
+    parts = tuple(model_id.split("/"))
+    if len(parts) > 2 or not all(_safe(part) for part in parts):
+        raise ModelNotFound(f"{model_id[:100]!r} is no model id.", hint="Write `name` or `org/name`.", param="model")
+    return parts
+
+
+def _safe(part: str) -> bool:
+    return part.isprintable() and not part.startswith(".") and "\\" not in part and 0 < len(part.encode()) <= 255

@@ -1,0 +1,169 @@
+"""Models from the Hugging Face hub, only the files that a stage needs."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.utils.tqdm import tqdm
+
+from node.core.errors import ModelBroken, ModelUnsupported, NoCapacity
+from node.store.files import DESCRIPTION, INDEX, is_small, is_weights
+from node.store.hub_errors import HUB_ERRORS, TAKE_ANOTHER, translated
+from node.store.weights import Tensor, Weights, described
+
+_TIMEOUT_S = 10.0
+_READERS = 8
+"""Headers read at once; a large model has a hundred files and each costs a round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of a model before its weights are fetched."""
+
+    config: dict[str, Any]
+    weights: Weights
+    directory: Path
+    """Holds the small files: config, tokenizer, index. `fetch` puts weights into the same one."""
+
+
+class Hub:
+    """All methods block on network and disk. Endpoint, token and cache are those of huggingface_hub unless given."""
+
+    def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
+        self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
+        self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
+        self._download = partial(
+            hf_hub_download, cache_dir=self._cache, endpoint=endpoint, token=token, library_name="pippin"
+        )
+
+    def metadata(self, model_id: str, revision: str | None = None) -> Metadata:
+        """Config and weights' layout, downloading only small files; without network they come from the cache."""
+        with _told(model_id):
+            directory = self._resolved(model_id, revision)
+            weights = described(directory) or self._described(model_id, directory)
+        try:
+            config = json.loads((directory / "config.json").read_bytes())
+        except ValueError as error:
+            raise ModelBroken(f"config.json of {model_id} is no JSON: {error}.") from error
+        return Metadata(config, weights, directory)
+
+    def fetch(
+        self,
+        model_id: str,
+        start: int,
+        end: int,
+        ends: bool,
+        progress: Callable[[int, int], None] = lambda *_: None,
+        *,
+        revision: str | None = None,
+    ) -> Path:
+        """Downloads what the stage [start, end) lacks and tells `progress(bytes done, bytes in all)` on the way.
+
+        A lost connection is taken up again in the middle of a file, some times; whole files are kept when the fetch is
+        broken off, so that the next one goes on from there. An exception that `progress` raises breaks it off.
+        """
+        metadata = self.metadata(model_id, revision)
+        directory, sizes = metadata.directory, metadata.weights.sizes
+        files = sorted(metadata.weights.files_for(start, end, ends))
+        total = sum(sizes[file] for file in files)
+        missing = [file for file in files if not (directory / file).is_file()]
+        done = total - sum(sizes[file] for file in missing)
+        self._check_space(model_id, total - done)
+        progress(done, total)
+        for file in missing:
+            with _told(model_id):
+                bar = _bar(done, total, progress)
+                self._download(model_id, file, revision=directory.name, tqdm_class=bar)
+            done += sizes[file]
+            progress(done, total)
+        return directory
+
+    def _resolved(self, model_id: str, revision: str | None) -> Path:
+        """The directory of the commit that the branch is at: all else is asked of this commit, its name."""
+        if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
+            # Without network this fails at once, where a download of what is not in the cache retries half a minute.
+            self._api.model_info(model_id, revision=revision, timeout=_TIMEOUT_S)
+        return Path(self._download(model_id, "config.json", revision=revision)).parent
+
+    def _described(self, model_id: str, directory: Path) -> Weights:
+        """Fetches the small files, reads the headers of the weights and leaves a description for next time."""
+        info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        for file in filter(is_small, sizes):
+            self._download(model_id, file, revision=directory.name)
+        files = _weight_files(directory, set(sizes))
+        if not files:
+            raise ModelUnsupported(f"{model_id} has no model*.safetensors on the hub.", hint=TAKE_ANOTHER)
+
+        def header(file: str) -> dict[str, Tensor]:
+            found = self._api.parse_safetensors_file_metadata(
+                model_id, file, revision=directory.name, timeout=_TIMEOUT_S
+            )
+            return {
+                name: Tensor(file, tensor.data_offsets[1] - tensor.data_offsets[0])
+                for name, tensor in found.tensors.items()
+            }
+
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="headers") as readers:
+            tensors = {name: tensor for part in readers.map(header, files) for name, tensor in part.items()}
+        weights = Weights(tensors, {file: sizes[file] for file in files})
+        part = directory / f"{DESCRIPTION}.part"
+        part.write_bytes(weights.to_json())
+        part.replace(directory / DESCRIPTION)
+        return weights
+
+    def _check_space(self, model_id: str, needed: int) -> None:
+        free = shutil.disk_usage(self._cache).free
+        if needed > free:
+            raise NoCapacity(
+                f"{model_id} needs {needed / 1e9:.1f} GB more on disk; {self._cache} has {free / 1e9:.1f} GB free.",
+                hint="Free some space, or set HF_HOME to a larger disk.",
+            )
+
+
+def _weight_files(directory: Path, present: set[str]) -> list[str]:
+    """The repository's weight files: those of its index, or all that mlx-lm would load."""
+    loadable = {file for file in present if is_weights(file)}
+    if (directory / INDEX).is_file():
+        try:
+            indexed = set(json.loads((directory / INDEX).read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelBroken(f"{directory / INDEX} is damaged: {error!r}.") from error
+        # A stale index names files that are not there.
+        if indexed and indexed <= loadable:
+            return sorted(indexed)
+    return sorted(loadable)
+
+
+def _bar(before: int, total: int, progress: Callable[[int, int], None]) -> type[tqdm]:
+    """A progress bar, shown on terminals only, that also tells of its file's bytes on top of those before it."""
+
+    class Bar(tqdm):
+        came = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.came += int(n or 0)
+            progress(min(before + self.came, total), total)
+            shown: bool | None = super().update(n)
+            return shown
+
+        def update_transfer(self, n: float | None = 1) -> None:
+            """Bytes on the wire, which Xet tells beside those written; to count them too would count twice."""
+
+    return Bar
+
+
+@contextmanager
+def _told(model_id: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises into errors that say what to do."""
+    try:
+        yield
+    except HUB_ERRORS as error:
+        raise translated(error, model_id) from error

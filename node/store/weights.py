@@ -1,0 +1,192 @@
+"""A model's tensors: in which file each is, how large, and to which layer it belongs. Nothing is loaded."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from node.core.errors import ModelBroken, ModelUnsupported
+from node.store.files import DESCRIPTION, INDEX, is_weights
+from node.store.headers import read_header
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+# What mlx-lm's `sanitize` drops: towers of other senses, their adapters, and heads for multi-token prediction.
+_FOREIGN = re.compile(
+    r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
+)
+_NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+
+
+def is_foreign(tensor: str) -> bool:
+    """Whether the tensor is no part of the text model, and so is never loaded."""
+    layer = _LAYER.search(tensor)
+    return _FOREIGN.search(tensor, 0, layer.start() if layer else len(tensor)) is not None
+
+
+def layer_of(tensor: str) -> int | None:
+    """Number of the text model's layer that a tensor belongs to; None for the ends and for all that is foreign."""
+    layer = _LAYER.search(tensor)
+    return None if layer is None or is_foreign(tensor) else int(layer[1])
+
+
+def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -> set[str]:
+    """Files that hold the layers [start, end) and, for a driver, all that is no layer. The map is tensor to file."""
+    found = set()
+    for tensor, file in weight_map.items():
+        layer = layer_of(tensor)
+        wanted = ends and not is_foreign(tensor) if layer is None else start <= layer < end
+        if wanted:
+            found.add(file)
+    return found
+
+
+def text_files(weight_map: Mapping[str, str]) -> set[str]:
+    """Files that hold any part of the text model: a model is complete when these are here."""
+    return {file for tensor, file in weight_map.items() if not is_foreign(tensor)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    file: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All tensors of one model, those included whose files are on other nodes."""
+
+    tensors: Mapping[str, Tensor]
+    sizes: Mapping[str, int]
+    """Bytes of each weight file."""
+
+    @cached_property
+    def _by_layer(self) -> Counter[int | None]:
+        total: Counter[int | None] = Counter()
+        for name, tensor in self.tensors.items():
+            if not is_foreign(name):
+                total[layer_of(name)] += tensor.nbytes
+        return total
+
+    @property
+    def layers(self) -> int:
+        """How many layers the files hold; may exceed the config's by layers for multi-token prediction."""
+        return max((layer for layer in self._by_layer if layer is not None), default=-1) + 1
+
+    def layer_bytes(self, layer: int) -> int:
+        return self._by_layer[layer]
+
+    @property
+    def ends_bytes(self) -> int:
+        """Embedding, final norm, LM head and all else of the text model that is no layer."""
+        return self._by_layer[None]
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        return {name: tensor.file for name, tensor in self.tensors.items()}
+
+    def files_for(self, start: int, end: int, ends: bool) -> set[str]:
+        return files_for(self.weight_map, start, end, ends)
+
+    def to_json(self) -> bytes:
+        tensors = {name: [tensor.file, tensor.nbytes] for name, tensor in self.tensors.items()}
+        return json.dumps({"sizes": dict(self.sizes), "tensors": tensors}, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """What `to_json` wrote, maybe on another node."""
+        try:
+            data: dict[str, Any] = json.loads(raw)
+            tensors = {str(name): Tensor(_checked(file), int(size)) for name, (file, size) in data["tensors"].items()}
+            sizes = {_checked(file): int(size) for file, size in data["sizes"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelBroken(f"The description of the weights is damaged: {error!r}.") from error
+        if missing := {tensor.file for tensor in tensors.values()} - sizes.keys():
+            raise ModelBroken(f"The description of the weights has no size for {min(missing)}.")
+        return cls(tensors, sizes)
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Weights of a directory, from the headers of its files. Blocks, for milliseconds.
+
+        Raises ModelBroken when a file is cut short or lacks a tensor that the index places in it. Files may be
+        missing only where a description tells what they would hold.
+        """
+        known = described(directory)
+        expected = weight_map(directory)
+        needed = text_files(expected)
+        absent = {file for file in expected.values() if not (directory / file).is_file()}
+        if known is None and absent & needed:
+            raise ModelBroken(f"{directory}: {min(absent & needed)} is missing.", hint="Fetch the model again.")
+        tensors, sizes = {}, {}
+        if known is not None:
+            tensors = {name: tensor for name, tensor in known.tensors.items() if tensor.file in absent}
+            sizes = {file: known.sizes[file] for file in absent}
+        for file in sorted(set(expected.values()) - absent):
+            tensors.update({name: Tensor(file, nbytes) for name, nbytes in read_header(directory / file).items()})
+            sizes[file] = (directory / file).stat().st_size
+        lacking = [
+            name
+            for name, file in expected.items()
+            if file in needed and (name not in tensors or tensors[name].file != file)
+        ]
+        if lacking:
+            raise ModelBroken(
+                f"{directory}: {expected[lacking[0]]} lacks {len(lacking)} of the tensors that belong there, "
+                f"{lacking[0]} for one.",
+                hint="Fetch the model again.",
+            )
+        return cls(tensors, sizes)
+
+
+def described(directory: Path) -> Weights | None:
+    """The description left beside a model that was fetched in part, if there is one."""
+    try:
+        return Weights.from_json((directory / DESCRIPTION).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def weight_map(directory: Path) -> dict[str, str]:
+    """File of each tensor of the model, whether or not that file is here: from description, index or headers."""
+    known = described(directory)
+    if known is not None:
+        return known.weight_map
+    present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name)}
+    indexed = _indexed(directory / INDEX)
+    # An index none of whose files is here, beside other weights, is left over from before a conversion.
+    if indexed and (not present or present & set(indexed.values())):
+        return indexed
+    if not present:
+        raise ModelUnsupported(
+            f"{directory} holds no model*.safetensors.", hint="Take a model in MLX or safetensors format."
+        )
+    for file in sorted(present):
+        number = _NUMBERED.search(file)
+        if number and len(present) < int(number[2]):
+            raise ModelBroken(
+                f"{directory}: {len(present)} of {int(number[2])} weight files are here.",
+                hint="Fetch the model again.",
+            )
+    return {tensor: file for file in sorted(present) for tensor in read_header(directory / file)}
+
+
+def _indexed(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        entries = json.loads(path.read_bytes())["weight_map"].items()
+        return {str(tensor): _checked(file) for tensor, file in entries}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelBroken(f"{path} is damaged: {error!r}.", hint="Fetch the model again.") from error
+
+
+def _checked(file: object) -> str:
+    """A weight file's name as found in an index or a description, which may be anyone's."""
+    if not isinstance(file, str) or not is_weights(file):
+        raise ValueError(f"{file!r} is no name of a weight file")
+    return file

@@ -1,0 +1,239 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("id", "incarnation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("term", "epoch")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    epoch: int
+    def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("model", "start", "end")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    start: int
+    end: int
+    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class KvCost(_message.Message):
+    __slots__ = ("per_token", "fixed", "window")
+    PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    per_token: int
+    fixed: int
+    window: int
+    def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    layer_bytes: _containers.RepeatedScalarFieldContainer[int]
+    ends_bytes: int
+    kv: _containers.RepeatedCompositeFieldContainer[KvCost]
+    cuts: _containers.RepeatedScalarFieldContainer[int]
+    max_context: int
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("total", "usable", "used")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    USABLE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    usable: int
+    used: int
+    def __init__(self, total: _Optional[int] = ..., usable: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+
+class NodeInfo(_message.Message):
+    __slots__ = ("id", "incarnation", "name", "cluster", "version", "protocol", "addresses", "grpc_port", "api_port", "chip")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
+    API_PORT_FIELD_NUMBER: _ClassVar[int]
+    CHIP_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    name: str
+    cluster: str
+    version: str
+    protocol: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    grpc_port: int
+    api_port: int
+    chip: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("ring", "shard", "state", "progress", "error")
+    RING_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ring: str
+    shard: Shard
+    state: str
+    progress: float
+    error: str
+    def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RingLoad(_message.Message):
+    __slots__ = ("ring", "running", "queued", "tokens_per_second")
+    RING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ring: str
+    running: int
+    queued: int
+    tokens_per_second: float
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("to", "address", "rtt_ms", "interface", "kind")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    to: str
+    address: str
+    rtt_ms: float
+    interface: str
+    kind: str
+    def __init__(self, to: _Optional[str] = ..., address: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., interface: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class PeerHint(_message.Message):
+    __slots__ = ("id", "addresses", "grpc_port")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    grpc_port: int
+    def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
+
+class NodeReport(_message.Message):
+    __slots__ = ("info", "memory", "term", "head", "fence", "loads", "rings", "models", "preload", "min_stages", "links", "peers")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    RINGS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    PRELOAD_FIELD_NUMBER: _ClassVar[int]
+    MIN_STAGES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    info: NodeInfo
+    memory: Memory
+    term: int
+    head: str
+    fence: Fence
+    loads: _containers.RepeatedCompositeFieldContainer[LoadReport]
+    rings: _containers.RepeatedCompositeFieldContainer[RingLoad]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    preload: _containers.RepeatedScalarFieldContainer[str]
+    min_stages: int
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerHint]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ...) -> None: ...
+
+class StageSpec(_message.Message):
+    __slots__ = ("node", "start", "end")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    start: int
+    end: int
+    def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Ring(_message.Message):
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
+    context: int
+    max_sessions: int
+    fence: Fence
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("model", "code", "message", "hint")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    code: str
+    message: str
+    hint: str
+    def __init__(self, model: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("fence", "head", "rings", "refused")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    RINGS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    head: str
+    rings: _containers.RepeatedCompositeFieldContainer[Ring]
+    refused: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., head: _Optional[str] = ..., rings: _Optional[_Iterable[_Union[Ring, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("report", "placement")
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    report: NodeReport
+    placement: Placement
+    def __init__(self, report: _Optional[_Union[NodeReport, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,90 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Header(_message.Message):
+    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure")
+    RING_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    OPS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ring: str
+    term: int
+    epoch: int
+    run: int
+    seq: int
+    ops: _containers.RepeatedCompositeFieldContainer[Op]
+    lane: int
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorMeta]
+    tokens: TensorMeta
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    failure: Failure
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class TensorMeta(_message.Message):
+    __slots__ = ("dtype", "shape", "bytes")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    bytes: int
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("code", "message", "hint")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    hint: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Op(_message.Message):
+    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[Op.Kind]
+        OPEN: _ClassVar[Op.Kind]
+        MERGE: _ClassVar[Op.Kind]
+        FILTER: _ClassVar[Op.Kind]
+        TRIM: _ClassVar[Op.Kind]
+        DROP: _ClassVar[Op.Kind]
+        KEEP: _ClassVar[Op.Kind]
+        REUSE: _ClassVar[Op.Kind]
+        FORGET: _ClassVar[Op.Kind]
+    UNKNOWN: Op.Kind
+    OPEN: Op.Kind
+    MERGE: Op.Kind
+    FILTER: Op.Kind
+    TRIM: Op.Kind
+    DROP: Op.Kind
+    KEEP: Op.Kind
+    REUSE: Op.Kind
+    FORGET: Op.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    kind: Op.Kind
+    lane: int
+    source: int
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    tokens: int
+    prefix: int
+    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,108 @@
+"""Starts one node with the built-in model, or several on this machine that split it, and says how to talk to them."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+BIN = Path(sys.executable).parent
+API_PORT = 52415
+MODEL = "pippin-demo"
+START_S = 120.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/run", description=__doc__, epilog="Other options go to `node`.")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
+    parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
+    options, rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
+        processes = start(options.nodes, options.api_port, rest, Path(directory))
+        try:
+            status = wait_ready(f"http://127.0.0.1:{options.api_port}", options.nodes, processes)
+            if status:
+                print(greeting(status, options.api_port), flush=True)
+                processes[0].wait()
+            return stop(processes) if status else max(stop(processes), 1)
+        except KeyboardInterrupt:
+            return stop(processes)
+
+
+def start(count: int, api_port: int, rest: list[str], directory: Path) -> list[subprocess.Popen[bytes]]:
+    if count == 1:
+        return [launch(["--model", MODEL, "--api-port", str(api_port), *rest])]
+    cluster = f"local-{os.getpid()}"
+    return [
+        launch(
+            [
+                *("--name", f"node-{number}", "--cluster", cluster, "--host", "127.0.0.1"),
+                *("--data-dir", str(directory / f"node-{number}")),
+                *("--api-port", str(api_port if number == 1 else 0)),
+                *("--model", MODEL, "--stages", str(count), *rest),
+            ]
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
+    # In a group of its own: Ctrl-C comes to this script, which passes it on once.
+    return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True)
+
+
+def wait_ready(url: str, count: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
+    """The status once all nodes hold their layers; None when a node ended or it took too long."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        with contextlib.suppress(URLError, ConnectionError, TimeoutError):
+            with urllib.request.urlopen(f"{url}/cluster/status", timeout=2) as answer:  # noqa: S310 - our own URL
+                status: dict[str, Any] = json.load(answer)
+            stages = [stage for model in status["models"] for ring in model["rings"] for stage in ring["stages"]]
+            if status["state"] == "ready" and len(stages) >= count:
+                return status
+        time.sleep(0.2)
+    print("The node did not start; see above.", file=sys.stderr)
+    return None
+
+
+def greeting(status: dict[str, Any], port: int) -> str:
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    lines = ["", f"Pippin is ready at http://localhost:{port}/v1", ""]
+    for model in status["models"]:
+        for ring in model["rings"]:
+            lines += [
+                f"  {model['id']}: layers {stage['start']}-{stage['end'] - 1} on {names[stage['node']]}"
+                for stage in ring["stages"]
+            ]
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})
+    lines += ["", "Try:", f"  curl http://localhost:{port}/v1/chat/completions -d '{body}'"]
+    lines += [f"  {os.path.relpath(BIN)}/cluster status", "", "Ctrl-C stops it.", ""]
+    return "\n".join(lines)
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Drain on the first Ctrl-C, quit on the second."""
+    for _ in range(2):
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        try:
+            return max(abs(process.wait()) for process in processes)
+        except KeyboardInterrupt:
+            continue
+    for process in processes:
+        process.kill()
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A node as the CLI sees it: an HTTP server with canned answers."""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Node:
+    """Answers GET /cluster/status with the next of `answers`, the last one again and again."""
+
+    def __init__(self):
+        self.answers = []
+        self.paths = []
+        node = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                node.paths.append(self.path)
+                answer = node.answers.pop(0) if len(node.answers) > 1 else node.answers[0]
+                code, body = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def node():
+    node = Node()
+    thread = threading.Thread(target=node.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield node
+    node.server.shutdown()
+    node.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def status():
+    """The golden status, fresh for each test to change: mini-3 loads, all else is well."""
+    return json.loads((GOLDEN / "status.json").read_text())
+
+
+@pytest.fixture
+def ready(status):
+    status["state"] = status["models"][0]["state"] = status["nodes"][2]["state"] = "ready"
+    status["warnings"] = []
+    return status

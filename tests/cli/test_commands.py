@@ -1,0 +1,154 @@
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from node.cli.__main__ import main, watch
+from node.cli.client import parse_api
+
+
+@pytest.fixture
+def nobody():
+    """An address at which nothing listens, kept from others while the test runs."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("state", "code"), [("ready", 0), ("idle", 0), ("loading", 4), ("degraded", 4)])
+def test_status_exit_codes(node, status, capsys, state, code):
+    node.answers = [status | {"state": state}]
+    assert main(["status", "--api", node.url]) == code
+    out, err = capsys.readouterr()
+    assert out.startswith(f"cluster home   {state.upper()}   head mini-2 (term 7)")
+    assert err == ""
+
+
+def test_status_json_is_the_nodes_own(node, status, capsys):
+    node.answers = [status]
+    assert main(["status", "--json", "--api", f"{node.url}/v1"]) == 4
+    assert json.loads(capsys.readouterr().out) == status
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_no_node_here(nobody, capsys, flags):
+    assert main(["status", "--api", nobody, *flags]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"cluster: No node answers at {nobody}")
+    assert "Start one with `node`" in err
+
+
+def test_another_server_is_an_error(node, capsys):
+    node.answers = [(404, b"nothing")]
+    assert main(["status", "--api", node.url]) == 1
+    assert "is no Pippin node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["bogus"],
+        ["status", "--api", "ftp://x"],
+        ["status", "--nodes", "2"],
+        ["wait", "--nodes", "many"],
+        ["wait", "--timeout", "nan"],
+        ["wait", "--timeout", "-1"],
+    ],
+)
+def test_usage(argv, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2
+    assert "usage: cluster" in capsys.readouterr().err
+
+
+def test_wait_until_ready(node, status, capsys):
+    loaded = status | {"state": "ready", "models": [status["models"][0] | {"state": "ready"}]}
+    node.answers = [status, loaded]
+    assert main(["wait", "--ready", "--nodes", "3", "--timeout", "20", "--api", node.url]) == 0
+    out, err = capsys.readouterr()
+    assert out == "ready\n"
+    assert err.startswith("waiting: mlx-community/Qwen3-32B-4bit is loading")
+
+
+def test_wait_in_vain_says_what_is_missing(node, ready, capsys):
+    node.answers = [ready]
+    assert main(["wait", "--ready", "--nodes", "9", "--timeout", "0", "--api", node.url]) == 4
+    assert capsys.readouterr().err.endswith("cluster: not ready after 0 s: 3 of 9 nodes are here.\n")
+
+
+def test_wait_for_nobody(nobody, capsys):
+    assert main(["wait", "--ready", "--timeout", "0", "--api", nobody]) == 4
+    assert "No node answers" in capsys.readouterr().err
+
+
+# --- watch ----------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Stands for the pause between redraws; Ctrl-C comes in the last."""
+
+    def __init__(self, count):
+        self.left = count
+
+    def __call__(self, seconds):
+        assert seconds == 1
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def test_watch_redraws_until_ctrl_c(node, status, capsys):
+    node.answers = [status, status | {"state": "ready"}]
+    assert watch(parse_api(node.url), pause=Rounds(2)) == 0
+    frames = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cluster home")]
+    assert [frame.split()[2] for frame in frames] == ["LOADING", "READY"]
+
+
+def test_watch_outlives_the_node(node, nobody, ready, capsys):
+    node.answers = [ready, (503, b"")]
+    assert watch(parse_api(node.url), as_json=True, pause=Rounds(2)) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ready
+    assert list(lines[1]) == ["error"]
+    assert watch(parse_api(nobody), pause=Rounds(1)) == 0
+    assert "No node answers" in capsys.readouterr().out
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+HEAVY = {"mlx", "mlx_lm", "aiohttp", "grpc", "pydantic", "psutil", "zeroconf", "asyncio", "numpy"}
+
+
+def test_imports_nothing_heavy():
+    code = "import sys, node.cli.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not HEAVY & set(out.split())
+
+
+def test_answers_at_once(node, ready):
+    node.answers = [ready]
+    took = []
+    for _ in range(3):  # the best of three: other tests may be using this machine
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "node.cli", "status", "--api", node.url], capture_output=True, text=True, check=False
+        )
+        took.append(time.perf_counter() - start)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert min(took) < 0.4
+
+
+def test_a_reader_that_has_read_enough_is_no_error(node, ready):
+    node.answers = [ready]
+    command = [sys.executable, "-m", "node.cli", "status", "--watch", "--api", node.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == ""

@@ -1,0 +1,148 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.options import Options, parse_options
+
+
+def parsed(*argv):
+    return parse_options(argv)
+
+
+def test_defaults(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "mini-1.local")
+    assert parsed() == Options(name="mini-1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--model", "a/b", "--model", "c", "--model", "a/b"], "models", ("a/b", "c")),
+        (["--models-dir", "/tmp"], "models_dirs", (Path("/tmp"),)),
+        (["--api-port", "0"], "api_port", 0),
+        (["--grpc-port", "52416"], "grpc_port", 52416),
+        (["--host", "127.0.0.1"], "host", "127.0.0.1"),
+        (["--host", "localhost"], "host", "127.0.0.1"),
+        (["--host", "0.0.0.0"], "host", ""),
+        (["--host", "::"], "host", ""),
+        (["--name", " Anna's Mac "], "name", "Anna's Mac"),
+        (["--cluster", "Lab-2"], "cluster", "lab-2"),
+        (["--data-dir", "~/x"], "data_dir", Path.home() / "x"),
+        (["--memory", "1.5GiB"], "memory", 3 * 2**29),
+        (["--stages", "2"], "stages", 2),
+        (["--peer", "10.0.0.2:1", "--peer", "mini.local:65535"], "peers", (("10.0.0.2", 1), ("mini.local", 65535))),
+        (["--peer", "[FD00::5]:52416"], "peers", (("fd00::5", 52416),)),
+        (["--no-mdns"], "mdns", False),
+        (["--context", "4096"], "context", 4096),
+        (["--max-sessions", "8"], "max_sessions", 8),
+        (["--log-level", "debug"], "log_level", "debug"),
+    ],
+)
+def test_values(argv, field, value):
+    assert getattr(parsed(*argv), field) == value
+
+
+def test_relative_directories_become_absolute(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parsed("--models-dir", "models", "--data-dir", "data").models_dirs == (tmp_path / "models",)
+
+
+def test_interface(monkeypatch):
+    monkeypatch.setattr("node.options.interface_names", lambda: ("en0", "en5"))
+    assert parsed("--interface", "en5").interface == "en5"
+    with pytest.raises(SystemExit):
+        parsed("--interface", "en9")
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--model", ""], "must not be empty"),
+        (["--models-dir", "/no/such"], "there is no directory /no/such"),
+        (["--api-port", "70000"], "'70000' is no whole number from 0 to 65535"),
+        (["--grpc-port", "x"], "'x' is no whole number"),
+        (["--host", "mini"], "'mini' is no IP address of this machine"),
+        (["--host", "198.51.100.7"], "this machine has no address 198.51.100.7"),
+        (["--name", "a\x1bb"], "control characters"),
+        (["--cluster", "a b"], "'a b' must be up to 63 letters"),
+        (["--cluster", "a-"], "must be up to 63 letters"),
+        (["--cluster", "a" * 64], "must be up to 63 letters"),
+        (["--memory", "lots"], "Write it like 64MB, 4GB or 1.5GiB"),
+        (["--memory", "0"], "a node needs some memory"),
+        (["--stages", "0"], "'0' is no whole number from 1 to 1024"),
+        (["--context", "4k"], "'4k' is no whole number"),
+        (["--max-sessions", "-1"], "no whole number"),
+        (["--peer", "mini"], "'mini' must be HOST:PORT"),
+        (["--peer", "mini:0"], "must be HOST:PORT"),
+        (["--peer", "fd00::5:52416"], "must be HOST:PORT"),
+        (["--peer", "[fd00::g]:1"], "must be HOST:PORT"),
+        (["--peer", "[1::2::3]:1"], "is no IPv6 address"),
+        (["--peer", "http://mini:1"], "must be HOST:PORT"),
+        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
+        (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),
+        (["--mod", "x"], "unknown argument: --mod"),
+    ],
+)
+def test_mistakes(argv, text, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parsed(*argv)
+    assert exit_.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--version", "-v"])
+def test_version_says_which_node_this_is(flag, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parsed(flag)
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == "pippin 0.1.0 (a node of a cluster; not Node.js)\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["server.js"], "server.js"),
+        (["./dist/app.mjs", "--port", "3000"], "./dist/app.mjs"),
+        (["a.cjs", "--context", "none"], "a.cjs"),
+        (["a.ts"], "a.ts"),
+        (["--max-old-space-size=4096", "build.js"], "build.js"),
+        (["-e", "console.log(1)"], "-e"),
+        (["--eval=1"], "--eval=1"),
+        (["-p", "process.version"], "-p"),
+        (["-r", "dotenv/config", "x"], "-r"),
+        (["--inspect=9229", "x"], "--inspect=9229"),
+        (["-"], "-"),
+    ],
+)
+def test_javascript_is_for_the_other_node(argv, meant, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parsed(*argv)
+    assert exit_.value.code == 64
+    assert f"this is Pippin's node, not Node.js; it can't run {meant!r}" in capsys.readouterr().err
+
+
+def test_a_model_may_be_named_like_a_script():
+    assert parsed("--model", "org/three.js").models == ("org/three.js",)
+
+
+def test_the_way_to_nodejs_is_told(tmp_path, monkeypatch, capsys):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for directory in (ours, theirs):
+        directory.mkdir()
+        (directory / "node").write_text("#!/bin/sh\n")
+        (directory / "node").chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(ours / "node"), "x.js"])
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, (ours, theirs))))
+    with pytest.raises(SystemExit):
+        parse_options()
+    err = capsys.readouterr().err
+    assert f"Node.js may be {theirs / 'node'}" in err
+    assert f"{ours} in PATH" in err
+    monkeypatch.setenv("PATH", str(ours))
+    with pytest.raises(SystemExit):
+        parse_options()
+    assert "no other `node` on your PATH" in capsys.readouterr().err

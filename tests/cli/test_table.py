@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from node.cli.table import render
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_golden(status):
+    assert render(status) == (GOLDEN / "status.txt").read_text().rstrip("\n")
+
+
+def test_idle_cluster_without_head(status):
+    status |= {"state": "idle", "head": "", "models": [], "warnings": [], "api": ""}
+    for node in status["nodes"]:
+        node |= {"layers": [], "link": None, "state": "idle"}
+    lines = render(status).splitlines()
+    assert lines[0] == "cluster home   IDLE   no head"
+    assert lines[1] == ""
+    assert lines[3] == "mini-1  idle   -       9.8 of 16.0 GB  -                  now"
+    assert len(lines) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"state": "refused", "rings": []}, "m   refused"),
+        ({"state": "loading", "rings": []}, "m   loading"),
+        ({"state": "ready"}, "m   64 layers on 3 nodes   context 32k   2 running, 0 queued   21.4 tok/s"),
+        (
+            {"state": "ready", "context": 10000},
+            "m   64 layers on 3 nodes   context 10000   2 running, 0 queued   21.4 tok/s",
+        ),
+        (
+            {"state": "failed", "rings": [{"driver": "a1", "stages": [{"node": "a1", "start": 0, "end": 64}]}]},
+            "m   failed   64 layers on 1 node   context 32k   2 running, 0 queued   21.4 tok/s",
+        ),
+    ],
+)
+def test_model_line(status, change, text):
+    status["models"][0] |= {"id": "m"} | change
+    assert render(status).splitlines()[1] == text
+
+
+def test_replicas_are_counted_as_rings(status):
+    status["models"][0]["rings"].append({"driver": "d4", "stages": [{"node": "d4", "start": 0, "end": 64}]})
+    assert "64 layers in 2 rings on 4 nodes" in render(status)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "now"), (2.9, "now"), (3, "3 s ago"), (119, "119 s ago"), (130, "2 min ago"), (10800, "3 h ago")],
+)
+def test_seen(status, seconds, text):
+    status["nodes"][0]["last_seen_s"] = seconds
+    assert render(status).splitlines()[4].endswith(text)
+
+
+def test_layers_name_their_model_when_there_are_several(status):
+    status["models"].append(status["models"][0] | {"id": "org/other"})
+    status["nodes"][0]["layers"].append({"model": "org/other", "start": 0, "end": 4})
+    assert "0-21 Qwen3-32B-4bit, 0-3 other" in render(status)
+
+
+def test_nodes_of_one_name_show_their_ids(status):
+    status["nodes"][1] |= {"name": "mini-1", "id": "b2345678"}
+    status["head"] = "b2345678"
+    text = render(status)
+    assert "mini-1-a1 " in text
+    assert "mini-1-b234 *" in text
+
+
+def test_names_cannot_move_the_cursor(status):
+    status["nodes"][0]["name"] = "evil\x1b[2J\n\u202e"
+    text = render(status)
+    assert "evil?[2J??" in text
+    assert len(text.splitlines()) == len((GOLDEN / "status.txt").read_text().splitlines())
+
+
+def test_a_node_refused_at_the_same_version_names_none(status):
+    status["nodes"][3]["version"] = "0.1.0"
+    assert "mini-4    not joined\n" in render(status)

@@ -1,0 +1,108 @@
+import copy
+
+import pytest
+
+from node.cli.client import NoNode, StatusFailed
+from node.cli.wait import Wish, missing, wait
+
+
+class FakeApi:
+    """Gives its answers in turn, the last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.timeouts = []
+
+    def status(self, timeout):
+        self.timeouts.append(timeout)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Time:
+    now = 100.0
+
+    def clock(self):
+        return self.now
+
+    def pause(self, seconds):
+        self.now += seconds
+
+
+def run(api, timeout=10.0):
+    time, told = Time(), []
+    lack = wait(api, Wish(), timeout, told.append, clock=time.clock, pause=time.pause)
+    return lack, told, time.now - 100.0
+
+
+def test_ready_at_once(ready):
+    assert run(FakeApi(ready)) == ("", [""], 0.0)
+
+
+def test_waits_for_a_node_to_start_and_load(status):
+    loaded = copy.deepcopy(status)
+    loaded["state"] = loaded["models"][0]["state"] = "ready"
+    api = FakeApi(NoNode("No node answers."), NoNode("No node answers."), status, loaded)
+    lack, told, took = run(api)
+    assert (lack, took) == ("", 0.75)
+    assert told[0] == "waiting: No node answers"
+    assert told[1].startswith("waiting: mlx-community/Qwen3-32B-4bit is loading; mini-3 has loaded 58 % of")
+    assert told[2:] == [""]
+
+
+def test_time_is_up(status):
+    lack, told, took = run(FakeApi(status))
+    assert lack.startswith("mlx-community/Qwen3-32B-4bit is loading")
+    assert told[-1] == ""
+    assert 9.5 < took <= 10.0
+
+
+def test_no_request_outlives_the_deadline(status):
+    api = FakeApi(StatusFailed("mute"))
+    run(api, timeout=6.0)
+    assert api.timeouts[0] == 5.0
+    assert api.timeouts[-1] <= 0.25
+
+
+def test_no_time_still_looks_once(ready):
+    assert run(FakeApi(ready), timeout=0)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("wish", "lack"),
+    [
+        (Wish(), ""),
+        (Wish(nodes=3), ""),
+        (Wish(nodes=4), "3 of 4 nodes are here"),
+        (Wish(model="mlx-community/Qwen3-32B-4bit"), ""),
+        (Wish(model="other"), "other is not wanted by this cluster (mlx-community/Qwen3-32B-4bit is)"),
+    ],
+)
+def test_missing_of_a_ready_cluster(ready, wish, lack):
+    assert missing(ready, wish) == lack
+
+
+def test_a_node_that_is_refused_or_suspect_is_not_here(ready):
+    ready["nodes"][0]["state"] = "suspect"
+    assert missing(ready, Wish(nodes=3)) == "2 of 3 nodes are here"
+
+
+def test_idle_is_ready_once_there_is_a_head(ready):
+    ready |= {"state": "idle", "models": []}
+    assert missing(ready, Wish()) == ""
+    assert missing(ready, Wish(model="m")) == "m is not wanted by this cluster (no model is)"
+    assert missing(ready | {"head": ""}, Wish()) == "no head is elected yet"
+
+
+def test_another_model_does_not_matter(ready):
+    ready["models"].append(ready["models"][0] | {"id": "big", "state": "refused"})
+    ready["state"] = "degraded"
+    ready["warnings"] = [{"code": "no-capacity", "severity": "error", "text": "big needs 90 GB.", "hint": "Add a Mac."}]
+    assert missing(ready, Wish(model="mlx-community/Qwen3-32B-4bit")) == ""
+    assert missing(ready, Wish()) == "big is refused; big needs 90 GB. Add a Mac"
+
+
+def test_degraded_by_a_lost_replica_is_not_ready(ready):
+    assert missing(ready | {"state": "degraded"}, Wish()) == "the cluster is degraded"

@@ -1,0 +1,58 @@
+"""Frames survive the wire, and damaged ones are refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import BadRequest
+from node.core.frames import Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor, Trim
+from node.core.types import Fence
+from node.rpc.frame_codec import decode, encode
+
+numbers = st.integers(0, 2**31)
+ops = st.one_of(
+    st.builds(Open, numbers),
+    st.builds(Merge, numbers, numbers),
+    st.builds(Filter, numbers, st.lists(numbers, max_size=5).map(tuple)),
+    st.builds(Trim, numbers, numbers),
+    st.builds(Drop, numbers),
+    st.builds(Keep, numbers, numbers),
+    st.builds(Reuse, numbers, numbers, numbers),
+    st.builds(Forget, numbers),
+)
+tensors = st.builds(
+    Tensor, st.sampled_from(["float32", "bfloat16"]), st.lists(numbers, max_size=3).map(tuple), st.binary(max_size=40)
+)
+frames = st.builds(
+    Frame,
+    ring=st.text(max_size=10),
+    fence=st.builds(Fence, numbers, numbers),
+    run=numbers,
+    seq=numbers,
+    ops=st.lists(ops, max_size=4).map(tuple),
+    lane=st.none() | numbers,
+    tensors=st.lists(tensors, max_size=3).map(tuple),
+    tokens=st.none() | tensors,
+    lengths=st.lists(numbers, max_size=3).map(tuple),
+    failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
+)
+
+
+@given(frames)
+def test_round_trip(frame: Frame) -> None:
+    assert decode(encode(frame)) == frame
+
+
+@given(frames, st.integers(1, 50))
+def test_truncated_is_refused(frame: Frame, cut: int) -> None:
+    data = encode(frame)
+    with pytest.raises(BadRequest):
+        decode(data[: max(0, len(data) - cut)])
+
+
+@given(st.binary(max_size=100))
+def test_garbage_never_crashes(data: bytes) -> None:
+    try:
+        decode(data)
+    except BadRequest:
+        pass

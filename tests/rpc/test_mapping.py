@@ -1,0 +1,117 @@
+"""Every dataclass of the control plane and its message have the same fields and survive the way there and back."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core import types
+from node.core.types import (
+    Fence,
+    GenerateRequest,
+    Heartbeat,
+    KvCost,
+    Link,
+    LoadReport,
+    LoadState,
+    Memory,
+    ModelSpec,
+    NodeInfo,
+    NodeReport,
+    PeerHint,
+    Placement,
+    Refusal,
+    Ring,
+    RingLoad,
+    Sampling,
+    Shard,
+    StageSpec,
+    TokenEvent,
+)
+from node.rpc.mapping import from_message, to_message
+from node.rpc.token_codec import decode_event, decode_request, encode_event, encode_request
+from node.wire import control_pb2, serving_pb2
+
+small = st.integers(0, 2**31)
+texts = st.text(max_size=8)
+
+
+def tuples(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+fences = st.builds(Fence, small, small)
+shards = st.builds(Shard, texts, small, small)
+infos = st.builds(NodeInfo, texts, small, texts, texts, texts, small, tuples(texts), small, small, texts)
+floats = st.floats(0, 1e6)
+reports = st.builds(
+    NodeReport,
+    info=infos,
+    memory=st.builds(Memory, small, small, small),
+    term=small,
+    head=texts,
+    fence=fences,
+    loads=tuples(st.builds(LoadReport, texts, shards, st.sampled_from(LoadState), floats, texts)),
+    rings=tuples(st.builds(RingLoad, texts, small, small, floats)),
+    models=tuples(texts),
+    preload=tuples(texts),
+    min_stages=small,
+    links=tuples(st.builds(Link, texts, texts, floats, texts, texts)),
+    peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
+)
+rings = st.builds(Ring, texts, texts, tuples(st.builds(StageSpec, texts, small, small)), small, small, fences)
+placements = st.builds(Placement, fences, texts, tuples(rings), tuples(st.builds(Refusal, texts, texts, texts, texts)))
+specs = st.builds(
+    ModelSpec, texts, tuples(small), small, tuples(st.builds(KvCost, small, small, small)), tuples(small), small
+)
+tokens = st.integers(0, 2**31)
+requests = st.builds(
+    GenerateRequest,
+    id=texts,
+    model=texts,
+    prompt=tuples(tokens),
+    max_tokens=small,
+    stop_tokens=st.frozensets(tokens, max_size=3),
+    sampling=st.builds(
+        Sampling,
+        temperature=floats,
+        seed=st.integers(0, 2**63),
+        logit_bias=st.dictionaries(tokens, floats, max_size=3),
+        logprobs=st.none() | st.integers(0, 20),
+    ),
+    resume=tuples(tokens),
+)
+
+
+@pytest.mark.parametrize("name", [m for m in control_pb2.DESCRIPTOR.message_types_by_name if hasattr(types, m)])
+def test_same_fields(name: str) -> None:
+    fields = {field.name for field in dataclasses.fields(getattr(types, name))}
+    assert fields == {field.name for field in control_pb2.DESCRIPTOR.message_types_by_name[name].fields}
+
+
+@given(st.builds(Heartbeat, reports, st.none() | placements))
+def test_heartbeat(heartbeat: Heartbeat) -> None:
+    data = to_message(heartbeat, control_pb2.Heartbeat).SerializeToString()
+    assert from_message(control_pb2.Heartbeat.FromString(data), Heartbeat) == heartbeat
+
+
+@given(specs)
+def test_spec(spec: ModelSpec) -> None:
+    data = to_message(spec, control_pb2.ModelSpec).SerializeToString()
+    assert from_message(control_pb2.ModelSpec.FromString(data), ModelSpec) == spec
+
+
+@given(requests)
+def test_request(request: GenerateRequest) -> None:
+    data = encode_request("ring", request).SerializeToString()
+    message = serving_pb2.GenerateRequest.FromString(data)
+    assert message.ring == "ring"
+    assert decode_request(message) == request
+
+
+@given(st.floats(-100, 0, width=32) | st.none(), st.none() | st.sampled_from(["stop", "length"]))
+def test_event(logprob: float | None, finish: str | None) -> None:
+    event = TokenEvent(3, 17, logprob, [(1, -0.5), (2, -1.5)], finish, 4)
+    data = encode_event(event).SerializeToString()
+    assert decode_event(serving_pb2.TokenEvent.FromString(data)) == event

@@ -1,0 +1,129 @@
+"""Real mDNS on loopback between instances in one process."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+
+from zeroconf import AddressResolver, IPVersion
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from node.cluster import discovery as module
+from node.cluster.discovery import Discovery
+from node.core.types import NodeInfo, PeerHint
+
+LOOPBACK = ("127.0.0.1",)
+
+
+def info(node: str, *, cluster: str = "discovery-test", port: int = 7001) -> NodeInfo:
+    return NodeInfo(node, 1, node, cluster, "0.1.0", 1, LOOPBACK, port, port + 1)
+
+
+class Started:
+    """A discovery that collects its hints."""
+
+    def __init__(self, node: NodeInfo) -> None:
+        self.hints: asyncio.Queue[PeerHint] = asyncio.Queue()
+        self.discovery = Discovery(node, LOOPBACK, self.hints.put_nowait)
+
+    async def next(self) -> PeerHint:
+        return await asyncio.wait_for(self.hints.get(), 5)
+
+
+@contextlib.asynccontextmanager
+async def started(*nodes: NodeInfo) -> AsyncIterator[list[Started]]:
+    all_ = [Started(node) for node in nodes]
+    try:
+        assert all(await asyncio.gather(*(s.discovery.start() for s in all_)))
+        yield all_
+    finally:
+        await asyncio.gather(*(s.discovery.stop() for s in all_))
+
+
+async def address_of(host: str) -> list[str]:
+    zeroconf = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
+    found = AddressResolver(host)
+    await found.async_request(zeroconf.zeroconf, 500)
+    await zeroconf.async_close()
+    return found.parsed_addresses()
+
+
+async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
+    async with started(info("a", port=7001), info("x", cluster="other-test")) as (a, x):
+        async with started(info("b", port=7003)) as (b,):
+            assert await b.next() == PeerHint("a", LOOPBACK, 7001)
+            assert await a.next() == PeerHint("b", LOOPBACK, 7003)
+        assert a.discovery.hints == (PeerHint("b", LOOPBACK, 7003),)
+        assert a.hints.empty()
+        assert x.hints.empty()
+
+
+async def test_a_node_that_restarts_on_another_port_is_told_anew():
+    async with started(info("a")) as (a,):
+        async with started(info("b", port=7003)):
+            assert (await a.next()).grpc_port == 7003
+        async with started(dataclasses.replace(info("b", port=7005), incarnation=2)):
+            assert (await a.next()).grpc_port == 7005
+
+
+async def test_changed_addresses_are_told_anew():
+    async with started(info("a"), info("b", port=7003)) as (a, b):
+        await a.next()
+        await b.discovery.update(
+            dataclasses.replace(info("b", port=7003), addresses=("127.0.0.1", "10.0.0.9")), LOOPBACK
+        )
+        assert set((await a.next()).addresses) == {"127.0.0.1", "10.0.0.9"}
+
+
+async def test_the_name_of_the_cluster_follows_the_head():
+    async with started(info("a"), info("b", port=7003)) as (a, b):
+        await a.next()
+        await b.next()
+        assert await a.discovery.serve_name("discovery-test")
+        assert await address_of("discovery-test.local.") == ["127.0.0.1"]
+        await a.discovery.drop_name()
+        assert await b.discovery.serve_name("discovery-test")  # though the old head's record is cached
+        assert await address_of("discovery-test.local.") == ["127.0.0.1"]
+        await b.discovery.drop_name()
+        assert await address_of("discovery-test.local.") == []
+
+
+async def test_a_name_that_another_machine_has_is_left_alone(caplog):
+    stranger = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
+    printer = AsyncServiceInfo(
+        "_http._tcp.local.",
+        "Printer._http._tcp.local.",
+        port=80,
+        server="discovery-test.local.",
+        parsed_addresses=["10.9.9.9"],
+    )
+    await (await stranger.async_register_service(printer, cooperating_responders=True))
+    async with started(info("a")) as (a,):
+        assert not await a.discovery.serve_name("discovery-test")
+        assert "belongs to another machine (10.9.9.9)" in caplog.text
+    await stranger.async_close()
+
+
+async def test_without_multicast_a_node_goes_on_with_a_warning(monkeypatch, caplog):
+    def no_multicast(*_: object, **__: object) -> AsyncZeroconf:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(module, "AsyncZeroconf", no_multicast)
+    lonely = Discovery(info("a"), (), lambda hint: None)
+    with caplog.at_level(logging.WARNING):
+        assert not await lonely.start()
+    assert "--peer" in caplog.text
+    assert not await lonely.serve_name("discovery-test")
+    await lonely.drop_name()
+    await lonely.update(info("a"), LOOPBACK)
+    await lonely.stop()
+
+
+async def test_an_address_that_this_machine_lacks_is_passed_over(caplog):
+    astray = Discovery(info("a"), ("203.0.113.9",), lambda hint: None)
+    assert not await astray.start()
+    assert "203.0.113.9" in caplog.text
+    found = Discovery(info("a"), ("203.0.113.9", "127.0.0.1"), lambda hint: None)
+    assert await found.start()
+    await found.stop()

@@ -1,0 +1,140 @@
+import pytest
+
+from node.core.health import Code, Severity, diagnose, is_slow
+from node.core.types import (
+    ClusterView,
+    Link,
+    LoadReport,
+    LoadState,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Refusal,
+    Ring,
+    Shard,
+    StageSpec,
+)
+
+
+def peer(name, state=NodeState.ALIVE, *, loads=(), links=(), version="0.1.0", seen=0.0, reason=""):
+    info = NodeInfo(f"id-{name}", 1, name, "home", version, 1, ("10.0.0.1",), 1, 2)
+    report = NodeReport(info, Memory(16, 12), loads=loads, links=links)
+    return PeerView(report, state, seen, reason)
+
+
+def view(*peers, rings=(), refused=()):
+    return ClusterView("id-a", 1, "id-a", peers, Placement(rings=rings, refused=refused))
+
+
+def ring(*names):
+    return Ring("r", "m", tuple(StageSpec(f"id-{name}", at, at + 1) for at, name in enumerate(names)), 4096, 4)
+
+
+def load(state, progress=0.0, error=""):
+    return LoadReport("r", Shard("m", 2, 5), state, progress, error)
+
+
+def only(issues):
+    assert len(issues) == 1, issues
+    return issues[0]
+
+
+def test_a_healthy_cluster_has_no_issues():
+    fast = Link("id-b", "10.0.0.2", 0.4, "en0", "ethernet")
+    assert diagnose(view(peer("a", links=(fast,)), peer("b"), rings=(ring("a", "b"),))) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rtt", "slow"),
+    [
+        ("ethernet", 0.3, False),
+        ("ethernet", 5.0, False),
+        ("", 5.1, True),
+        ("wi-fi", 1.0, True),
+        ("thunderbolt", 9.0, True),
+    ],
+)
+def test_what_counts_as_slow(kind, rtt, slow):
+    assert is_slow(Link("x", "", rtt, "", kind)) is slow
+
+
+def test_slow_links_are_told_of_the_hops_in_use_only():
+    wifi = Link("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
+    peers = (peer("a", links=(wifi,)), peer("b"), peer("c"))
+    issue = only(diagnose(view(*peers, rings=(ring("a", "b"),))))
+    assert (issue.code, issue.severity) == (Code.SLOW_LINK, Severity.WARNING)
+    assert issue.text == "a reaches b over Wi-Fi (8.1 ms per token)."
+    assert issue.hint == "Plug in Ethernet or Thunderbolt."
+    assert diagnose(view(*peers, rings=(ring("a"),))) == ()
+    assert diagnose(view(*peers, rings=(ring("b", "c"),))) == ()
+
+
+def test_a_hop_of_two_rings_is_told_once():
+    wifi = Link("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
+    only(diagnose(view(peer("a", links=(wifi,)), peer("b"), rings=(ring("a", "b"), ring("a", "b")))))
+
+
+def test_a_slow_wired_hop_names_its_path():
+    slow = Link("id-b", "10.0.0.2", 21.0, "utun3", "")
+    issue = only(diagnose(view(peer("a", links=(slow,)), peer("b"), rings=(ring("a", "b"),))))
+    assert issue.text == "a reaches b over utun3 in 21.0 ms per token."
+
+
+def test_version_mismatch_names_both_versions():
+    issue = only(diagnose(view(peer("a"), peer("b", NodeState.REFUSED, version="0.2.0"))))
+    assert issue.code == Code.VERSION_MISMATCH
+    assert issue.text == "b has not joined: it runs 0.2.0, the cluster runs 0.1.0."
+
+
+def test_a_node_refused_for_another_reason_says_it():
+    issue = only(diagnose(view(peer("a"), peer("b", NodeState.REFUSED, reason="it has another secret"))))
+    assert issue.text == "b has not joined: it has another secret."
+
+
+@pytest.mark.parametrize(("needed", "severity"), [(True, Severity.ERROR), (False, Severity.WARNING)])
+def test_a_failed_node_is_graver_when_a_ring_needs_it(needed, severity):
+    rings = (ring("a", "b"),) if needed else ()
+    issue = only(diagnose(view(peer("a"), peer("b", NodeState.FAILED, seen=12.3, reason="reset"), rings=rings)))
+    assert (issue.code, issue.severity) == (Code.NODE_FAILED, severity)
+    assert issue.text == "b has not answered for 12 s: reset."
+
+
+def test_a_node_that_said_goodbye_is_no_issue():
+    assert diagnose(view(peer("a"), peer("b", NodeState.LEFT))) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "issued"), [("no_capacity", Code.NO_CAPACITY), ("model_unsupported", Code.MODEL_REFUSED)]
+)
+def test_refused_models_keep_the_words_of_the_placement(code, issued):
+    issue = only(diagnose(view(peer("a"), refused=(Refusal("m", code, "m needs 18.4 GB.", "Add a Mac."),))))
+    assert (issue.code, issue.severity, issue.text, issue.hint) == (
+        issued,
+        Severity.ERROR,
+        "m needs 18.4 GB.",
+        "Add a Mac.",
+    )
+
+
+def test_loads_tell_progress_and_failure():
+    peers = (peer("a", loads=(load(LoadState.LOADING, 0.58),)), peer("b", loads=(load(LoadState.FAILED, 0, "x: y"),)))
+    failed, loading = diagnose(view(*peers))
+    assert (failed.code, failed.text) == (Code.LOAD_FAILED, "b could not load layers 2-4 of m: x: y.")
+    assert (loading.code, loading.text) == (Code.LOADING, "a has loaded 58 % of layers 2-4 of m.")
+    assert only(
+        diagnose(
+            view(
+                peer("a", NodeState.SUSPECT, loads=(load(LoadState.FAILED),)),
+                peer("b", loads=(load(LoadState.FETCHING),)),
+            )
+        )
+    )
+
+
+def test_gravest_first():
+    peers = (peer("a", loads=(load(LoadState.LOADING),)), peer("b", NodeState.FAILED))
+    issues = diagnose(view(*peers, refused=(Refusal("m", "no_capacity", "t"),)), is_open=True)
+    assert [issue.code for issue in issues] == [Code.NO_CAPACITY, Code.NODE_FAILED, Code.LOADING, Code.OPEN_CLUSTER]

@@ -1,0 +1,133 @@
+import socket
+from typing import NamedTuple
+
+import pytest
+
+from node.host import interfaces
+from node.host.interfaces import Interface, can_bind, interface_towards, local_interfaces, parse_hardware_ports
+
+
+class Entry(NamedTuple):
+    family: int
+    address: str
+
+
+class Stats(NamedTuple):
+    isup: bool
+
+
+PORTS = """
+Hardware Port: Ethernet
+Device: en0
+Ethernet Address: 00:11:22:33:44:55
+
+Hardware Port: Wi-Fi
+Device: en1
+Ethernet Address: 00:11:22:33:44:56
+
+Hardware Port: Thunderbolt 1
+Device: en2
+
+Hardware Port: Thunderbolt Bridge
+Device: bridge0
+
+Hardware Port: Thunderbolt Ethernet Slot 1
+Device: en7
+
+Hardware Port: USB 10/100/1000 LAN
+Device: en8
+
+Hardware Port: iPhone USB
+Device: en9
+
+VLAN Configurations
+===================
+"""
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """A Mac on Wi-Fi, Ethernet and a Thunderbolt cable, with a VPN and a virtual machine; en4 is down."""
+    addresses = {
+        "lo0": ["127.0.0.1", "::1", "fe80::1%lo0"],
+        "en0": ["192.168.1.5", "fe80::8%en0", "fd00::5"],
+        "en1": ["192.168.1.6"],
+        "en4": ["10.9.9.9"],
+        "bridge0": ["169.254.7.7"],
+        "bridge100": ["192.168.64.1"],
+        "utun3": ["100.64.0.1"],
+        "awdl0": ["fe80::9%awdl0"],
+    }
+    entries = {
+        name: [
+            Entry(-1, "00:11:22:33:44:55"),
+            *(Entry(socket.AF_INET6 if ":" in address else socket.AF_INET, address) for address in found),
+        ]
+        for name, found in addresses.items()
+    }
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: entries)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: Stats(name != "en4") for name in addresses})
+    return entries
+
+
+def test_hardware_ports():
+    assert parse_hardware_ports(PORTS) == {
+        "en0": "ethernet",
+        "en1": "wi-fi",
+        "en2": "thunderbolt",
+        "bridge0": "thunderbolt",
+        "en7": "ethernet",
+        "en8": "ethernet",
+        "en9": "",
+    }
+
+
+def test_best_kind_first_and_nothing_that_leads_nowhere(mac):
+    found = local_interfaces(kinds=parse_hardware_ports(PORTS))
+    assert found == (
+        Interface("bridge0", "thunderbolt", ("169.254.7.7",)),
+        Interface("en0", "ethernet", ("192.168.1.5", "fd00::5")),
+        Interface("en1", "wi-fi", ("192.168.1.6",)),
+        Interface("utun3", "", ("100.64.0.1",)),
+    )
+
+
+def test_one_address(mac):
+    kinds = parse_hardware_ports(PORTS)
+    assert local_interfaces(host="fd00::5", kinds=kinds) == (Interface("en0", "ethernet", ("fd00::5",)),)
+    assert local_interfaces(host="127.0.0.1") == (Interface("lo0", "loopback", ("127.0.0.1",)),)
+    assert local_interfaces(host="127.0.0.2") == (Interface("", "loopback", ("127.0.0.2",)),)
+
+
+def test_one_interface(mac):
+    assert [found.name for found in local_interfaces(interface="en1")] == ["en1"]
+    assert local_interfaces(interface="en4") == ()
+    assert local_interfaces(interface="lo0")[0].addresses == ("127.0.0.1", "::1")
+
+
+def test_without_a_network_loopback_is_left(mac, monkeypatch):
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {"lo0": Stats(True), "en0": Stats(False)})
+    assert local_interfaces() == (Interface("lo0", "loopback", ("127.0.0.1", "::1")),)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"), [(["wireless/x"], "wi-fi"), (["phy80211/x"], "wi-fi"), (["type"], "ethernet"), ([], "")]
+)
+def test_linux_kinds(tmp_path, made, kind):
+    for name in made:
+        path = tmp_path / "wlan0" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("1\n")
+    assert interfaces._guess("wlan0", tmp_path) == kind
+
+
+def test_this_machine():
+    """Whatever it is, it has addresses, they are its own, and it knows the way to itself."""
+    found = local_interfaces()
+    assert all(can_bind(address) for interface in found for address in interface.addresses)
+    loopback = local_interfaces(host="127.0.0.1")
+    assert loopback[0].kind == "loopback"
+    assert interface_towards("127.0.0.1", loopback) == loopback[0]
+    assert interface_towards("127.0.0.1", ()) is None
+    assert not can_bind("198.51.100.7")
+    assert not can_bind("no address")

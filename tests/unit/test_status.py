@@ -1,0 +1,238 @@
+"""The status JSON. `golden/status.json` beside the CLI's tests is what clients see: change it with care."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node.control.status import build_status
+from node.core.types import (
+    ClusterView,
+    Fence,
+    Link,
+    LoadReport,
+    LoadState,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Refusal,
+    Ring,
+    RingLoad,
+    Shard,
+    StageSpec,
+)
+
+GOLDEN = Path(__file__).parents[1] / "cli" / "golden" / "status.json"
+READY, LOADING, FAILED = LoadState.READY, LoadState.LOADING, LoadState.FAILED
+
+
+def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), links=(), preload=(), addresses=("10.0.0.1",), seen=0.0):
+    info = NodeInfo(f"id-{node}", 1, f"mini-{node}", "home", "0.1.0", 1, addresses, 50000, 52415, "Apple M4")
+    report = NodeReport(
+        info, Memory(16 * 10**9, 12 * 10**9, 5 * 10**9), loads=loads, rings=rings, links=links, preload=preload
+    )
+    return PeerView(report, state, seen)
+
+
+def ring(*nodes, name="r1", model="m", context=4096):
+    stages = tuple(StageSpec(f"id-{node}", 8 * at, 8 * at + 8) for at, node in enumerate(nodes))
+    return Ring(name, model, stages, context, 4)
+
+
+def load(start, state=READY, name="r1", model="m", progress=1.0):
+    return LoadReport(name, Shard(model, start, start + 8), state, progress)
+
+
+def view(*peers, rings=(), refused=(), head="id-1"):
+    return ClusterView("id-1", 7, head, peers, Placement(Fence(7, 3), head, rings, refused))
+
+
+def home_view():
+    """A cluster as people meet it: three nodes of one ring, one still loading, one of another version."""
+    model = "mlx-community/Qwen3-32B-4bit"
+    spans = {"mini-1": (0, 22), "mini-2": (22, 44), "mini-3": (44, 64)}
+    hops = {
+        "mini-1": Link("b2", "169.254.9.2", 0.31, "en5", "thunderbolt"),
+        "mini-2": Link("c3", "192.168.1.3", 8.1, "en1", "wi-fi"),
+        "mini-3": Link("a1", "192.168.1.1", 0.612, "en0", "ethernet"),
+    }
+    used = {"mini-1": 9_800_000_000, "mini-2": 9_900_000_000, "mini-3": 6_200_000_000}
+    peers = []
+    for at, (name, (start, end)) in enumerate(spans.items(), start=1):
+        info = NodeInfo(
+            f"{'abc'[at - 1]}{at}", at, name, "home", "0.1.0", 1, (f"192.168.1.{at}",), 50000 + at, 52415, "Apple M4"
+        )
+        loading = name == "mini-3"
+        loads = (LoadReport("r1", Shard(model, start, end), LOADING if loading else READY, 0.58 if loading else 1.0),)
+        rings = (RingLoad("r1", 2, 0, 21.41),) if at == 1 else ()
+        memory = Memory(17_179_869_184, 16_000_000_000, used[name])
+        report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, links=(hops[name],))
+        peers.append(PeerView(report, NodeState.ALIVE, 0.0 if at == 2 else 0.44))
+    stranger = NodeInfo("d4", 1, "mini-4", "home", "0.2.0", 2, ("fd00::4",), 50004, 52415)
+    peers.append(PeerView(NodeReport(stranger, Memory(0, 0)), NodeState.REFUSED, 1.0, "protocol 2, not 1"))
+    stages = tuple(StageSpec(f"{'abc'[at]}{at + 1}", *span) for at, span in enumerate(spans.values()))
+    return ClusterView(
+        "b2", 7, "b2", tuple(peers), Placement(Fence(7, 3), "b2", (Ring("r1", model, stages, 32768, 4),))
+    )
+
+
+def test_golden():
+    status = build_status(home_view(), api="http://home.local:52415/v1")
+    assert json.dumps(status, indent=2) == GOLDEN.read_text().rstrip("\n")
+
+
+# --- the cluster's state --------------------------------------------------------------------------------------------
+
+TWO = (ring("1", "2"),)
+STATES = {
+    "nothing wanted": (view(peer("1")), "idle", {}),
+    "asked for, not yet placed": (view(peer("1", preload=("m",))), "loading", {"m": "loading"}),
+    "asked for by a node that is gone": (view(peer("1"), peer("2", NodeState.LEFT, preload=("m",))), "idle", {}),
+    "all ready": (view(peer("1", loads=(load(0),)), peer("2", loads=(load(8),)), rings=TWO), "ready", {"m": "ready"}),
+    "one loads": (
+        view(peer("1", loads=(load(0),)), peer("2", loads=(load(8, LOADING),)), rings=TWO),
+        "loading",
+        {"m": "loading"},
+    ),
+    "one has not begun": (view(peer("1", loads=(load(0),)), peer("2"), rings=TWO), "loading", {"m": "loading"}),
+    "loads of another ring don't count": (
+        view(peer("1", loads=(load(0, name="r0"),)), rings=(ring("1"),)),
+        "loading",
+        {"m": "loading"},
+    ),
+    "a load failed": (
+        view(peer("1", loads=(load(0),)), peer("2", loads=(load(8, FAILED),)), rings=TWO),
+        "degraded",
+        {"m": "failed"},
+    ),
+    "a suspect still serves": (
+        view(peer("1", loads=(load(0),)), peer("2", NodeState.SUSPECT, loads=(load(8),)), rings=TWO),
+        "ready",
+        {"m": "ready"},
+    ),
+    "a node failed": (
+        view(peer("1", loads=(load(0),)), peer("2", NodeState.FAILED, loads=(load(8),)), rings=TWO),
+        "degraded",
+        {"m": "failed"},
+    ),
+    "a node is unknown": (view(peer("1", loads=(load(0),)), rings=TWO), "degraded", {"m": "failed"}),
+    "a failed node that no ring needs": (
+        view(peer("1", loads=(load(0),)), peer("2", NodeState.FAILED), rings=(ring("1"),)),
+        "ready",
+        {"m": "ready"},
+    ),
+    "one replica lost": (
+        view(peer("1", loads=(load(0),)), peer("2", NodeState.FAILED), rings=(ring("1"), ring("2", name="r2"))),
+        "degraded",
+        {"m": "ready"},
+    ),
+    "a second replica loads": (
+        view(peer("1", loads=(load(0),)), peer("2"), rings=(ring("1"), ring("2", name="r2"))),
+        "ready",
+        {"m": "ready"},
+    ),
+    "refused": (view(peer("1"), refused=(Refusal("m", "no_capacity", "too big"),)), "degraded", {"m": "refused"}),
+    "one of two models loads": (
+        view(peer("1", loads=(load(0),)), rings=(ring("1"), ring("1", name="r2", model="n"))),
+        "loading",
+        {"m": "ready", "n": "loading"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "state", "models"), STATES.values(), ids=STATES.keys())
+def test_state(seen, state, models):
+    status = build_status(seen)
+    assert status["state"] == state
+    assert {model["id"]: model["state"] for model in status["models"]} == models
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def nodes(seen):
+    return {node["name"]: node for node in build_status(seen)["nodes"]}
+
+
+@pytest.mark.parametrize(
+    ("loads", "rings", "state"),
+    [
+        ((), (), "idle"),
+        ((), TWO, "loading"),
+        ((load(0, LoadState.FETCHING),), TWO, "loading"),
+        ((load(0),), TWO, "ready"),
+        ((load(0, FAILED),), TWO, "error"),
+        ((load(0), load(0, LOADING, "r2", "n")), (*TWO, ring("1", name="r2", model="n")), "loading"),
+    ],
+)
+def test_state_of_a_live_node(loads, rings, state):
+    assert nodes(view(peer("1", loads=loads), rings=rings))["mini-1"]["state"] == state
+
+
+@pytest.mark.parametrize("state", ["suspect", "failed", "left", "refused"])
+def test_state_of_another_node_is_the_peers(state):
+    assert nodes(view(peer("1"), peer("2", NodeState(state))))["mini-2"]["state"] == state
+
+
+def test_roles():
+    seen = nodes(view(peer("1"), peer("2"), peer("3"), peer("4", NodeState.FAILED), rings=(ring("2", "3"),)))
+    assert seen["mini-1"]["roles"] == ["head", "gateway"]
+    assert seen["mini-2"]["roles"] == ["driver", "stage", "gateway"]
+    assert seen["mini-3"]["roles"] == ["stage", "gateway"]
+    assert seen["mini-4"]["roles"] == []
+
+
+def test_nodes_come_in_ring_order_then_by_name():
+    seen = nodes(view(peer("4"), peer("1"), peer("3"), peer("2"), rings=(ring("3", "2"),)))
+    assert list(seen) == ["mini-3", "mini-2", "mini-1", "mini-4"]
+
+
+def test_link_is_to_the_next_of_the_ring_and_closes_it():
+    to1, to2 = (Link(f"id-{node}", "10.0.0.9", 0.456, "en0", "ethernet") for node in "12")
+    seen = nodes(view(peer("1", links=(to1, to2)), peer("2", links=(to1, to2)), peer("3", links=(to1,)), rings=TWO))
+    assert seen["mini-1"]["link"] == {"to": "id-2", "interface": "en0", "kind": "ethernet", "rtt_ms": 0.46}
+    assert seen["mini-2"]["link"]["to"] == "id-1"
+    assert seen["mini-3"]["link"] is None
+
+
+def test_a_ring_of_one_has_no_link():
+    assert nodes(view(peer("1", links=(Link("id-1", "", 1.0),)), rings=(ring("1"),)))["mini-1"]["link"] is None
+
+
+def test_address_and_layers():
+    node = nodes(view(peer("1", addresses=("fd00::1", "10.0.0.1")), rings=TWO))["mini-1"]
+    assert node["address"] == "[fd00::1]:50000"
+    assert node["layers"] == [{"model": "m", "start": 0, "end": 8}]
+    assert nodes(view(peer("1", addresses=())))["mini-1"]["address"] == ""
+
+
+# --- models and the rest --------------------------------------------------------------------------------------------
+
+
+def test_work_of_all_rings_is_summed_from_their_drivers():
+    peers = (
+        peer("1", rings=(RingLoad("r1", 2, 1, 10.04), RingLoad("old", 9, 9, 9.0))),
+        peer("2", rings=(RingLoad("r2", 3, 0, 20.0),)),
+    )
+    rings = (ring("1", context=8192), ring("2", name="r2", context=4096))
+    (model,) = build_status(view(*peers, rings=rings))["models"]
+    assert model["requests"] == {"running": 5, "queued": 1}
+    assert (model["tokens_per_second"], model["context"], model["layers"]) == (30.0, 4096, 8)
+    gone = view(peers[0], PeerView(peers[1].report, NodeState.FAILED), rings=rings)
+    assert build_status(gone)["models"][0]["requests"] == {"running": 2, "queued": 1}
+
+
+def test_api_is_the_heads_unless_given():
+    seen = view(peer("1"), peer("2", addresses=("10.0.0.2",)), head="id-2")
+    assert build_status(seen)["api"] == "http://10.0.0.2:52415/v1"
+    assert build_status(seen, api="http://home.local/v1")["api"] == "http://home.local/v1"
+    assert build_status(view(peer("1"), head=""))["api"] == "http://10.0.0.1:52415/v1"
+
+
+def test_open_cluster_is_told_when_asked():
+    assert build_status(view(peer("1")))["warnings"] == []
+    (warning,) = build_status(view(peer("1")), open_cluster=True)["warnings"]
+    assert (warning["code"], warning["severity"]) == ("open-cluster", "info")

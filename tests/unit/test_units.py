@@ -1,0 +1,83 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.units import format_bytes, format_share, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("65536", 65536),
+        ("512B", 512),
+        ("64MB", 64_000_000),
+        ("4GB", 4_000_000_000),
+        (" 4 gb ", 4_000_000_000),
+        ("4G", 4_000_000_000),
+        ("1.5GiB", 3 * 2**29),
+        ("64MiB", 2**26),
+        ("0.1GB", 100_000_000),
+        ("123456789012345678", 123456789012345678),
+    ],
+)
+def test_parses(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "4XB", "-4GB", "1.5", "4 GB RAM", "1,5GB", "nan", "1e9", "٤GB", "4.GB", "9" * 500]
+)
+def test_refuses_with_an_example(text):
+    with pytest.raises(ValueError, match="Write it like 64MB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KB"),
+        (999_949, "999.9 KB"),
+        (999_950, "1.0 MB"),
+        (9_800_000_000, "9.8 GB"),
+        (10**18, "1000.0 PB"),
+    ],
+)
+def test_formats(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (9_800_000_000, 16_000_000_000, "9.8 of 16.0 GB"),
+        (0, 16_000_000_000, "0.0 of 16.0 GB"),
+        (20_000_000, 4_000_000_000, "0.0 of 4.0 GB"),
+        (0, 0, "0 of 0 B"),
+    ],
+)
+def test_formats_a_share_in_one_unit(part, whole, text):
+    assert format_share(part, whole) == text
+
+
+@given(st.integers(0, 10**17))
+def test_plain_numbers_stay_as_they_are(count):
+    assert parse_bytes(str(count)) == count
+    assert parse_bytes(f"{count}B") == count
+
+
+@given(st.integers(0, 10**15))
+def test_what_is_printed_can_be_read_back_but_for_rounding(count):
+    text = format_bytes(count)
+    assert len(text) <= len("999.9 GB")
+    assert parse_bytes(text) == pytest.approx(count, rel=0.051, abs=1)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_bytes_or_a_value_error(text):
+    with contextlib.suppress(ValueError):
+        assert parse_bytes(text) >= 0
