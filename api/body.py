@@ -13,7 +13,11 @@ MAX_DEPTH = 128
 
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object, whatever content type it claims to be: curl calls all of them forms."""
-    return parse_object(await request.read())
+    try:
+        body = await request.read()
+    except web.RequestPayloadError as error:
+        raise BadRequest("The body is cut off, or not compressed as its Content-Encoding says.") from error
+    return parse_object(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

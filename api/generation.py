@@ -12,6 +12,9 @@ from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.types import GenerateRequest, Sampling
 
+AT_ONCE = 16
+"""Choices of one request that run at the same time: enough to fill a batch, and a long list fills no queue."""
+
 Emit = Callable[[int, Delta], Awaitable[None]]
 """Takes what the choice of an index has grown by."""
 
@@ -88,11 +91,17 @@ class Choice:
 
 
 async def run_all(backend: Backend, choices: Sequence[Choice], emit: Emit) -> None:
-    """Run all choices at once. The first failure ends them all."""
+    """Run the choices, several at once. The first failure ends them all."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def run(choice: Choice) -> None:
+        async with places:
+            await choice.run(backend, emit)
+
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
-                group.create_task(choice.run(backend, emit))
+                group.create_task(run(choice))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
 

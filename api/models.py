@@ -4,9 +4,9 @@ from typing import Any
 
 from aiohttp import web
 
-from node.core.types import ModelEntry
 from api.response import Gateway
 from node.core.errors import ModelNotFound
+from node.core.types import ModelEntry
 
 
 async def index(gateway: Gateway, _request: web.Request) -> web.Response:

@@ -1,5 +1,6 @@
 """What a request may say. One typed schema: null means "not given", the unknown is ignored, the known is checked."""
 
+import re
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -15,6 +16,7 @@ MAX_INT = 2**31 - 1
 SEEDS = 2**63
 MAX_CHOICES = 128
 MAX_STOPS = 4
+TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
 def _stop_list(value: Any) -> Any:
@@ -26,21 +28,21 @@ def _stop_list(value: Any) -> Any:
     return stops
 
 
-def _bias_by_token(value: Any) -> Any:
+def _bias_by_token(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise PydanticCustomError("logit_bias", "Input should be an object of token ids and numbers")
-    try:
-        return {int(token): bias for token, bias in value.items() if token.isdecimal() or _refuse_bias_key(token)}
-    except ValueError as error:
-        raise PydanticCustomError("logit_bias", "The token ids are too large") from error
-
-
-def _refuse_bias_key(token: str) -> bool:
-    raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
+    for token, bias in value.items():
+        if not TOKEN_ID.fullmatch(token):
+            raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise PydanticCustomError(
+                "logit_bias", "Token {token} should have a bias from -100 to 100", {"token": token}
+            )
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 Stop = Annotated[list[str], BeforeValidator(_stop_list)]
-LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_bias_by_token)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_bias_by_token)]
 
 
 class StreamOptions(BaseModel):
@@ -141,21 +143,25 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
         for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
-            raise BadRequest(f"'{name}' is no variable of a chat template.", param="chat_template_kwargs")
+            raise BadRequest(
+                f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"
+            )
         return self
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
         if self.tools or self.functions:
-            raise Unsupported("Tools are not supported yet.", param="tools" if self.tools else "functions")
+            param = "tools" if self.tools else "functions"
+            raise Unsupported(f"'{param}' are not supported yet.", param=param)
         if self.tool_choice not in (None, "none", "auto"):
             raise BadRequest("'tool_choice' names a tool, but there are no 'tools'.", param="tool_choice")
         if self.response_format is not None and self.response_format.type != "text":
             raise Unsupported(
-                f"The response format {self.response_format.type} is not supported yet.", param="response_format"
+                f"A 'response_format' of type {self.response_format.type} is not supported yet.",
+                param="response_format",
             )
         if "audio" in self.modalities or self.audio is not None:
-            raise Unsupported("Models here answer in text, not in audio.", param="modalities")
+            raise Unsupported("The only one of 'modalities' that is supported is text.", param="modalities")
         return self
 
 
@@ -211,5 +217,6 @@ def _refusal(error: ErrorDetails) -> BadRequest:
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     if error["type"] == "missing":
         return BadRequest(f"Missing required parameter: '{param}'.", param=param)
+    said = "input should be an object" if error["type"] in ("model_type", "dict_type") else error["msg"]
     kind = Unsupported if error["type"] == "unsupported" else BadRequest
-    return kind(f"Invalid '{param}': {error['msg'][:1].lower()}{error['msg'][1:]}.", param=param)
+    return kind(f"Invalid '{param}': {said[:1].lower()}{said[1:]}.", param=param)

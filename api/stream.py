@@ -49,6 +49,7 @@ class EventStream:
             yield
         finally:
             task.cancel()
+            await asyncio.wait([task])
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()

@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
     parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
     options, rest = parser.parse_known_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # even where a shell started this in the background
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         processes = start(options.nodes, options.api_port, rest, Path(directory))
         try:

@@ -53,6 +53,7 @@ class Agent:
     ) -> None:
         self.info = info
         self.placement = Placement()
+        self.leaving = False
         self.changed = Signal()
         """Anything in the view changed."""
         self.adopted = Signal()
@@ -76,7 +77,7 @@ class Agent:
 
     @property
     def is_head(self) -> bool:
-        return self._election.is_head
+        return self._election.is_head and not self.leaving
 
     @property
     def term(self) -> int:
@@ -131,7 +132,8 @@ class Agent:
                 await asyncio.sleep(TICK_S)
 
     async def leave(self) -> None:
-        """Say goodbye to all, so that nobody has to wait for this node to fail."""
+        """Say goodbye to all, so that nobody has to wait for this node to fail. As head, decides nothing any more."""
+        self.leaving = True
         addresses = [address for report in self.alive() if (address := self.address_of(report.info.id))]
         info = self.info
         calls = [self._client.leave(address, info.id, info.incarnation, EXCHANGE_TIMEOUT_S) for address in addresses]
@@ -182,7 +184,10 @@ class Agent:
 
         async def measure(address: str) -> None:
             try:
-                rtt_ms = await self._client.probe(_join(address, hint.grpc_port), EXCHANGE_TIMEOUT_S)
+                # The least of three: the way's length, not what this machine happened to do meanwhile.
+                rtt_ms = min(
+                    [await self._client.probe(_join(address, hint.grpc_port), EXCHANGE_TIMEOUT_S) for _ in "123"]
+                )
             except PippinError as error:
                 log.debug("probe of %s: %s", address, error)
                 self._topology.failed(hint.id, address)

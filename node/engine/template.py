@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+BLANK_RUN = re.compile(r"\s*")
 PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 
@@ -33,12 +34,13 @@ class Marks:
 
     def __init__(self, controls: Iterable[ControlString], request: Any) -> None:
         """`request` is all that the template will be given, as JSON values."""
-        # Longest first: a control string may contain another.
-        self._controls = sorted(controls, key=lambda control: len(control.text), reverse=True)
+        longest_first = sorted(controls, key=lambda control: len(control.text), reverse=True)
+        self._controls = {control.text: control for control in longest_first}
         taken = set(json.dumps(request, ensure_ascii=False))
         free = (chr(code) for code in PRIVATE_USE if chr(code) not in taken)
         self._open, self._close = next(free), next(free)
-        self._any_control = re.compile("|".join(re.escape(c.text) for c in self._controls) or "(?!)")
+        # Longest first: a control string may begin with another.
+        self._any_control = re.compile("|".join(map(re.escape, self._controls)) or "(?!)")
 
     def wrap(self, value: Any) -> Any:
         """The same value with every control string in it wrapped, at any depth, keys too."""
@@ -72,13 +74,23 @@ class Marks:
 
     def _stretches(self, rendered: str) -> Iterator[tuple[str, str]]:
         """Each text without control strings of the template's own, with the control string that ends it."""
-        own = "|".join(
-            (r"\s*" if c.lstrip else "") + re.escape(c.text) + (r"\s*" if c.rstrip else "") for c in self._controls
-        )
-        wrapped = f"{self._open}.*?{self._close}"
         start = 0
-        for found in re.finditer(f"{wrapped}|({own or '(?!)'})", rendered, re.DOTALL):
-            if found[1] is not None:
-                yield rendered[start : found.start()], found[1]
-                start = found.end()
+        marked = self._open in rendered or self._close in rendered
+        for found in self._any_control.finditer(rendered) if marked else ():
+            begin, end = found.span()
+            # Both marks: a template that splits a text at "</think>" leaves single ones, perhaps beside its own control.
+            if rendered[begin - 1 : begin] == self._open and rendered[end : end + 1] == self._close:
+                continue  # typed by a person
+            control = self._controls[found[0]]
+            if control.lstrip:
+                begin = start + len(rendered[start:begin].rstrip())
+            if control.rstrip:
+                end = _skip_blanks(rendered, end)
+            yield rendered[start:begin], rendered[begin:end]
+            start = end
         yield rendered[start:], ""
+
+
+def _skip_blanks(text: str, start: int) -> int:
+    blanks = BLANK_RUN.match(text, start)
+    return start if blanks is None else blanks.end()

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,12 +28,14 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         try:
             wrapper = tokenizer_utils.load(directory)
+            named_ends = _eos_ids(directory)
         except (OSError, ValueError, KeyError) as error:
             raise ModelBroken(f"The tokenizer in {directory} can't be read: {error}") from error
         # The wrapper would set `enable_thinking` where the template's own default should stand.
         self._hf = wrapper._tokenizer  # noqa: SLF001
         in_python = self._hf.chat_template is None or "chat_template_type" in self._hf.init_kwargs
         self._renderer = wrapper if in_python and wrapper.has_chat_template else self._hf
+        self._hf.model_max_length = sys.maxsize  # its warning; the gateway knows the context and refuses
         self._lock = threading.Lock()  # a fast tokenizer panics when two threads use it
         added = self._hf.added_tokens_decoder
         self._added = {token: entry.content.encode() for token, entry in added.items()}
@@ -40,7 +43,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = len(self._hf)
         self.bos: int | None = self._hf.bos_token_id
-        self.eos = _eos_ids(directory) | ({self._hf.eos_token_id} - {None})
+        self.eos = named_ends | ({self._hf.eos_token_id} - {None})
         """Tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Tokens whose text is never shown."""
@@ -80,7 +83,11 @@ class Tokenizer:
         """
         if self._renderer is self._hf and self._hf.chat_template is None:
             raise BadRequest("This model has no chat template.", hint="Use /v1/completions.", param="messages")
-        given = {"messages": list(messages), "tools": list(tools) if tools else None, **kwargs}
+        given = {
+            "messages": [self._with_known_role(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            **kwargs,
+        }
         marks = Marks(self._control_strings, given)
         tokens: list[int] = []
         with self._lock:
@@ -97,17 +104,23 @@ class Tokenizer:
         if add_generation_prompt and unfinished:
             try:
                 return self._apply(messages, add_generation_prompt=False, continue_final_message=True, **kwargs)
-            except ValueError:
+            except BadRequest:
                 pass  # The template changes the last message, so there is no place from which to continue.
         return self._apply(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def _apply(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         try:
             rendered: str = self._renderer.apply_chat_template(messages, tokenize=False, **kwargs)
-        except (jinja2.TemplateError, TypeError, KeyError, AssertionError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
             # Templates refuse what their model was not made for: two user turns in a row, a system role.
             raise BadRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
         return rendered
+
+    def _with_known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """`developer` is OpenAI's new name for `system`, which most templates do not know."""
+        template = self._hf.chat_template
+        renamed = message.get("role") == "developer" and isinstance(template, str) and "developer" not in template
+        return {**message, "role": "system"} if renamed else dict(message)
 
     def _is_markup(self, text: str) -> bool:
         """Whether an added token that is not called special is a piece of the template (Qwen's <tool_call>).

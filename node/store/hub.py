@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,7 +68,8 @@ class Hub:
         """Downloads what the stage [start, end) lacks and tells `progress(bytes done, bytes in all)` on the way.
 
         A lost connection is taken up again in the middle of a file, some times; whole files are kept when the fetch is
-        broken off, so that the next one goes on from there. An exception that `progress` raises breaks it off.
+        broken off, so that the next one goes on from there. An exception that `progress` raises breaks it off, at the latest
+        when the file at hand is whole: Xet does not look at it before.
         """
         metadata = self.metadata(model_id, revision)
         directory, sizes = metadata.directory, metadata.weights.sizes
@@ -102,22 +104,22 @@ class Hub:
         if not files:
             raise ModelUnsupported(f"{model_id} has no model*.safetensors on the hub.", hint=TAKE_ANOTHER)
 
-        def header(file: str) -> dict[str, Tensor]:
-            found = self._api.parse_safetensors_file_metadata(
-                model_id, file, revision=directory.name, timeout=_TIMEOUT_S
-            )
-            return {
-                name: Tensor(file, tensor.data_offsets[1] - tensor.data_offsets[0])
-                for name, tensor in found.tensors.items()
-            }
-
+        header = partial(self._header, model_id, directory.name)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="headers") as readers:
             tensors = {name: tensor for part in readers.map(header, files) for name, tensor in part.items()}
         weights = Weights(tensors, {file: sizes[file] for file in files})
-        part = directory / f"{DESCRIPTION}.part"
+        part = directory / f"{DESCRIPTION}.{uuid.uuid4().hex}.part"  # nodes on one machine share the cache
         part.write_bytes(weights.to_json())
         part.replace(directory / DESCRIPTION)
         return weights
+
+    def _header(self, model_id: str, commit: str, file: str) -> dict[str, Tensor]:
+        try:
+            found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
+            spans = {name: tensor.data_offsets for name, tensor in found.tensors.items()}
+            return {name: Tensor(file, end - start) for name, (start, end) in spans.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r}.") from error
 
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free

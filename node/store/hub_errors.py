@@ -12,7 +12,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
     SafetensorsParsingError,
-    XetDownloadError,
 )
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
@@ -26,7 +25,14 @@ from node.core.errors import (
     PippinError,
 )
 
-HUB_ERRORS = (TransportError, OSError, EntryNotFoundError, HFValidationError, SafetensorsParsingError, XetDownloadError)
+HUB_ERRORS = (
+    TransportError,
+    OSError,
+    EntryNotFoundError,
+    HFValidationError,
+    SafetensorsParsingError,
+    RuntimeError,  # hf_xet's, for all that is neither access nor connection
+)
 
 TAKE_ANOTHER = "Take a model in MLX or safetensors format, such as those of mlx-community; GGUF is not read."
 

@@ -1,5 +1,7 @@
 """Frames survive the wire, and damaged ones are refused."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,5 @@ def test_truncated_is_refused(frame: Frame, cut: int) -> None:
 
 @given(st.binary(max_size=100))
 def test_garbage_never_crashes(data: bytes) -> None:
-    try:
+    with contextlib.suppress(BadRequest):
         decode(data)
-    except BadRequest:
-        pass

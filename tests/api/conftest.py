@@ -1,0 +1,211 @@
+"""A gateway on a real socket, over a backend that says what a test scripted."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from api.app import create_app
+from api.stream import Pace
+from node.core.errors import ModelNotFound, PippinError
+from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.engine.tokenizer import Tokenizer
+
+DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
+MODEL = "pippin/demo"
+
+
+@dataclass
+class ScriptedModel:
+    id: str
+    context: int
+    tokenizer: Tokenizer
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers each request with the tokens of `script`, which may depend on the request; ends as a driver would."""
+
+    model: ScriptedModel
+    script: Callable[[GenerateRequest], Sequence[int]] = lambda request: []
+    refusal: PippinError | None = None
+    """Raised instead of the first token."""
+    failure: tuple[int, Exception] | None = None
+    """Raised instead of the token at a position."""
+    pause_at: int | None = None
+    """The position before which to wait for `go_on`."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    running: int = 0
+    cached: int = 0
+
+    def say(self, text: str) -> None:
+        """Answer with this text, then end."""
+        tokens = self.model.tokenizer.encode(text)
+        self.script = lambda request: [*tokens, *self.model.tokenizer.eos]
+
+    def models(self) -> list[ModelEntry]:
+        return [ModelEntry(self.model.id, 1_700_000_000, "pippin"), ModelEntry("plain", 1_700_000_000, "pippin")]
+
+    async def open(self, model_id: str) -> ScriptedModel:
+        if model_id != self.model.id:
+            raise ModelNotFound(f"The model '{model_id}' does not exist.", param="model")
+        return self.model
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        self.requests.append(request)
+        self.asked.set()
+        if self.refusal:
+            raise self.refusal
+        self.running += 1
+        self.idle.clear()
+        try:
+            tokens = list(self.script(request))
+            for position in range(request.max_tokens):
+                if position == self.pause_at:
+                    self.paused.set()
+                    await self.go_on.wait()
+                if self.failure and position == self.failure[0]:
+                    raise self.failure[1]
+                event = self._event(request, position, tokens[position])
+                yield event
+                if event.finish:
+                    return
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.idle.set()
+
+    def _event(self, request: GenerateRequest, position: int, token: int) -> TokenEvent:
+        finish = "stop" if token in request.stop_tokens else "length" if position + 1 == request.max_tokens else None
+        if request.sampling.logprobs is None:
+            return TokenEvent(position, token, finish=finish, cached_tokens=0 if position else self.cached)
+        likeliest = [(token, -0.25), *((10 + rank, -2.0 - rank) for rank in range(request.sampling.logprobs))]
+        return TokenEvent(position, token, -0.25, likeliest[: request.sampling.logprobs], finish)
+
+    def status(self) -> dict[str, Any]:
+        return {"cluster": "home", "nodes": []}
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+
+@dataclass
+class Server:
+    """The gateway under test, and ways to talk to it."""
+
+    port: int
+    backend: ScriptedBackend
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
+
+    async def post(self, path: str, body: Any = None, **kwargs: Any) -> "Answered":
+        """POST JSON, or raw `data`."""
+        kwargs = {
+            "data": io.BytesIO(json.dumps(body).encode()),
+            "headers": {"Content-Type": "application/json"},
+            **kwargs,
+        }
+        async with self.http.post(f"{self.url}{path}", **kwargs) as response:
+            return Answered(response.status, dict(response.headers), await response.read())
+
+    async def chat(self, content: Any = "Hello", **body: Any) -> "Answered":
+        messages = [{"role": "user", "content": content}]
+        return await self.post("/v1/chat/completions", {"model": MODEL, "messages": messages, **body})
+
+    async def complete(self, prompt: Any = "Once", **body: Any) -> "Answered":
+        return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **body})
+
+    async def raw(self, data: bytes) -> bytes:
+        """Send bytes, close nothing, read until the server closes; so ask for `Connection: close`."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, after a check of its shape."""
+        assert set(self.json) == {"error"}
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert isinstance(error["type"], str)
+        assert error["code"] is None or isinstance(error["code"], str)
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream; its end is checked and left out."""
+        *blocks, end = self.body.decode().split("\n\n")
+        assert end == ""
+        assert blocks.pop() == "data: [DONE]"
+        return [json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(DEMO)
+
+
+@pytest.fixture
+def backend(tokenizer: Tokenizer) -> ScriptedBackend:
+    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, tokenizer))
+    backend.say("Hello there!")
+    return backend
+
+
+@pytest.fixture
+async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
+    """Start a gateway with settings of the test's choice."""
+    runners: list[web.AppRunner] = []
+    async with aiohttp.ClientSession() as http:
+
+        async def start(pace: Pace | None = None, **settings: Any) -> Server:
+            app = create_app(backend, pace=pace, **settings)
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+            await runner.setup()
+            runners.append(runner)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            return Server(runner.addresses[0][1], backend, http)
+
+        yield start
+        backend.go_on.set()
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def server(serve: Callable[..., Any]) -> Server:
+    return await serve()

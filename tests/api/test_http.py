@@ -1,0 +1,257 @@
+"""HTTP itself: routes, bodies in all their forms, browsers, clients that hang up or read slowly."""
+
+import asyncio
+import gzip
+import json
+import socket
+
+import pytest
+
+from api.stream import Pace
+
+MODEL = "pippin/demo"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def request_bytes(path, body, *headers, method="POST"):
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+# --- routes ---
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+async def test_each_route_is_there_without_v1_too(server, prefix):
+    async with server.http.get(f"{server.url}{prefix}/models?limit=5") as response:
+        assert await response.json() == {
+            "object": "list",
+            "data": [
+                {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
+                {"id": "plain", "object": "model", "created": 1_700_000_000, "owned_by": "pippin"},
+            ],
+        }
+    assert (await server.post(f"{prefix}/chat/completions?a=b", CHAT)).status == 200
+    assert (await server.post(f"{prefix}/completions", {"model": MODEL, "prompt": "x"})).status == 200
+
+
+@pytest.mark.parametrize("id_in_path", ["pippin/demo", "pippin%2Fdemo", "plain"])
+async def test_a_model_is_found_by_its_id_quoted_or_not(server, id_in_path):
+    answer = await server.raw(request_bytes(f"/v1/models/{id_in_path}", b"", "Connection: close", method="GET"))
+    assert b" 200 OK" in answer
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["id"] == id_in_path.replace("%2F", "/")
+
+
+async def test_an_unknown_model_id(server):
+    async with server.http.get(f"{server.url}/v1/models/no/such") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/health", "/cluster/status", "/v1/models", "/v1/models/plain"])
+async def test_head_works_where_get_does(server, path):
+    async with server.http.get(f"{server.url}{path}") as got, server.http.head(f"{server.url}{path}") as head:
+        assert got.status == head.status == 200
+        assert got.headers["Content-Length"] == head.headers["Content-Length"]
+        assert await head.read() == b""
+
+
+async def test_health_and_cluster_status(server):
+    async with server.http.get(f"{server.url}/health") as response:
+        assert await response.json() == {"status": "ok"}
+    async with server.http.get(f"{server.url}/cluster/status") as response:
+        assert await response.json() == {"cluster": "home", "nodes": []}
+
+
+# --- bodies ---
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "application/json; charset=utf-8", "text/plain", "", "application/x-www-form-urlencoded"],
+)
+async def test_json_with_any_content_type(server, content_type):
+    response = await server.post("/v1/chat/completions", CHAT, headers={"Content-Type": content_type})
+    assert response.status == 200
+
+
+async def test_json_without_a_content_type(server):
+    body = json.dumps(CHAT).encode()
+    answer = await server.raw(
+        request_bytes("/v1/chat/completions", body, f"Content-Length: {len(body)}", "Connection: close")
+    )
+    assert b" 200 OK" in answer
+
+
+async def test_a_chunked_body(server):
+    body = json.dumps(CHAT).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:3], body[3:9], body[9:])) + b"0\r\n\r\n"
+    head = ("Transfer-Encoding: chunked", "Connection: close")
+    assert b" 200 OK" in await server.raw(request_bytes("/v1/chat/completions", chunks, *head))
+
+
+async def test_a_compressed_body(server):
+    good = gzip.compress(json.dumps(CHAT).encode())
+    headers = {"Content-Encoding": "gzip", "Connection": "close"}
+    assert (await server.post("/v1/chat/completions", data=good, headers=headers)).status == 200
+    for bad in (b"not gzip", good[:40]):
+        response = await server.post("/v1/chat/completions", data=bad, headers=headers)
+        assert response.status == 400
+        assert response.error["type"] == "invalid_request_error"
+
+
+async def test_expect_100_continue(server):
+    body = json.dumps(CHAT).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = (f"Content-Length: {len(body)}", "Expect: 100-continue", "Connection: close")
+    writer.write(request_bytes("/v1/chat/completions", b"", *head))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for byte in body:
+        writer.write(bytes([byte]))
+        await writer.drain()
+    assert b" 200 OK" in await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_large_bodies(serve, backend):
+    server = await serve(body_limit=4_000_000)
+    backend.model.context = 10_000_000
+    content = "a " * 1_000_000
+    assert (await server.chat(content)).status == 200
+    response = await server.chat(content * 3)
+    assert response.status == 413
+    assert "4000000" in response.error["message"]
+
+
+async def test_a_truncated_body_harms_nobody(server, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request_bytes("/v1/chat/completions", b'{"model":', "Content-Length: 1000"))
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await server.chat()).status == 200
+    assert await reader.read() == b""
+    assert caplog.text == ""
+
+
+async def test_the_connection_is_kept_after_a_stream(server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for stream in (True, False, True):
+        body = json.dumps({**CHAT, "stream": stream}).encode()
+        writer.write(request_bytes("/v1/chat/completions", body, f"Content-Length: {len(body)}"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 OK" in head
+        if stream:
+            assert b"Transfer-Encoding: chunked" in head
+            assert (await reader.readuntil(b"0\r\n\r\n")).count(b"data: [DONE]\n\n") == 1
+        else:
+            length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+    writer.close()
+    await writer.wait_closed()
+
+
+# --- browsers ---
+
+
+async def test_cors_on_answers_errors_and_streams(server):
+    headers = {"Origin": "app://obsidian.md", "Content-Type": "application/json"}
+    for response in (
+        await server.post("/v1/chat/completions", CHAT, headers=headers),
+        await server.post("/v1/chat/completions", {**CHAT, "stream": True}, headers=headers),
+        await server.post("/v1/chat/completions", {}, headers=headers),
+        await server.post("/nowhere", {}, headers=headers),
+    ):
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models/a/b", "/health", "/nowhere"])
+async def test_preflights(server, path):
+    headers = {
+        "Origin": "app://obsidian.md",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-stainless-os,bad name,content-type",
+    }
+    async with server.http.options(f"{server.url}{path}", headers=headers) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
+        assert sorted(allowed) == ["Authorization", "Content-Type", "x-stainless-os"]
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+async def test_only_the_listed_origins(serve):
+    server = await serve(cors_origins=["https://good.example"])
+    for origin, allowed in (("https://good.example", "https://good.example"), ("https://evil.example", None)):
+        async with server.http.get(f"{server.url}/v1/models", headers={"Origin": origin}) as response:
+            assert response.headers.get("Access-Control-Allow-Origin") == allowed
+            assert response.headers["Vary"] == "Origin"
+
+
+# --- clients that go away ---
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause_at", [0, 2])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_hangs_up_frees_its_place(server, stream, pause_at, n):
+    server.backend.pause_at = pause_at
+    body = json.dumps({**CHAT, "stream": stream, "n": n}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request_bytes("/v1/chat/completions", body, f"Content-Length: {len(body)}"))
+    await server.backend.paused.wait()
+    writer.close()
+    await server.backend.idle.wait()
+    assert server.backend.running == 0
+    server.backend.pause_at = None
+    assert (await server.chat()).status == 200
+
+
+async def test_a_reader_that_takes_nothing_is_given_up(serve, backend, caplog):
+    server = await serve(Pace(stall_s=0.2))
+    backend.model.context = 10_000_000
+    backend.script = lambda request: [300] * 1_000_000
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, request_bytes("/v1/chat/completions", body, f"Content-Length: {len(body)}"))
+        await backend.asked.wait()
+        async with server.http.get(f"{server.url}/health") as response:
+            assert response.status == 200
+        await backend.idle.wait()
+    assert backend.running == 0
+    assert caplog.text == ""
+
+
+async def test_comments_keep_a_long_prefill_alive(serve, backend):
+    server = await serve(Pace(keepalive_s=0.01))
+    backend.pause_at = 0
+    async with server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+        assert await response.content.readline() == b": keep-alive\n"
+        assert await response.content.readline() == b"\n"
+        backend.go_on.set()
+        rest = (await response.read()).decode().split("\n\n")
+    events = [event for event in rest if not event.startswith(":")]
+    assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-2:] == ["data: [DONE]", ""]
+    async with server.client() as client:
+        chunks = [chunk async for chunk in await client.chat.completions.create(**CHAT, stream=True)]
+        assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_many_streams_at_once_do_not_mix(server):
+    tokenizer = server.backend.model.tokenizer
+    server.backend.script = lambda request: [*tokenizer.encode(f"I am number {request.sampling.seed}."), *tokenizer.eos]
+
+    async def ask(number):
+        events = (await server.chat(stream=True, seed=number)).events
+        return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+
+    answers = await asyncio.gather(*(ask(number) for number in range(40)))
+    assert answers == [f"I am number {number}." for number in range(40)]

@@ -1,0 +1,178 @@
+"""A hub on localhost that the real huggingface_hub client talks to, and small models made of random bytes."""
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAYERS = 4
+LAYER_BYTES = 3_000
+
+
+def safetensors(tensors: Mapping[str, int]) -> bytes:
+    """A safetensors file with random tensors of the given lengths."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    at = 0
+    for name, nbytes in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [nbytes], "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + os.urandom(at)
+
+
+def model_files() -> dict[str, bytes]:
+    """A model of four layers in three files: the embedding with layer 0, layers 1 and 2, layer 3 with norm and head."""
+    parts: list[dict[str, int]] = [
+        {"model.embed_tokens.weight": 5_000, **layer(0)},
+        {**layer(1), **layer(2)},
+        {**layer(3), "model.norm.weight": 100, "lm_head.weight": 4_000},
+    ]
+    names = [f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3)]
+    index = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+    return {
+        "config.json": json.dumps({"model_type": "llama", "num_hidden_layers": LAYERS}).encode(),
+        "tokenizer.json": b'{"version": "1.0"}',
+        "chat_template.jinja": b"{{ messages }}",
+        "README.md": b"# A model",
+        "modeling_evil.py": b"raise SystemExit",
+        "model.safetensors.index.json": json.dumps({"weight_map": index}).encode(),
+        **{name: safetensors(part) for name, part in zip(names, parts, strict=True)},
+    }
+
+
+def layer(number: int) -> dict[str, int]:
+    prefix = f"model.layers.{number}"
+    return {f"{prefix}.mlp.up_proj.weight": LAYER_BYTES - 500, f"{prefix}.self_attn.q_proj.weight": 500}
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Path]:
+    def make(directory: Path, files: Mapping[str, bytes] | None = None) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in (model_files() if files is None else files).items():
+            (directory / name).write_bytes(content)
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def make_safetensors() -> Callable[[Mapping[str, int]], bytes]:
+    return safetensors
+
+
+class FakeHub:
+    """The hub's protocol as far as a download needs it. `log` lists the requests, as `METHOD path`."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {"org/model": model_files()}
+        self.gated: set[str] = set()
+        self.breaks: dict[str, int] = {}
+        """Files whose next download breaks off after so many bytes."""
+        self.status = 200
+        self.log: list[str] = []
+        self.url = ""
+
+    @staticmethod
+    def commit(files: Mapping[str, bytes]) -> str:
+        return hashlib.sha1(b"".join(files.values())).hexdigest()
+
+    def fetched(self) -> list[str]:
+        """Weight files read in whole, in order."""
+        found = (re.fullmatch(r"GET \S+/([\w.-]+\.safetensors)( bytes=[1-9]\d*-)?", line) for line in self.log)
+        return [match[1] for match in found if match]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Server"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.respond()
+
+    def do_GET(self) -> None:
+        self.respond()
+
+    def respond(self) -> None:
+        path = self.path.partition("?")[0]
+        hub = self.server.hub
+        hub.log.append(" ".join(filter(None, [self.command, path, self.headers.get("Range")])))
+        if hub.status != 200:
+            return self.send(hub.status, b"{}")
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/\w+)?", path):
+            return self.info(match[1])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/\w+/(.+)", path):
+            return self.file(match[1], match[2])
+        return self.send(404, b"{}")
+
+    def info(self, repo: str) -> None:
+        hub = self.server.hub
+        files = hub.repos.get(repo)
+        if files is None:
+            return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+        body = {"id": repo, "sha": hub.commit(files), "siblings": siblings, "tags": [], "downloads": 0}
+        return self.send(200, json.dumps(body).encode())
+
+    def file(self, repo: str, name: str) -> None:
+        hub = self.server.hub
+        files = hub.repos.get(repo)
+        if files is None:
+            return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        if repo in hub.gated and self.headers.get("Authorization") != "Bearer good":
+            return self.send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        commit = {"X-Repo-Commit": hub.commit(files)}
+        if name not in files:
+            return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound", **commit})
+        content = files[name]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Accept-Ranges": "bytes", **commit}
+        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, end = int(span[1]), min(int(span[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            return self.send(206, content[start : end + 1], headers, name)
+        return self.send(200, content, headers, name)
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None, name: str = "") -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        ranged = self.headers.get("Range", "").startswith("bytes=0-")  # a reader of headers, not a download
+        if not ranged and (keep := self.server.hub.breaks.pop(name, None)) is not None:
+            self.wfile.write(body[:keep])
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, hub: FakeHub) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.hub = hub
+
+
+@pytest.fixture
+def fake_hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+    with Server(hub) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield hub
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,140 @@
+import pytest
+
+from node.core.errors import ModelNotFound
+from node.store.catalogue import Catalogue
+from node.store.files import DESCRIPTION
+from node.store.weights import Weights
+
+SECOND = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture
+def places(tmp_path):
+    for name in ("builtin", "mine", "data", "cache"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def catalogue(places):
+    return Catalogue(places / "builtin", [places / "mine", places / "absent"], places / "data", places / "cache")
+
+
+def snapshot(places, name, commit, *, main=True):
+    folder = places / "cache" / name
+    if main:
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text(commit)
+    return folder / "snapshots" / commit
+
+
+def test_all_the_places(places, catalogue, make_model):
+    make_model(places / "builtin" / "pippin-demo")
+    make_model(places / "mine" / "My model")
+    make_model(places / "mine" / "org" / "model")
+    make_model(places / "data" / "models" / "org" / "fetched")
+    make_model(snapshot(places, "models--hub--model", "c0ffee"))
+    make_model(places / "mine" / ".hidden")
+    make_model(places / "mine" / "no-weights", {"config.json": b"{}"})
+    (places / "mine" / "no-config").mkdir()
+    (make_model(places / "mine" / "cut-short") / SECOND).unlink()
+    assert catalogue.local() == ("pippin-demo", "My model", "org/model", "org/fetched", "hub/model")
+    for model_id in catalogue.local():
+        directory = catalogue.directory(model_id)
+        assert directory is not None
+        assert catalogue.directory_for(model_id, 1, 2, ends=False) == directory
+        assert catalogue.created(model_id) > 1_700_000_000
+    assert catalogue.directory("cut-short") is None
+    assert catalogue.created("absent") == 0
+    assert catalogue.target("org/fetched") == catalogue.directory("org/fetched")
+
+
+def test_a_listing_is_reused_until_refreshed(places, catalogue, make_model):
+    assert catalogue.local() == ()
+    make_model(places / "mine" / "model")
+    assert catalogue.local() == ()
+    catalogue.refresh()
+    assert catalogue.local() == ("model",)
+
+
+def test_a_part_serves_its_stage_only(places, catalogue, make_model):
+    directory = make_model(catalogue.target("org/model"))
+    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / "model.safetensors.index.json").unlink()
+    (directory / SECOND).rename(directory / f"{SECOND}.part")
+    assert catalogue.local() == ()
+    assert catalogue.directory("org/model") is None
+    assert catalogue.partial("org/model") == directory
+    assert catalogue.directory_for("org/model", 0, 1, ends=True) == directory
+    assert catalogue.directory_for("org/model", 3, 4, ends=False) == directory
+    assert catalogue.directory_for("org/model", 0, 2, ends=False) is None
+
+
+def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model, make_safetensors):
+    files = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": b'{"weight_map": {"lm_head.weight": "model-text.safetensors",'
+        b' "vision_tower.layers.0.w": "model-vision.safetensors"}}',
+        "model-text.safetensors": make_safetensors({"lm_head.weight": 3}),
+    }
+    directory = make_model(places / "mine" / "model", files)
+    assert catalogue.local() == ("model",)
+    assert Weights.read(directory).ends_bytes == 3
+
+
+def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogue, make_model):
+    old = make_model(snapshot(places, "models--hub--model", "aaa"))
+    make_model(snapshot(places, "models--hub--model", "bbb"), {"config.json": b"{}"})
+    assert catalogue.local() == ("hub/model",)
+    assert catalogue.directory("hub/model") == old
+
+
+def test_a_damaged_model_is_not_listed(places, catalogue, make_model):
+    directory = make_model(places / "mine" / "model")
+    (directory / "model.safetensors.index.json").write_text("{")
+    assert catalogue.local() == ()
+
+
+def test_find(places, catalogue, make_model):
+    make_model(places / "mine" / "Llama-3.2-1B-Instruct-4bit")
+    make_model(places / "mine" / "mlx-community" / "Qwen3-8B-4bit")
+    make_model(places / "builtin" / "pippin-demo")
+    assert catalogue.find("pippin-demo") == "pippin-demo"
+    assert catalogue.find("Pippin-Demo") == "pippin-demo"
+    assert catalogue.find("Llama-3.2-1B-Instruct-4bit") == "Llama-3.2-1B-Instruct-4bit"
+    assert catalogue.find("qwen3:8b") == "mlx-community/Qwen3-8B-4bit"
+    assert catalogue.find("qwen3-8b-4bit") == "mlx-community/Qwen3-8B-4bit"
+    assert catalogue.find("qwen3:4b") == "mlx-community/Qwen3-4B-4bit", "not here: to be fetched"
+    assert catalogue.find("org/anything") == "org/anything"
+    with pytest.raises(ModelNotFound, match="Did you mean pippin-demo") as caught:
+        catalogue.find("pipin-demo")
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        "../mine/model",
+        "..",
+        ".",
+        "",
+        "/",
+        "/etc",
+        "mine/../model",
+        "a/b/c",
+        "a\0b",
+        "a\\b",
+        ".x",
+        "x/",
+        "/x",
+        "a\nb",
+        "x" * 300,
+    ],
+)
+def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
+    make_model(places / "mine" / "model")
+    for refuse in (catalogue.directory, catalogue.partial, catalogue.created, catalogue.target, catalogue.find):
+        with pytest.raises(ModelNotFound):
+            refuse(model_id)
+    with pytest.raises(ModelNotFound):
+        catalogue.directory_for(model_id, 0, 1, ends=False)
