@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from api.server import ApiServer
 from node import PROTOCOL, __version__
 from node.cluster.discovery import Discovery
 from node.control.agent import Agent
+from node.control.contacts import Contacts
 from node.control.files import Files
 from node.control.head import Head
 from node.control.service import ControlService
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 BUILTIN = Path(__file__).parent / "builtin"
 DRAIN_S = 30.0
 """How long the requests under way may take after the first Ctrl-C."""
+NETWORK_S = 5.0
 LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
 
@@ -45,24 +48,15 @@ LISTING_S = 5.0
 class HostFacts:
     """About this machine. Asked before gRPC starts, as some need a subprocess and gRPC does not survive a fork."""
 
-    interfaces: tuple[Interface, ...]
+    kinds: Mapping[str, str]
+    """What each interface is, by its name."""
     memory: Memory
     chip: str
 
     @classmethod
     def ask(cls, options: Options) -> "HostFacts":
-        interfaces = local_interfaces(options.host, options.interface, hardware_kinds())
         total = memory.total()
-        return cls(interfaces, Memory(total, memory.usable(device_memory(), options.memory)), chip_name())
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(address for interface in self.interfaces for address in interface.addresses)
-
-    @property
-    def multicast(self) -> tuple[str, ...]:
-        """The addresses that mDNS uses."""
-        return tuple(address for address in self.addresses if ":" not in address)
+        return cls(hardware_kinds(), Memory(total, memory.usable(device_memory(), options.memory)), chip_name())
 
 
 class Daemon:
@@ -73,17 +67,19 @@ class Daemon:
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
         self._options = options
+        self._kinds = facts.kinds
+        interfaces = self._interfaces()
         self._memory = facts.memory
         self._api = ApiServer(hosts, options.api_port)
         self._rpc = RpcServer(hosts, options.grpc_port)
-        self._info = NodeInfo(
+        info = NodeInfo(
             id=data.identity.id,
             incarnation=data.identity.incarnation,
             name=options.name,
             cluster=options.cluster,
             version=__version__,
             protocol=PROTOCOL,
-            addresses=facts.addresses,
+            addresses=_addresses(interfaces),
             grpc_port=self._rpc.port,
             api_port=self._api.port,
             chip=facts.chip,
@@ -94,15 +90,15 @@ class Daemon:
         self._models: tuple[str, ...] = ()
         self._preload: tuple[str, ...] = ()
         hub = Hub()
-        self._agent = Agent(
-            self._info, data.identity.term, self._client, self._report, data.save_term, facts.interfaces
-        )
+        self._contacts = Contacts(info.id, info.cluster, self._client, interfaces)
+        self._agent = Agent(info, data.identity.term, self._contacts, self._report, data.save_term)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
-        self._rings = Rings(self._agent, self._compute, self._client, self._files.of_shard)
+        self._rings = Rings(self._agent, self._contacts, self._compute, self._client, self._files.of_shard)
         self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
         self._head = Head(self._agent, self._specs, context=options.context, max_sessions=options.max_sessions)
         self._gateway = Gateway(
             self._agent,
+            self._contacts,
             self._rings,
             self._client,
             self._catalogue,
@@ -110,7 +106,7 @@ class Daemon:
             self._head.want,
             started_at=int(time.time()),
         )
-        self._discovery = Discovery(self._info, facts.multicast, self._agent.hint) if options.mdns else None
+        self._discovery = Discovery(info, _multicast(interfaces), self._contacts.hint) if options.mdns else None
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
 
@@ -132,7 +128,8 @@ class Daemon:
         peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
         async with asyncio.TaskGroup() as group:
             parts = (
-                self._agent.run(peers),
+                self._agent.run(),
+                self._contacts.run(self._agent, peers),
                 self._rings.run(),
                 self._head.run(),
                 self._keep_listing(),
@@ -140,7 +137,7 @@ class Daemon:
             )
             tasks = [group.create_task(part) for part in parts]
             await self._api.start(self._gateway)
-            log.info("node %s of cluster %s: API on %s", self._info.name, self._info.cluster, self._url())
+            log.info("node %s of cluster %s: API on %s", self._agent.info.name, self._agent.info.cluster, self._url())
             await self._stop.wait()
             await self._end()
             for task in tasks:
@@ -174,7 +171,7 @@ class Daemon:
 
     def _report(self) -> NodeReport:
         return NodeReport(
-            info=self._info,
+            info=self._agent.info,
             memory=replace(self._memory, used=self._rings.memory_used()),
             loads=self._rings.reports(),
             rings=self._rings.loads(),
@@ -193,6 +190,21 @@ class Daemon:
     async def _list_models(self) -> None:
         self._models = await asyncio.to_thread(self._catalogue.local)
 
+    def _interfaces(self) -> tuple[Interface, ...]:
+        return local_interfaces(self._options.host, self._options.interface, self._kinds)
+
+    async def _keep_addresses(self) -> None:
+        """Notice a cable that is plugged or Wi-Fi that is joined."""
+        while True:
+            await asyncio.sleep(NETWORK_S)
+            interfaces = await asyncio.to_thread(self._interfaces)
+            addresses = _addresses(interfaces)
+            if addresses and addresses != self._agent.info.addresses:
+                log.info("this node's addresses are now %s", ", ".join(addresses))
+                self._agent.readdress(addresses, interfaces)
+                if self._discovery:
+                    await self._discovery.update(self._agent.info, _multicast(interfaces))
+
     async def _keep_listing(self) -> None:
         while True:
             await self._list_models()
@@ -206,5 +218,14 @@ class Daemon:
         while True:
             if self._agent.is_head != named:
                 named = self._agent.is_head
-                await (self._discovery.serve_name(self._info.cluster) if named else self._discovery.drop_name())
+                await (self._discovery.serve_name(self._agent.info.cluster) if named else self._discovery.drop_name())
             await self._agent.changed.wait()
+
+
+def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
+    return tuple(address for interface in interfaces for address in interface.addresses)
+
+
+def _multicast(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
+    """The addresses that mDNS uses."""
+    return tuple(address for address in _addresses(interfaces) if ":" not in address)

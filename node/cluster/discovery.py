@@ -13,8 +13,8 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from zeroconf import (
-    AddressResolver,  # type: ignore[attr-defined]  # documented, but missing from its __all__
+from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is documented, but missing from __all__
+    AddressResolver,
     Error,
     InterfaceChoice,
     IPVersion,

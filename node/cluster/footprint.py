@@ -15,6 +15,7 @@ class Footprint:
         cache = [kv.bytes_for(context) for kv in spec.kv]
         held = [weights + kv * sessions for weights, kv in zip(spec.layer_bytes, cache, strict=True)]
         self._before = list(accumulate(held, initial=0))
+        self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
         # A layer is read before the copy it replaces is dropped, and a cache grows by copying: one of each at a time.
         self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
@@ -23,6 +24,10 @@ class Footprint:
     def stage(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes of layers [start, end) on one node."""
         return self._before[end] - self._before[start] + self.reserve + (self._ends if driver else 0)
+
+    def work(self, start: int, end: int, *, driver: bool) -> int:
+        """Bytes that the stage reads for each token, which is what takes its time: weights, as caches are seldom full."""
+        return self._weights[end] - self._weights[start] + (self._ends if driver else 0)
 
     @property
     def whole(self) -> int:

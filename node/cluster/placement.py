@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from node.cluster.footprint import Footprint, ring_bytes
-from node.cluster.split import Order, best_orders, edges, split
+from node.cluster.split import Order, best_orders, edges, may_fit, split
 from node.core.types import Fence, ModelSpec, NodeReport, Placement, Refusal, Ring, StageSpec
+from node.core.units import format_bytes
 
 CONTEXTS = (32768, 16384, 8192, 4096, 2048)
 """32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
@@ -26,11 +27,12 @@ class _Wish:
 
     contexts: Sequence[int]
     sessions: Sequence[int]
+    """Both from the largest."""
     min_stages: int
 
     def contexts_of(self, spec: ModelSpec) -> list[int]:
         """From the longest; a model made for less than all of them gets what it was made for."""
-        return sorted((c for c in self.contexts if c <= spec.max_context), reverse=True) or [spec.max_context]
+        return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
 
     def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
         """How far a ring is from the ideal; less is better, the first difference decides."""
@@ -52,10 +54,27 @@ def place(
 ) -> Placement:
     """Give every model a ring on the nodes, or say why not. Earlier models choose first.
 
-    Rings of `current` that still stand keep their memory before any other model is placed.
+    Rings of `current` that still stand keep their memory before any other model is placed. Only if a model finds no
+    room do all get fewer sessions, and then shorter contexts: better all models with less than one with plenty.
     """
     models = list({spec.id: spec for spec in models}.values())
-    wish = _Wish(contexts, max_sessions, min_stages)
+    sessions, lengths = sorted(max_sessions, reverse=True), sorted(contexts, reverse=True)
+    wishes = [_Wish(lengths, sessions[i:], min_stages) for i in range(len(sessions))]
+    wishes += [_Wish(lengths[i:], sessions[-1:], min_stages) for i in range(1, len(lengths))]
+    best: Placement | None = None
+    for wish in wishes:
+        rings, refused = _place(models, nodes, fence, wish, current)
+        if best is None or len(refused) < len(best.refused):
+            best = Placement(fence, head, tuple(rings), tuple(refused))
+        if not refused or len(models) == 1:
+            break
+    assert best
+    return best
+
+
+def _place(
+    models: Sequence[ModelSpec], nodes: Sequence[NodeReport], fence: Fence, wish: _Wish, current: Placement | None
+) -> tuple[list[Ring], list[Refusal]]:
     free = {n.info.id: n.memory.usable for n in nodes}
     kept = _standing(models, free, wish, current)
     drivers = {r.model: r.driver for r in current.rings} if current else {}
@@ -70,12 +89,12 @@ def place(
         if old and (not ring or not _better(ring, old, spec, len(nodes), wish)):
             ring = old
         if ring:
-            ring = ring if ring is old else replace(ring, id=f"{spec.id}@{fence.term}.{fence.epoch}")
+            ring = ring if ring is old else replace(ring, id=f"{spec.id}@{fence.term}.{fence.epoch}", fence=fence)
             _take(free, spec, ring, 1)
             rings.append(ring)
         else:
             refused.append(_refusal(spec, nodes, free, wish, [r.model for r in rings]))
-    return Placement(fence, head, tuple(rings), tuple(refused))
+    return rings, refused
 
 
 def _standing(
@@ -122,23 +141,30 @@ def _ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: dict[str, int], wi
     Of the same distance, a longer context goes before more sessions: a prompt that is too long fails for good, one
     that has to queue is merely later.
     """
-    most = min(len(nodes), len(spec.cuts) + 1)
-    options = [(stages, context) for stages in range(1, most + 1) for context in wish.contexts_of(spec)]
+    lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
+    room = sorted(free.values(), reverse=True)  # if any nodes hold the model, as many of the roomiest do
+    least = Footprint(spec, lengths[-1], wish.sessions[-1])
+    options = [(count, context) for count in range(1, most + 1) for context in lengths]
     options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
     orders: dict[int, list[Order]] = {}
-    for stages, context in options:
-        for sessions in sorted(wish.sessions, reverse=True):
+    for count, context in options:
+        if count not in orders:
+            orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
+        for sessions in wish.sessions if orders[count] else ():
             costs = Footprint(spec, context, sessions)
-            if costs.whole + (stages - 1) * costs.reserve > sum(sorted(free.values())[-stages:]):
-                continue
-            if stages not in orders:
-                orders[stages] = best_orders(nodes, stages)
-            for order in orders[stages]:
-                ends = split(spec, costs, [free[n.info.id] for n in order])
-                if ends:
-                    starts = (0, *ends[:-1])
-                    held = tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, starts, ends, strict=True))
-                    return Ring("", spec.id, held, context, sessions)
+            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
+                return Ring("", spec.id, stages, context, sessions)
+    return None
+
+
+def _stages(
+    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: dict[str, int]
+) -> tuple[StageSpec, ...] | None:
+    """The layers of each node, in the first order in which the nodes can hold them."""
+    for order in orders:
+        ends = split(spec, costs, [free[n.info.id] for n in order])
+        if ends:
+            return tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, (0, *ends), ends, strict=False))
     return None
 
 
@@ -146,28 +172,23 @@ def _refusal(
     spec: ModelSpec, nodes: Sequence[NodeReport], free: dict[str, int], wish: _Wish, placed: Sequence[str]
 ) -> Refusal:
     """Say in numbers what the least useful ring would need and what there is."""
-    context, sessions = wish.contexts_of(spec)[-1], min(wish.sessions)
+    context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
     costs = Footprint(spec, context, sessions)
     weights = sum(spec.layer_bytes) + spec.ends_bytes
     needs = (
-        f"{spec.id} needs {size(costs.whole)}: weights {size(weights)}, cache {size(costs.cache)} for {sessions} "
-        f"of {context} tokens, working memory {size(costs.reserve)} a node."
+        f"{spec.id} needs {format_bytes(costs.whole)}: weights {format_bytes(weights)}, cache {format_bytes(costs.cache)} for {sessions} "
+        f"of {context} tokens, working memory {format_bytes(costs.reserve)} a node."
     )
     rooms = ", ".join(
-        f"{n.info.name} has {size(free[n.info.id])} free ({size(max(0, costs.whole - free[n.info.id]))} short)"
+        f"{n.info.name} has {format_bytes(free[n.info.id])} free ({format_bytes(max(0, costs.whole - free[n.info.id]))} short)"
         for n in sorted(nodes, key=lambda n: (n.info.name, n.info.id))
     )
     total = sum(free.values())
-    verdict = f"together {size(total)} ({size(costs.whole - total)} short)"
+    verdict = f"together {format_bytes(total)} ({format_bytes(costs.whole - total)} short)"
     if total >= costs.whole:
-        verdict = f"together {size(total)}, but no cut between layers lets every node hold its part"
+        verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
     hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
     if placed:
         hint = f"Unload {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
     message = f"{needs} {rooms}; {verdict}." if nodes else f"{needs} No node can hold layers now."
     return Refusal(spec.id, "no_capacity", message, hint)
-
-
-def size(count: int) -> str:
-    """Bytes for people, in the gigabytes that a Mac's memory is sold by."""
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"

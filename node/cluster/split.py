@@ -1,8 +1,9 @@
 """Where to cut a model between nodes, and in which order to put the nodes. Pure arithmetic for placement."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, permutations
-from math import perm
+from math import factorial, perm
 
 from node.cluster.footprint import Footprint
 from node.core.types import ModelSpec, NodeReport
@@ -10,8 +11,8 @@ from node.core.types import ModelSpec, NodeReport
 UNMEASURED_MS = 5.0
 """Round trip taken for a link that nobody has measured yet: as slow as Wi-Fi, so that a measured cable wins."""
 
-_MOST_ORDERS = 5040
-"""Up to 7 nodes every order is tried, some 50 ms. More nodes are ordered by nearest neighbour."""
+_MOST_NODES = 7
+"""Up to so many nodes every order is tried, at most some 50 ms. More are ordered by nearest neighbour."""
 
 Order = tuple[NodeReport, ...]
 
@@ -31,47 +32,64 @@ def latency(order: Order) -> float:
     return round(sum(_rtt(a, b) for a, b in pairwise((*order, order[0])))) / 2
 
 
-def best_orders(nodes: Sequence[NodeReport], count: int) -> list[Order]:
+def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]) -> list[Order]:
     """Orders of `count` nodes, the quickest round first; of equally quick ones, those that start with earlier nodes."""
-    if perm(len(nodes), count) <= _MOST_ORDERS:
+    if perm(len(nodes), count) <= factorial(_MOST_NODES):
         return sorted(permutations(nodes, count), key=latency)
-    roomiest = sorted(nodes, key=lambda n: (-n.memory.usable, n.info.id))[:count]
+    roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
     return sorted([tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)], key=latency)
 
 
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:
-    """Where each stage ends so that none exceeds its room and the largest is smallest; None if there is no such way.
+    """Where each stage ends so that all have room and the slowest is quickest; None if there is no such way.
 
-    The largest stage sets the pace when several lanes are in flight, and leaves its node the least room.
+    The slowest stage sets the pace when several lanes are in flight.
     """
     marks, stages = edges(spec), len(room)
-    if not _may_fit(marks, costs, room):
-        return None
-    # Of all ways to end the stages so far at a mark: the size of the largest stage, and where they end.
+    # Of all ways to end the stages so far at a mark: the work of the slowest stage, and where they end.
     ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, limit in enumerate(room):
+        driver = stage == 0
         last = len(marks) - (stages - stage)  # each later stage needs a layer, too
         first_end = last if stage == stages - 1 else 1
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for begin, (largest, ends) in ways.items():
+        for begin, (slowest, ends) in ways.items():
             for end in range(max(begin + 1, first_end), last + 1):
-                size = costs.stage(marks[begin], marks[end], driver=stage == 0)
-                if size > limit:
+                if costs.stage(marks[begin], marks[end], driver=driver) > limit:
                     break
-                way = (max(largest, size), (*ends, marks[end]))
+                work = costs.work(marks[begin], marks[end], driver=driver)
+                way = (max(slowest, work), (*ends, marks[end]))
                 longer[end] = min(way, longer.get(end, way))
         ways = longer
     return ways[len(marks) - 1][1] if ways else None
 
 
-def _may_fit(marks: Sequence[int], costs: Footprint, room: Sequence[int]) -> bool:
-    """Whether taking all that fits, stage by stage, comes to the end: a quick test that turns most orders away."""
-    at = 0
-    for stage, limit in enumerate(room):
-        begin = at
-        while at + 1 < len(marks) and costs.stage(marks[begin], marks[at + 1], driver=stage == 0) <= limit:
-            at += 1
-    return at + 1 == len(marks)
+def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
+    """Whether nodes with this room hold the model in any order: a quick test before all orders are tried.
+
+    Finds how far each set of nodes can get, from those of the sets with one node less.
+    """
+    if costs.whole + (len(room) - 1) * costs.reserve > sum(room):
+        return False
+    if len(room) > _MOST_NODES:
+        return True  # few orders are tried then, and there are too many sets
+    marks = edges(spec)
+    reach = [0] * 2 ** len(room)
+    for nodes in range(1, len(reach)):
+        for i, limit in enumerate(room):
+            others = nodes & ~(1 << i)
+            if others != nodes:
+                reach[nodes] = max(reach[nodes], _furthest(marks, costs, reach[others], limit, driver=not others))
+    return reach[-1] + 1 == len(marks)
+
+
+def _furthest(marks: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
+    """The last mark to which a stage that begins at one fits; `begin` itself if none does."""
+
+    def size(mark: int) -> int:
+        return costs.stage(marks[begin], mark, driver=driver)
+
+    return bisect_right(marks, limit, lo=begin + 1, key=size) - 1
 
 
 def _rtt(a: NodeReport, b: NodeReport) -> float:

@@ -16,7 +16,7 @@ class ControlService:
         return self._agent.exchange(heartbeat)
 
     def leave(self, node_id: str, incarnation: int) -> None:
-        self._agent.leave_notice(node_id, incarnation)
+        self._agent.left(node_id, incarnation)
 
     async def want(self, model: str) -> None:
         await self._head.want(model)

@@ -108,6 +108,12 @@ class PeerUnavailable(PippinError):
     retry_after = 2
 
 
+class PeerTimeout(PeerUnavailable):
+    """It may live and be slow, unlike one whose connection is refused or reset."""
+
+    code = "peer_timeout"
+
+
 class StaleFence(PippinError):
     """A message of a lower term or epoch: its sender has been replaced."""
 

@@ -1,21 +1,21 @@
 """Bytes as people write and read them.
 
-Decimal everywhere: `GB` is 10**9 bytes, in what we parse as in what we print, because that is how the hub and Finder
-count a model's files. Binary units have their own names: `GiB` is 2**30. A "16 GB" Mac has 16 GiB, printed 17.2 GB.
+Binary everywhere: `GB` is 2**30 bytes, in what we parse as in what we print, because that is how memory is sold and how
+macOS shows it: a 16 GB Mac reads 16.0 GB here too. `GiB` means the same.
 """
 
 import re
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
-_FACTORS: dict[str, int] = {unit: 1000**power for power, unit in enumerate(_UNITS)}
+_FACTORS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(_UNITS)}
 _FACTORS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)}
-_FACTORS |= {letter: 1000**power for power, letter in enumerate("KMGTP", start=1)}
+_FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGTP", start=1)}
 
 _AMOUNT = re.compile(r"(?P<whole>[0-9]{1,18})(?P<part>\.[0-9]{1,9})?\s*(?P<unit>[A-Z]*)")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "64MB", "4 gb", "1.5GiB", "4G" (decimal, as 4GB) or plain "65536".
+    """Bytes from "64MB", "4 gb", "1.5GiB", "4G" (as 4GB) or plain "65536".
 
     Raises ValueError, with a message for people, on anything else.
     """

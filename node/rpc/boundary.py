@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 import grpc
 
-from node.core.errors import PeerUnavailable, PippinError, error_from
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from
 
 log = logging.getLogger(__name__)
 
@@ -79,4 +79,6 @@ def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
     if code := said.get("pippin-code"):
         message = unquote(said.get("pippin-message", ""))
         return error_from(code, message, hint=unquote(said.get("pippin-hint", "")))
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return PeerTimeout(f"{peer} did not answer in time.")
     return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {error.details()}.")

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from node.core.errors import Incompatible
+
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
@@ -51,7 +53,7 @@ def _fill(message: Message, value: Any) -> None:
 def from_message(message: Message, kind: type[T]) -> T:
     """The dataclass of type `kind` with the fields of `message`.
 
-    Raises ValueError for an enum's text that this version does not know.
+    Raises Incompatible for an enum's text that this version does not know.
     """
     return kind(**{name: _read(message, name, hint) for name, hint in _hints(typing.cast("Any", kind)).items()})
 
@@ -77,7 +79,10 @@ def _read(message: Message, name: str, hint: Any) -> Any:
     if _is_message(hint):
         return from_message(value, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
+        try:
+            return hint(value)
+        except ValueError as error:
+            raise Incompatible(f"The peer speaks of {name} {value!r:.40}, which this version does not know.") from error
     return value
 
 

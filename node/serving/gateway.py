@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from node.control.agent import Agent
+from node.control.contacts import Contacts
 from node.control.status import build_status
 from node.core.errors import NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.types import ClusterView, GenerateRequest, LoadState, ModelEntry, Ring, TokenEvent
@@ -42,6 +43,7 @@ class Gateway:
     def __init__(
         self,
         agent: Agent,
+        contacts: Contacts,
         rings: Rings,
         client: RpcClient,
         catalogue: Catalogue,
@@ -50,6 +52,7 @@ class Gateway:
         started_at: int,
     ) -> None:
         self._agent = agent
+        self._contacts = contacts
         self._rings = rings
         self._client = client
         self._catalogue = catalogue
@@ -115,7 +118,7 @@ class Gateway:
         try:
             if head == self._agent.info.id:
                 await self._want_here(model)
-            elif address := self._agent.address_of(head):
+            elif address := self._contacts.address_of(head):
                 await self._client.want(address, model)
         except (PeerUnavailable, NotReady) as error:
             log.info("the head could not be asked for %s: %s", model, error)
@@ -126,7 +129,7 @@ class Gateway:
     async def _tokenizer(self, ring: Ring) -> Tokenizer:
         async with self._tokenizer_lock:
             if ring.model not in self._tokenizers:
-                directory = await self._tokenizer_files(ring.model, self._agent.address_of(ring.driver) or "")
+                directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver) or "")
                 self._tokenizers[ring.model] = await asyncio.to_thread(Tokenizer, directory)
             return self._tokenizers[ring.model]
 
@@ -155,7 +158,7 @@ class Gateway:
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if ring.driver == self._agent.info.id:
             return self._rings.generate(ring.id, request)
-        address = self._agent.address_of(ring.driver)
+        address = self._contacts.address_of(ring.driver)
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
         return self._client.generate(address, ring.id, request)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from node.control.agent import Agent
+from node.control.contacts import Contacts
 from node.core.errors import PippinError, RingLost, StaleFence
 from node.core.frames import Frame
 from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
@@ -29,8 +30,9 @@ Fetch = Callable[[Shard, Callable[[float], None]], Awaitable[Path]]
 class Rings:
     """The stages that this node holds. `run` is the task that follows the placement."""
 
-    def __init__(self, agent: Agent, compute: Compute, client: RpcClient, fetch: Fetch) -> None:
+    def __init__(self, agent: Agent, contacts: Contacts, compute: Compute, client: RpcClient, fetch: Fetch) -> None:
         self._agent = agent
+        self._contacts = contacts
         self._compute = compute
         self._client = client
         self._fetch = fetch
@@ -133,7 +135,7 @@ class Rings:
     def _part(self, ring: Ring, stage: Stage) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
-        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._agent.address_of)
+        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
         runner = Runner(stage)
         if index:
             return Worker(ring.id, ring.fence, self._compute, runner, onward)

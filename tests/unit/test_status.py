@@ -59,7 +59,7 @@ def home_view():
         "mini-2": Link("c3", "192.168.1.3", 8.1, "en1", "wi-fi"),
         "mini-3": Link("a1", "192.168.1.1", 0.612, "en0", "ethernet"),
     }
-    used = {"mini-1": 9_800_000_000, "mini-2": 9_900_000_000, "mini-3": 6_200_000_000}
+    used = {"mini-1": 98 * 2**30 // 10, "mini-2": 99 * 2**30 // 10, "mini-3": 62 * 2**30 // 10}
     peers = []
     for at, (name, (start, end)) in enumerate(spans.items(), start=1):
         info = NodeInfo(
@@ -68,7 +68,7 @@ def home_view():
         loading = name == "mini-3"
         loads = (LoadReport("r1", Shard(model, start, end), LOADING if loading else READY, 0.58 if loading else 1.0),)
         rings = (RingLoad("r1", 2, 0, 21.41),) if at == 1 else ()
-        memory = Memory(17_179_869_184, 16_000_000_000, used[name])
+        memory = Memory(24 * 2**30, 16 * 2**30, used[name])
         report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, links=(hops[name],))
         peers.append(PeerView(report, NodeState.ALIVE, 0.0 if at == 2 else 0.44))
     stranger = NodeInfo("d4", 1, "mini-4", "home", "0.2.0", 2, ("fd00::4",), 50004, 52415)

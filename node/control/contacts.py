@@ -1,0 +1,180 @@
+"""Keeps in touch with every node that was ever hinted at: measures the ways to it and exchanges heartbeats."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from node.cluster.topology import Topology
+from node.core.errors import PeerTimeout, PippinError
+from node.core.signal import Signal
+from node.core.types import Heartbeat, Link, NodeState, PeerHint
+from node.host.interfaces import Interface, interface_towards
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+"""Two heartbeats may be lost before a node is suspected, and it is shown as failed within 5 s."""
+EXCHANGE_TIMEOUT_S = 1.0
+PROBE_S = 5.0
+"""How often each of a node's addresses is measured: a plugged or pulled cable is noticed within two rounds."""
+GONE_INTERVAL_S = 2.0
+"""How often a node that is gone is tried: it may come back at its old address without an advert."""
+
+
+class Talk(Protocol):
+    """What is said to peers, and who listens to them."""
+
+    def heartbeat_for(self, node: str | None) -> Heartbeat: ...
+
+    def heard(self, heartbeat: Heartbeat) -> None: ...
+
+    def unreachable(self, node: str) -> None: ...
+
+    def state_of(self, node: str) -> NodeState | None: ...
+
+
+class Contacts:
+    def __init__(self, self_id: str, cluster: str, client: RpcClient, interfaces: Sequence[Interface]) -> None:
+        self._self_id = self_id
+        self._cluster = cluster
+        self._client = client
+        self._interfaces = interfaces
+        self._hints: dict[str, PeerHint] = {}
+        self._kept: dict[str, asyncio.Task[None]] = {}
+        self._topology = Topology()
+        self._hinted = Signal()
+        self._urgent = Signal()
+
+    # --- where nodes are ----------------------------------------------------------------------------------------------
+
+    def hint(self, hint: PeerHint) -> None:
+        """A node may be found there; replaces what was known of it."""
+        if hint.id != self._self_id and hint.addresses and self._hints.get(hint.id) != hint:
+            self._hints[hint.id] = hint
+            self._hinted.notify()
+
+    def knows(self, hint: PeerHint) -> bool:
+        """Whether the node is known, at that port."""
+        return hint.id in self._hints and self._hints[hint.id].grpc_port == hint.grpc_port
+
+    def forget(self, node: str) -> None:
+        self._hints.pop(node, None)
+        self._topology.forget(node)
+
+    def hint_of(self, node: str) -> PeerHint | None:
+        return self._hints.get(node)
+
+    def address_of(self, node: str) -> str | None:
+        """The best `host:port` of a node's gRPC server."""
+        hint = self._hints.get(node)
+        if hint is None:
+            return None
+        link = self._topology.best(node, time.monotonic())
+        return _join(link.address if link else hint.addresses[0], hint.grpc_port)
+
+    def links(self) -> tuple[Link, ...]:
+        return self._topology.links(time.monotonic())
+
+    def readdress(self, interfaces: Sequence[Interface]) -> None:
+        """This machine's interfaces changed."""
+        self._interfaces = interfaces
+
+    def hang_up(self, node: str) -> None:
+        """Whatever waits for a node that is gone must not wait longer."""
+        if hint := self._hints.get(node):
+            for address in hint.addresses:
+                self._client.drop(_join(address, hint.grpc_port))
+
+    # --- keeping in touch ---------------------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """There is news: tell everybody now."""
+        self._urgent.notify()
+
+    async def run(self, talk: Talk, peers: Sequence[str]) -> None:
+        """`peers`: `host:port` of nodes to contact without discovery."""
+        async with asyncio.TaskGroup() as group:
+            for peer in peers:
+                group.create_task(self._seek(peer, talk), name=f"seek {peer}")
+            while True:
+                for node in self._hints.keys() - self._kept.keys():
+                    self._kept[node] = group.create_task(self._keep(node, talk), name=f"contact {node}")
+                await self._hinted.wait()
+
+    async def _seek(self, peer: str, talk: Talk) -> None:
+        """Find out who is at an address that the user gave; contact is kept by its id from then on."""
+        host, _, port = peer.rpartition(":")
+        while True:
+            try:
+                answer = await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
+            except PippinError as error:
+                log.debug("%s: %s", peer, error)
+            else:
+                info = answer.report.info
+                if info.id == self._self_id:
+                    return
+                if info.cluster == self._cluster and info.id not in self._hints:
+                    addresses = tuple(dict.fromkeys((host.strip("[]"), *info.addresses)))
+                    self.hint(PeerHint(info.id, addresses, int(port)))
+                talk.heard(answer)
+            await asyncio.sleep(GONE_INTERVAL_S)
+
+    async def _keep(self, node: str, talk: Talk) -> None:
+        """Exchange heartbeats for as long as the node is remembered."""
+        probe_at = 0.0
+        while hint := self._hints.get(node):
+            if time.monotonic() >= probe_at:
+                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+                probe_at = time.monotonic() + PROBE_S
+            await self._beat(hint, talk)
+            if talk.state_of(node) in (NodeState.ALIVE, NodeState.SUSPECT, None):
+                await self._urgent.wait(HEARTBEAT_S)
+            else:
+                await asyncio.sleep(GONE_INTERVAL_S)
+        del self._kept[node]
+
+    async def _measure(self, hint: PeerHint, address: str) -> None:
+        peer = _join(address, hint.grpc_port)
+        try:
+            # The least of three: the way's length, not what this machine happened to do meanwhile.
+            rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
+        except PippinError as error:
+            log.debug("probe of %s: %s", peer, error)
+            self._topology.failed(hint.id, address)
+        else:
+            way = interface_towards(address, self._interfaces)
+            name, kind = (way.name, way.kind) if way else ("", "")
+            self._topology.observe(hint.id, address, rtt_ms, time.monotonic(), interface=name, kind=kind)
+
+    async def _beat(self, hint: PeerHint, talk: Talk) -> None:
+        """One exchange over the best way, or over any that works."""
+        best = self._topology.best(hint.id, time.monotonic())
+        refused = False
+        for address in dict.fromkeys((*([best.address] if best else []), *hint.addresses)):
+            peer = _join(address, hint.grpc_port)
+            try:
+                answer = await self._client.exchange(peer, talk.heartbeat_for(hint.id), EXCHANGE_TIMEOUT_S)
+            except PippinError as error:
+                log.debug("heartbeat to %s: %s", peer, error)
+                self._topology.failed(hint.id, address)
+                refused |= not isinstance(error, PeerTimeout)
+            else:
+                if answer.report.info.id == hint.id:
+                    talk.heard(answer)
+                    return
+        if refused:  # no mere slowness, which membership measures itself
+            talk.unreachable(hint.id)
+
+    async def say_goodbye(self, nodes: Sequence[str], incarnation: int) -> None:
+        addresses = [address for node in nodes if (address := self.address_of(node))]
+        calls = [self._client.leave(peer, self._self_id, incarnation, EXCHANGE_TIMEOUT_S) for peer in addresses]
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                log.debug("goodbye: %s", answer)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

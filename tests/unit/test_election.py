@@ -1,0 +1,124 @@
+"""Single steps of an election; whole histories are in tests/sim."""
+
+from node.cluster.election import BecameHead, Election, Follow, HeadLost, PersistTerm, SteppedDown
+from node.core.types import Memory, NodeInfo, NodeReport
+
+
+def node(name: str, usable: int = 16, term: int = 0, head: str = "") -> NodeReport:
+    return NodeReport(NodeInfo(name, 1, name, "home", "1", 1, (), 1, 2), Memory(usable, usable), term, head)
+
+
+def settled(term: int = 0, *others: NodeReport, name: str = "b") -> Election:
+    """An election of node b, past its settling time, among others that have no head."""
+    election = Election(name, term)
+    election.tick(-10.0, [node(name, usable=1), node("~best", usable=99), *others])
+    return election
+
+
+def head_of_one(term: int) -> Election:
+    election = settled(term - 1)
+    assert election.tick(0.0, [node("b")]) == [PersistTerm(term), BecameHead(term)]
+    return election
+
+
+def follower(head: str, term: int) -> Election:
+    election = settled()
+    assert election.tick(0.0, [node("b"), node(head, term=term, head=head)]) == [PersistTerm(term), Follow(head, term)]
+    return election
+
+
+def test_a_lone_node_waits_to_hear_a_head_then_claims():
+    election = Election("b", 4)
+    assert election.tick(100.0, [node("b")]) == []
+    assert election.tick(101.9, [node("b")]) == []
+    assert election.tick(102.0, [node("b")]) == [PersistTerm(5), BecameHead(5)]
+    assert election.is_head
+    assert election.tick(103.0, [node("b")]) == []
+
+
+def test_a_head_that_exists_is_taken_at_once():
+    assert Election("b").tick(0.0, [node("b", 99), node("c", 8, 7, "c")]) == [PersistTerm(7), Follow("c", 7)]
+
+
+def test_of_two_heads_the_higher_term_is_taken():
+    alive = [node("b"), node("c", 99, 6, "c"), node("d", 8, 7, "d")]
+    assert Election("b").tick(0.0, alive) == [PersistTerm(7), Follow("d", 7)]
+
+
+def test_of_two_heads_in_one_term_the_better_rank_is_taken():
+    alive = [node("b"), node("c", 8, 7, "c"), node("d", 99, 7, "d"), node("a", 8, 7, "a")]
+    assert Election("b").tick(0.0, alive) == [PersistTerm(7), Follow("d", 7)]
+
+
+def test_more_memory_ranks_first_then_the_smaller_id():
+    assert settled().tick(0.0, [node("b", 16), node("a", 8), node("c", 16)]) == [PersistTerm(1), BecameHead(1)]
+    assert settled().tick(0.0, [node("b", 16), node("a", 16)]) == []
+    assert settled().tick(0.0, [node("b", 16), node("c", 32)]) == []
+
+
+def test_a_claim_is_above_every_term_seen():
+    assert settled(3).tick(0.0, [node("b"), node("c", 8, term=9)]) == [PersistTerm(10), BecameHead(10)]
+
+
+def test_a_better_ranked_joiner_changes_nothing():
+    election = follower("c", 7)
+    assert election.tick(1.0, [node("b"), node("c", 8, 7, "c"), node("a", 99)]) == []
+
+
+def test_a_head_that_is_gone_is_replaced_by_the_best_of_the_rest():
+    assert follower("c", 7).tick(1.0, [node("b"), node("d", 8)]) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
+    assert follower("c", 7).tick(1.0, [node("b"), node("d", 99)]) == [HeadLost("c", 7)]
+
+
+def test_a_head_that_gave_up_or_restarted_is_lost():
+    assert follower("c", 7).tick(1.0, [node("b"), node("c", 99, 7, "")]) == [HeadLost("c", 7)]
+
+
+def test_a_report_from_before_the_claim_says_nothing():
+    assert follower("c", 7).tick(1.0, [node("b"), node("c", 99, 6, "")]) == []
+
+
+def test_a_head_yields_to_a_higher_term():
+    effects = head_of_one(5).tick(1.0, [node("b", 99), node("c", 8, 6, "c")])
+    assert effects == [PersistTerm(6), SteppedDown(5, "c is head of term 6"), Follow("c", 6)]
+
+
+def test_two_heads_of_one_term():
+    winner, loser = head_of_one(5), head_of_one(5)
+    assert winner.tick(1.0, [node("b", 16), node("c", 8, 5, "c")]) == [PersistTerm(6), BecameHead(6)]
+    (effect,) = loser.tick(1.0, [node("b", 16), node("c", 32, 5, "c")])
+    assert isinstance(effect, SteppedDown)
+    assert (loser.head, loser.term) == ("", 5)
+    assert loser.tick(2.0, [node("b"), node("c", 32, 6, "c")]) == [PersistTerm(6), Follow("c", 6)]
+
+
+def test_nobody_takes_a_second_head_in_one_term_but_asks_for_a_higher_one():
+    election = follower("c", 7)
+    alive = [node("b"), node("d", 99, 7, "d")]
+    assert election.tick(1.0, alive) == [HeadLost("c", 7), PersistTerm(8)]
+    assert (election.head, election.term) == ("", 8)
+    assert election.tick(1.1, alive) == []
+    assert election.tick(2.0, [node("b"), node("d", 99, 9, "d")]) == [PersistTerm(9), Follow("d", 9)]
+
+
+def test_a_lost_head_that_is_back_is_taken_again_in_its_term():
+    election = follower("c", 7)
+    others = node("d", 99, 7, "c")
+    assert election.tick(1.0, [node("b"), others]) == [HeadLost("c", 7)]
+    assert election.tick(2.0, [node("b"), others, node("c", 8, 7, "c")]) == [Follow("c", 7)]
+
+
+def test_a_head_claims_above_a_node_that_has_seen_more():
+    assert head_of_one(5).tick(1.0, [node("b"), node("c", 99, 9)]) == [PersistTerm(10), BecameHead(10)]
+
+
+def test_a_node_whose_neighbour_follows_a_head_it_cannot_reach_waits():
+    assert settled().tick(0.0, [node("b", 99), node("c", 8, 7, "far")]) == []
+    election = head_of_one(5)
+    (effect,) = election.tick(1.0, [node("b", 99), node("c", 8, 7, "far")])
+    assert isinstance(effect, SteppedDown)
+    assert election.tick(2.0, [node("b", 99), node("c", 8, 7, "")]) == [PersistTerm(8), BecameHead(8)]
+
+
+def test_a_restarted_head_does_not_take_followers_of_its_past_for_a_head():
+    assert settled(7).tick(0.0, [node("b", 99), node("c", 8, 7, "b")]) == [PersistTerm(8), BecameHead(8)]

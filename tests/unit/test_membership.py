@@ -1,0 +1,173 @@
+import dataclasses
+
+import pytest
+
+from node.cluster.membership import Changed, Forgotten, IdTaken, Joined, Membership
+from node.core.types import Memory, NodeInfo, NodeReport, NodeState
+
+SELF = NodeInfo("me", 5, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
+PEER = dataclasses.replace(SELF, id="peer", name="mini-2", incarnation=3)
+
+
+def report(info: NodeInfo = PEER, **changes: object) -> NodeReport:
+    return NodeReport(dataclasses.replace(info, **changes), Memory(16, 12))
+
+
+def alive(members: Membership) -> set[str]:
+    return {r.info.id for r in members.alive()}
+
+
+def state(members: Membership, now: float, node: str = "peer") -> NodeState | None:
+    return next((p.state for p in members.view(now) if p.report.info.id == node), None)
+
+
+@pytest.fixture
+def members() -> Membership:
+    members = Membership(SELF)
+    assert members.heard(report(SELF), 0.0) == []
+    assert members.heard(report(), 0.0) == [Joined("peer", 3)]
+    return members
+
+
+def quiet(members: Membership, start: float, end: float) -> list[tuple[float, object]]:
+    """Tick every quarter of a second."""
+    found: list[tuple[float, object]] = []
+    now = start
+    while now <= end:
+        found += [(now, change) for change in members.tick(now)]
+        now += 0.25
+    return found
+
+
+def test_silence_makes_suspect_then_failed_then_forgotten(members):
+    assert quiet(members, 0, 5) == [
+        (1.5, Changed("peer", NodeState.SUSPECT)),
+        (3.0, Changed("peer", NodeState.FAILED, "no answer for 3.0 s")),
+    ]
+    gone = members.view(5.0)[1]
+    assert (gone.state, gone.last_seen_s) == (NodeState.FAILED, 5.0)
+    assert quiet(members, 299, 301) == [(300.0, Forgotten("peer"))]
+    assert state(members, 301) is None
+
+
+def test_a_suspect_takes_part_and_a_failed_node_does_not(members):
+    quiet(members, 0, 2)
+    assert alive(members) == {"me", "peer"}
+    quiet(members, 2, 3)
+    assert alive(members) == {"me"}
+
+
+def test_heard_in_time_it_stays(members):
+    quiet(members, 0, 2)
+    assert members.heard(report(), 2.0) == [Changed("peer", NodeState.ALIVE)]
+    assert members.heard(report(), 2.5) == []
+    assert quiet(members, 2, 3.75) == []
+
+
+def test_a_reset_connection_makes_suspect_at_once_and_failed_sooner(members):
+    assert members.unreachable("peer", 0.2) == [Changed("peer", NodeState.SUSPECT, "connection lost")]
+    assert members.unreachable("peer", 0.3) == []
+    ((when, change),) = quiet(members, 0.5, 3)
+    assert when == 1.75
+    assert change == Changed("peer", NodeState.FAILED, "connection lost, 1.8 s silent")
+
+
+def test_a_reset_connection_of_a_living_node_is_forgiven(members):
+    members.unreachable("peer", 0.2)
+    assert members.heard(report(), 0.4) == [Changed("peer", NodeState.ALIVE)]
+    assert quiet(members, 0.5, 1.75) == []
+
+
+def test_back_from_failure_it_joins(members):
+    quiet(members, 0, 4)
+    assert members.heard(report(), 4.0) == [Joined("peer", 3)]
+    assert state(members, 4.0) is NodeState.ALIVE
+
+
+def test_a_restart_is_a_failure_and_a_join(members):
+    assert members.heard(report(incarnation=4), 1.0) == [
+        Changed("peer", NodeState.FAILED, "restarted"),
+        Joined("peer", 4),
+    ]
+
+
+def test_a_lower_incarnation_is_ignored(members):
+    members.heard(report(incarnation=4), 1.0)
+    assert members.heard(report(incarnation=3), 1.1) == []
+    assert members.alive()[1].info.incarnation == 4
+
+
+def test_goodbye_holds_for_its_incarnation_only(members):
+    assert members.goodbye("peer", 1.0) == [Changed("peer", NodeState.LEFT, "said goodbye")]
+    assert members.goodbye("peer", 1.1) == []
+    assert members.heard(report(), 1.2) == []
+    assert quiet(members, 1, 10) == []
+    assert alive(members) == {"me"}
+    assert members.heard(report(incarnation=4), 11.0) == [Joined("peer", 4)]
+    assert members.goodbye("peer", 11.1, incarnation=3) == []
+    assert state(members, 11.1) is NodeState.ALIVE
+
+
+def test_another_cluster_does_not_exist(members):
+    assert members.heard(report(id="other", cluster="work"), 1.0) == []
+    assert state(members, 1.0, "other") is None
+
+
+def test_another_protocol_is_refused_and_shown(members):
+    (change,) = members.heard(report(id="new", version="0.2.0", protocol=2), 1.0)
+    assert isinstance(change, Changed)
+    assert change.state is NodeState.REFUSED
+    for part in ("0.2.0 (protocol 2)", "0.1.0 (protocol 1)"):
+        assert part in change.reason
+    assert members.heard(report(id="new", version="0.2.0", protocol=2), 2.0) == []
+    assert alive(members) == {"me", "peer"}
+    assert state(members, 2.0, "new") is NodeState.REFUSED
+    assert members.unreachable("new", 2.0) == []
+    assert members.heard(report(id="new", incarnation=4), 3.0) == [Joined("new", 4)]
+
+
+def test_a_node_that_was_updated_under_us_takes_part_no_more(members):
+    (change,) = members.heard(report(incarnation=4, version="0.2.0", protocol=2), 1.0)
+    assert isinstance(change, Changed)
+    assert alive(members) == {"me"}
+
+
+def test_own_reports_are_shown_first_and_never_age(members):
+    quiet(members, 0, 10)
+    own = members.view(10.0)[0]
+    assert (own.report.info.id, own.state, own.last_seen_s) == ("me", NodeState.ALIVE, 0.0)
+    assert members.heard(report(SELF, addresses=("10.0.0.2",)), 10.0) == []
+    assert members.view(10.0)[0].report.info.addresses == ("10.0.0.2",)
+
+
+@pytest.mark.parametrize(("incarnation", "told"), [(4, False), (5, True), (9, True)])
+def test_another_process_with_our_id_is_told(members, incarnation, told):
+    stranger = report(SELF, name="mini-1-copy", incarnation=incarnation)
+    assert members.heard(stranger, 1.0) == ([IdTaken(stranger)] if told else [])
+    assert members.view(1.0)[0].report.info.name == "mini-1"
+
+
+def test_own_stall_is_no_failure_of_others(members):
+    members.tick(0.0)
+    assert members.tick(20.0) == [Changed("peer", NodeState.SUSPECT)]
+    assert members.tick(20.25) == []
+    assert members.heard(report(), 20.5) == [Changed("peer", NodeState.ALIVE)]
+
+
+def test_a_peer_that_died_during_our_stall_fails_soon_after(members):
+    members.tick(0.0)
+    members.tick(20.0)
+    assert [c for _, c in quiet(members, 20.25, 22)] == [Changed("peer", NodeState.FAILED, "no answer for 21.5 s")]
+
+
+def test_ticks_that_are_always_late_still_see_a_failure(members):
+    states = []
+    for now in (0, 2, 4, 6):
+        members.tick(float(now))
+        states.append(state(members, float(now)))
+    assert states[-1] is NodeState.FAILED
+
+
+def test_unknown_nodes_are_no_error(members):
+    assert members.unreachable("nobody", 1.0) == []
+    assert members.goodbye("nobody", 1.0) == []

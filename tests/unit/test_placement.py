@@ -1,0 +1,418 @@
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.cluster.footprint import STAGE_RESERVE, Footprint, ring_bytes
+from node.cluster.placement import CONTEXTS, place
+from node.cluster.split import best_orders, latency
+from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.units import format_bytes
+
+GB, MB = 2**30, 2**20
+FENCE = Fence(3, 4)
+
+
+def node(name: str, usable: int, *, links: Sequence[tuple[str, float]] = (), models: Sequence[str] = ()) -> NodeReport:
+    info = NodeInfo(name, 1, f"mini-{name}", "home", "1", 1, (), 1, 2)
+    found = tuple(Link(to, "10.0.0.1", rtt) for to, rtt in links)
+    return NodeReport(info, Memory(2 * usable, usable), links=found, models=tuple(models))
+
+
+def model(
+    name: str = "m",
+    layers: int = 32,
+    layer: int = 200 * MB,
+    ends: int = 500 * MB,
+    kv: int = 4096,
+    max_context: int = 131072,
+) -> ModelSpec:
+    """By default 6.4 GB of layers, 128 KB of cache a token."""
+    return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, tuple(range(1, layers)), max_context)
+
+
+def placed(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], **options: object) -> Placement:
+    return place(models, nodes, fence=FENCE, head="a", **options)  # type: ignore[arg-type]
+
+
+def only(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], **options: object) -> Ring:
+    (ring,) = placed(models, nodes, **options).rings
+    return ring
+
+
+def shape(ring: Ring) -> list[tuple[str, int, int]]:
+    return [(s.node, s.start, s.end) for s in ring.stages]
+
+
+def room_for(spec: ModelSpec, context: int, sessions: int) -> int:
+    return Footprint(spec, context, sessions).whole
+
+
+# --- how many nodes, which context --------------------------------------------------------------------------------
+
+
+def test_what_fits_one_node_stays_on_one():
+    placement = placed([model()], [node("a", 64 * GB), node("b", 64 * GB)])
+    assert placement == Placement(FENCE, "a", (Ring("m@3.4", "m", (StageSpec("a", 0, 32),), 32768, 8, FENCE),))
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [((32768, 8), (32768, 8)), ((32768, 3), (32768, 2)), ((32768, 1), (32768, 1)), ((16384, 1), (16384, 1))],
+)
+def test_a_long_context_goes_before_many_sessions(room, expected):
+    ring = only([model()], [node("a", room_for(model(), *room))])
+    assert (ring.context, ring.max_sessions) == expected
+
+
+def test_another_node_is_taken_rather_than_a_useless_context():
+    spec = model()
+    nodes = [node("a", room_for(spec, 4096, 1)), node("b", 4 * GB)]
+    assert len(only([spec], nodes).stages) == 2
+    assert only([spec], nodes).context >= 8192
+    assert (only([spec], nodes[:1]).context, only([spec], nodes[:1]).max_sessions) == (4096, 1)
+
+
+def test_a_useful_context_is_not_spread_for_a_longer_one():
+    spec = model()
+    nodes = [node("a", room_for(spec, 8192, 1)), node("b", 64 * MB)]
+    assert shape(only([spec], nodes)) == [("a", 0, 32)]
+
+
+@pytest.mark.parametrize(("made_for", "context"), [(131072, 32768), (10000, 8192), (2048, 2048), (512, 512)])
+def test_no_context_is_longer_than_the_model_was_made_for(made_for, context):
+    assert only([model(max_context=made_for)], [node("a", 64 * GB)]).context == context
+
+
+def test_contexts_and_sessions_can_be_limited():
+    ring = only([model()], [node("a", 64 * GB)], contexts=[4096], max_sessions=[3])
+    assert (ring.context, ring.max_sessions) == (4096, 3)
+
+
+# --- where to cut -------------------------------------------------------------------------------------------------
+
+
+def test_layers_are_balanced_with_the_ends_on_the_driver():
+    ring = only([model(ends=800 * MB)], [node("a", 6 * GB), node("b", 6 * GB)], contexts=[8192], max_sessions=[1])
+    assert shape(ring) == [("a", 0, 14), ("b", 14, 32)]
+
+
+def test_a_small_node_gets_what_it_can_hold():
+    ring = only([model()], [node("a", 7 * GB), node("b", 2 * GB)], contexts=[8192], max_sessions=[1])
+    assert [s.node for s in ring.stages] == ["a", "b"]
+    assert ring_bytes(model(), ring, ring.stages[1]) <= 2 * GB
+    assert ring_bytes(model(), ring, ring.stages[1]) + 232 * MB > 2 * GB  # one layer more would not fit
+
+
+def test_cuts_are_the_models():
+    spec = dataclasses.replace(model(), cuts=(20,))
+    assert shape(only([spec], [node("a", 64 * GB), node("b", 64 * GB)], min_stages=5)) == [("a", 0, 20), ("b", 20, 32)]
+
+
+@pytest.mark.parametrize(("wanted", "stages"), [(1, 1), (2, 2), (3, 3), (9, 3)])
+def test_a_model_is_spread_on_demand_as_far_as_nodes_go(wanted, stages):
+    ring = only([model()], [node(n, 16 * GB) for n in "abc"], min_stages=wanted)
+    assert len(ring.stages) == stages
+    assert [(s.start, s.end) for s in ring.stages] == {1: [(0, 32)], 2: [(0, 15), (15, 32)]}.get(
+        stages, [(0, 9), (9, 20), (20, 32)]
+    )
+
+
+def test_a_node_without_room_is_no_node_to_spread_to():
+    nodes = [node("a", 16 * GB), node("b", 16 * GB), node("c", 10 * MB)]
+    assert len(only([model()], nodes, min_stages=3).stages) == 2
+
+
+# --- which nodes, in which order ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_has_the_files_is_taken_first():
+    nodes = [node("a", 64 * GB), node("b", 48 * GB, models=["m"])]
+    assert only([model()], nodes).driver == "b"
+
+
+def test_the_quickest_links_decide_which_nodes_share_a_model():
+    nodes = [
+        node("a", 5 * GB, links=[("b", 8.0), ("c", 0.3)]),
+        node("b", 5 * GB, links=[("a", 8.0), ("c", 8.0)]),
+        node("c", 5 * GB, links=[("a", 0.3), ("b", 8.0)]),
+    ]
+    assert {s.node for s in only([model()], nodes).stages} == {"a", "c"}
+
+
+def test_a_ring_of_four_follows_the_cables():
+    cables = ["ac", "cb", "bd", "da"]
+
+    def links(n: str) -> list[tuple[str, float]]:
+        return [(m, 0.5 if n + m in cables or m + n in cables else 9.0) for m in "abcd" if m != n]
+
+    ring = only([model()], [node(n, 16 * GB, links=links(n)) for n in "abcd"], min_stages=4)
+    around = "".join(s.node for s in ring.stages)
+    assert around in {"acbd", "adbc"}
+
+
+def test_noise_of_measuring_does_not_decide_who_drives():
+    nodes = [
+        node("a", 5 * GB, links=[("b", 0.31)]),
+        node("b", 5 * GB, links=[("a", 0.29), ("c", 0.2)]),
+        node("c", 5 * GB),
+    ]
+    assert latency(tuple(nodes[:2])) == latency((nodes[1], nodes[0])) == 0.5
+    assert only([model()], nodes[:2]).driver == "a"
+
+
+def test_many_nodes_are_ordered_quickly():
+    nodes = [node(f"n{i:02}", 4 * GB, links=[(f"n{(i + 1) % 12:02}", 0.2)]) for i in range(12)]
+    orders = best_orders(nodes, 12, {n.info.id: 4 * GB for n in nodes})
+    assert latency(orders[0]) == pytest.approx(1.0)
+    began = time.perf_counter()
+    ring = only([model(layers=70, layer=GB // 2)], nodes, contexts=[8192], max_sessions=[1])
+    assert len(ring.stages) == 12
+    assert time.perf_counter() - began < 2
+
+
+# --- what stands stays --------------------------------------------------------------------------------------------
+
+
+def again(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], current: Placement, **options: object) -> Placement:
+    return place(models, nodes, fence=Fence(3, 5), head="a", current=current, **options)  # type: ignore[arg-type]
+
+
+def test_a_ring_that_stands_is_kept_as_it_is():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    first = placed([model()], nodes)
+    second = again([model()], nodes[::-1], first)
+    assert second.rings[0] is first.rings[0]
+    assert second.fence == Fence(3, 5)
+
+
+def test_a_ring_is_kept_when_a_node_joins_that_gives_no_better_kind():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    first = placed([model()], nodes)
+    assert again([model()], [*nodes, node("c", 6 * GB, links=[("a", 0.1), ("b", 0.1)])], first).rings == first.rings
+
+
+def test_a_ring_moves_to_fewer_nodes():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    ring = again([model()], [*nodes, node("c", 64 * GB)], placed([model()], nodes)).rings[0]
+    assert shape(ring) == [("c", 0, 32)]
+    assert ring.id == "m@3.5"
+
+
+def test_a_ring_is_spread_when_that_is_asked_for_later():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    first = placed([model()], nodes)
+    assert len(again([model()], nodes, first, min_stages=2).rings[0].stages) == 2
+
+
+def test_when_a_node_dies_the_driver_goes_on_driving():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB), node("c", 7 * GB, models=["m"])]
+    first = placed([model()], nodes[:2])
+    assert first.rings[0].driver == "a"
+    ring = again([model()], [nodes[0], nodes[2]], first).rings[0]
+    assert [s.node for s in ring.stages] == ["a", "c"]
+
+
+def test_a_new_model_does_not_push_away_one_that_stands():
+    old, new = model("old"), model("new")
+    nodes = [node("a", room_for(old, 32768, 8)), node("b", room_for(old, 8192, 1))]
+    first = placed([old], nodes)
+    second = again([new, old], nodes, first)
+    assert second.rings[1] is first.rings[0]
+    assert second.rings[0].driver == "b"
+
+
+@pytest.mark.parametrize(
+    "spec", [model(layers=40), dataclasses.replace(model(), cuts=(7,)), model(layer=400 * MB), model(max_context=4096)]
+)
+def test_a_ring_that_no_longer_suits_is_made_anew(spec):
+    nodes = [node("a", 6 * GB), node("b", 16 * GB)]
+    first = placed([model()], nodes, min_stages=2)
+    assert again([spec], nodes, first, min_stages=2).rings[0].id == "m@3.5"
+
+
+# --- several models, refusals -------------------------------------------------------------------------------------
+
+
+def test_earlier_models_choose_first_and_take_memory():
+    one = room_for(model(), 32768, 8)
+    placement = placed([model("x"), model("y")], [node("a", one + GB), node("b", one)])
+    assert [(r.id, r.driver) for r in placement.rings] == [("x@3.4", "a"), ("y@3.4", "b")]
+
+
+def test_models_get_fewer_sessions_before_one_is_refused():
+    placement = placed([model("x"), model("y")], [node("a", 2 * room_for(model(), 32768, 2))])
+    assert [(r.model, r.context, r.max_sessions) for r in placement.rings] == [("x", 32768, 2), ("y", 32768, 2)]
+    tight = placed([model("x"), model("y")], [node("a", 2 * room_for(model(), 8192, 1))])
+    assert [(r.context, r.max_sessions) for r in tight.rings] == [(8192, 1), (8192, 1)]
+
+
+def test_a_ring_that_stands_shrinks_only_if_another_model_needs_it():
+    nodes = [node("a", 2 * room_for(model(), 32768, 2))]
+    first = placed([model("x")], nodes)
+    assert first.rings[0].max_sessions == 4
+    too_big = model("big", layers=200)
+    assert again([model("x"), too_big], nodes, first).rings == first.rings
+    second = again([model("x"), model("y")], nodes, first)
+    assert [r.max_sessions for r in second.rings] == [2, 2]
+    assert again([model("x"), model("y")], nodes, second).rings == second.rings
+    assert again([model("x")], nodes, second).rings == second.rings[:1]
+
+
+def test_a_model_named_twice_is_placed_once():
+    assert len(placed([model(), model()], [node("a", 64 * GB)]).rings) == 1
+
+
+def test_a_refusal_names_what_is_needed_and_what_each_node_lacks():
+    spec = model(layers=10, layer=GB, ends=GB, kv=MB // 1024)
+    (refusal,) = placed([spec], [node("b", 3 * GB), node("a", 5 * GB + GB // 2)]).refused
+    assert (refusal.model, refusal.code) == ("m", "no_capacity")
+    assert refusal.message == (
+        "m needs 12.1 GB: weights 11.0 GB, cache 20.0 MB for 1 of 2048 tokens, working memory 1.1 GB a node. "
+        "mini-a has 5.5 GB free (6.6 GB short), mini-b has 3.0 GB free (9.1 GB short); together 8.5 GB (3.6 GB short)."
+    )
+    assert refusal.hint.startswith("Try a smaller model")
+    assert "add a Mac" in refusal.hint
+
+
+def test_a_refusal_for_want_of_cuts_says_so():
+    spec = dataclasses.replace(model(layers=10, layer=GB), cuts=())
+    (refusal,) = placed([spec], [node("a", 8 * GB), node("b", 8 * GB)]).refused
+    assert "together 16.0 GB, but no cut between layers lets every node hold its part" in refusal.message
+
+
+def test_a_refusal_names_models_that_could_make_room():
+    nodes = [node("a", room_for(model(), 8192, 1))]
+    placement = placed([model("x"), model("y")], nodes)
+    assert [r.model for r in placement.rings] == ["x"]
+    assert placement.refused[0].hint.startswith("Unload x, or: try")
+
+
+def test_without_nodes_all_is_refused():
+    (refusal,) = placed([model()], []).refused
+    assert "No node can hold layers now." in refusal.message
+
+
+# --- whatever the input -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def specs(draw: st.DrawFn, name: str = "m") -> ModelSpec:
+    layers = draw(st.integers(1, 7))
+    weights = draw(st.one_of(st.just([100]), st.lists(st.integers(1, 300), min_size=layers, max_size=layers)))
+    costs = st.builds(KvCost, st.integers(0, 4096), st.integers(0, MB), st.sampled_from([0, 1024]))
+    return ModelSpec(
+        name,
+        tuple(w * MB for w in (weights * layers)[:layers]),
+        draw(st.integers(0, 300)) * MB,
+        tuple(draw(st.lists(costs, min_size=layers, max_size=layers))),
+        tuple(sorted(draw(st.sets(st.integers(1, layers - 1))))) if layers > 1 else (),
+        draw(st.sampled_from([512, 4096, 40000])),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[NodeReport]:
+    names = "abcd"[: draw(st.integers(1, 4))]
+    rtt = st.one_of(st.none(), st.floats(0.1, 20))
+    nodes = []
+    for n in names:
+        links = [(m, r) for m in names if m != n and (r := draw(rtt)) is not None]
+        nodes.append(node(n, draw(st.integers(0, 1500)) * MB, links=links, models=draw(st.sampled_from([(), ("m",)]))))
+    return nodes
+
+
+def stage_cost(spec: ModelSpec, start: int, end: int, context: int, sessions: int, driver: bool) -> int:
+    """Bytes of a stage, reckoned without the code under test."""
+    cache = [kv.fixed + kv.per_token * (min(context, kv.window) if kv.window else context) for kv in spec.kv]
+    reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
+    ends = spec.ends_bytes if driver else 0
+    return sum(spec.layer_bytes[start:end]) + sum(cache[start:end]) * sessions + ends + reserve
+
+
+def every_ring(spec: ModelSpec, nodes: Sequence[NodeReport], context: int, sessions: int) -> Iterator[int]:
+    """Numbers of stages of all rings that fit, by trying everything."""
+    for count in range(1, min(len(nodes), len(spec.cuts) + 1) + 1):
+        for cuts in itertools.combinations(spec.cuts, count - 1):
+            bounds = list(itertools.pairwise((0, *cuts, spec.layers)))
+            costs = [stage_cost(spec, s, e, context, sessions, driver=i == 0) for i, (s, e) in enumerate(bounds)]
+            for order in itertools.permutations(nodes, count):
+                if all(c <= n.memory.usable for c, n in zip(costs, order, strict=True)):
+                    yield count
+                    break
+
+
+def least(spec: ModelSpec) -> int:
+    return min((c for c in CONTEXTS if c <= spec.max_context), default=spec.max_context)
+
+
+def check_rings(placement: Placement, specs_: Sequence[ModelSpec], nodes: Sequence[NodeReport]) -> None:
+    taken = dict.fromkeys((n.info.id for n in nodes), 0)
+    for ring in placement.rings:
+        spec = next(s for s in specs_ if s.id == ring.model)
+        assert [s.start for s in ring.stages] == [0, *(s.end for s in ring.stages[:-1])]
+        assert ring.stages[-1].end == spec.layers
+        assert all(s.start < s.end for s in ring.stages)
+        assert all(s.start in spec.cuts for s in ring.stages[1:])
+        assert len({s.node for s in ring.stages}) == len(ring.stages)
+        assert ring.context <= spec.max_context
+        for i, s in enumerate(ring.stages):
+            cost = stage_cost(spec, s.start, s.end, ring.context, ring.max_sessions, driver=i == 0)
+            assert cost == ring_bytes(spec, ring, s)
+            taken[s.node] += cost
+    for n in nodes:
+        assert taken[n.info.id] <= n.memory.usable
+    assert len(placement.rings) + len(placement.refused) == len(specs_)
+    assert len({r.id for r in placement.rings}) == len(placement.rings)
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs(), clusters(), st.integers(1, 5))
+def test_a_ring_is_legal_and_a_refusal_is_true(spec, nodes, min_stages):
+    placement = placed([spec], nodes, min_stages=min_stages)
+    check_rings(placement, [spec], nodes)
+    possible = set(every_ring(spec, nodes, least(spec), 1))
+    assert bool(placement.rings) == bool(possible)
+    for ring in placement.rings:
+        spread = [n for n in possible if n >= min(min_stages, len(nodes), len(spec.cuts) + 1)]
+        useful = set(every_ring(spec, nodes, ring.context, ring.max_sessions))
+        assert len(ring.stages) in useful
+        assert not spread or len(ring.stages) in spread
+        if spread and ring.context >= min(8192, spec.max_context):
+            assert not [n for n in useful if spread[0] <= n < len(ring.stages) and n in spread]
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs(), clusters())
+def test_the_numbers_of_a_refusal_add_up(spec, nodes):
+    for refusal in placed([spec], nodes).refused:
+        need = stage_cost(spec, 0, spec.layers, least(spec), 1, driver=True)
+        assert f"needs {format_bytes(need)}:" in refusal.message
+        for n in nodes:
+            free = n.memory.usable
+            assert (
+                f"{n.info.name} has {format_bytes(free)} free ({format_bytes(max(0, need - free))} short)"
+                in refusal.message
+            )
+        assert re.search(rf"together {format_bytes(sum(n.memory.usable for n in nodes))}\b", refusal.message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.tuples(specs("m"), specs("k"), specs("j")), clusters(), clusters(), st.integers(1, 3), st.randoms())
+def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, min_stages, rng):
+    first = placed(models, before, min_stages=min_stages)
+    check_rings(first, models, before)
+    second = again(models, after, first, min_stages=min_stages)
+    check_rings(second, models, after)
+    shuffled = rng.sample(after, len(after))
+    assert again(models, shuffled, first, min_stages=min_stages) == second
+    assert placed(models, rng.sample(before, len(before)), min_stages=min_stages) == first
+    third = second
+    for _ in range(4):  # a model may move to where another just left, so it can take some rounds
+        third = again(models, after, second := third, min_stages=min_stages)
+    assert third.rings == second.rings
