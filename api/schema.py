@@ -111,7 +111,7 @@ NOT_FOR_TEMPLATES = frozenset(
     {
         *("messages", "conversation", "tools", "chat_template", "continue_final_message", "tokenize", "padding"),
         *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("sanitize_control_tokens", "tokenizer_kwargs"),
+        *("sanitize_control_tokens", "tokenizer_kwargs", "self", "add_generation_prompt"),
     }
 )
 

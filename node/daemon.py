@@ -133,6 +133,7 @@ class Daemon:
                 self._rings.run(),
                 self._head.run(),
                 self._keep_listing(),
+                self._keep_addresses(),
                 self._keep_name(),
             )
             tasks = [group.create_task(part) for part in parts]

@@ -115,9 +115,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--memory", metavar="BYTES", type=_bytes, help="memory for models, as 12GB (default: what the machine can give)"
     )
-    add("--stages", metavar="N", type=_count(1, 1024), help="spread each model over N nodes (default: the fastest way)")
-    add("--context", metavar="N", type=_count(1), help="longest sequence in tokens (default: the model's own limit)")
-    add("--max-sessions", metavar="N", type=_count(1), help="sequences to keep memory for (default: as memory allows)")
+    add(
+        "--stages",
+        metavar="N",
+        type=_count(1, 1024),
+        help="spread each model over at least N nodes (default: the fastest way)",
+    )
+    add("--context", metavar="N", type=_count(1), help="longest sequence in tokens (default: what fits, up to 32768)")
+    add(
+        "--max-sessions", metavar="N", type=_count(1), help="sequences to keep memory for (default: what fits, up to 8)"
+    )
 
     network = parser.add_argument_group("network")
     add = network.add_argument

@@ -87,7 +87,8 @@ def greeting(status: dict[str, Any], port: int) -> str:
             ]
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})
     lines += ["", "Try:", f"  curl http://localhost:{port}/v1/chat/completions -d '{body}'"]
-    lines += [f"  {os.path.relpath(BIN)}/cluster status", "", "Ctrl-C stops it.", ""]
+    api = "" if port == API_PORT else f" --api http://localhost:{port}"
+    lines += [f"  {os.path.relpath(BIN)}/cluster status{api}", "", "Ctrl-C stops it.", ""]
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 _HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "SEEN")
 _FRESH_S = 3.0
-"""Heard so recently that the age says nothing: heartbeats come every second."""
+"""Heard so recently that the age says nothing: heartbeats come twice a second."""
 
 
 def render(status: Json) -> str:

@@ -189,6 +189,6 @@ def _refusal(
         verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
     hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
     if placed:
-        hint = f"Unload {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
+        hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
     message = f"{needs} {rooms}; {verdict}." if nodes else f"{needs} No node can hold layers now."
     return Refusal(spec.id, "no_capacity", message, hint)

@@ -102,6 +102,7 @@ class Contacts:
             while True:
                 for node in self._hints.keys() - self._kept.keys():
                     self._kept[node] = group.create_task(self._keep(node, talk), name=f"contact {node}")
+                    group.create_task(self._measure_all(node), name=f"probe {node}")
                 await self._hinted.wait()
 
     async def _seek(self, peer: str, talk: Talk) -> None:
@@ -124,17 +125,19 @@ class Contacts:
 
     async def _keep(self, node: str, talk: Talk) -> None:
         """Exchange heartbeats for as long as the node is remembered."""
-        probe_at = 0.0
         while hint := self._hints.get(node):
-            if time.monotonic() >= probe_at:
-                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
-                probe_at = time.monotonic() + PROBE_S
             await self._beat(hint, talk)
             if talk.state_of(node) in (NodeState.ALIVE, NodeState.SUSPECT, None):
                 await self._urgent.wait(HEARTBEAT_S)
             else:
                 await asyncio.sleep(GONE_INTERVAL_S)
         del self._kept[node]
+
+    async def _measure_all(self, node: str) -> None:
+        """Beside the heartbeats, which an address that does not answer must not delay."""
+        while hint := self._hints.get(node):
+            await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+            await asyncio.sleep(PROBE_S)
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
         peer = _join(address, hint.grpc_port)

@@ -86,6 +86,8 @@ class Head:
         nodes = self._agent.alive()
         self._update_wanted(nodes, current)
         self._note_failed_loads(nodes, current)
+        if self._lacks_spec(current):
+            return
         fence = Fence(self._agent.term, current.fence.epoch + 1)
         plan = self._place(nodes, fence, current)
         rings = tuple(ring if ring in current.rings else replace(ring, fence=fence) for ring in plan.rings)
@@ -107,6 +109,11 @@ class Head:
                 task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
                 self._describing[model] = task
 
+    def _lacks_spec(self, current: Placement) -> bool:
+        """A new head does not know the models yet that its predecessor placed: until it does, all stays as it is."""
+        placed = [self._wanted[ring.model] for ring in current.rings]
+        return any(wanted.spec is None and wanted.failure is None for wanted in placed)
+
     def _forget_unserved(self, current: Placement) -> None:
         served = {ring.model for ring in current.rings}
         old = time.monotonic() - FORGET_S
@@ -115,11 +122,15 @@ class Head:
                 del self._wanted[model]
 
     async def _describe(self, model: str, wanted: _Wanted) -> None:
+        """A task's root: whatever goes wrong is told as the reason why the model is refused."""
         try:
             wanted.spec = await self._specs.find(model)
-        except PippinError as error:
-            log.error("%s: %s", model, error)
-            wanted.failure = Refusal(model, error.code, error.message, error.hint)
+        except Exception as error:
+            failed = error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
+            if failed is not error:
+                log.exception("describing failed")
+            log.error("%s: %s", model, failed)
+            wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
             wanted.retry_at = time.monotonic() + RETRY_S
         finally:
             del self._describing[model]

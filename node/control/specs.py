@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from node.core.errors import ModelNotFound, PippinError
+from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
 from node.core.types import ModelSpec
 from node.engine.compute import Compute
 from node.engine.files import read_config
@@ -45,14 +45,16 @@ class Specs:
         """
         if await asyncio.to_thread(self._catalogue.directory, model):
             return await self.local(model)
-        unreachable: PippinError | None = None
+        failure: PippinError | None = None
         for peer in self._holders(model):
             try:
                 return await self._client.describe(peer, model)
             except PippinError as error:
-                unreachable = error
+                failure = error
+        if failure and not isinstance(failure, PeerUnavailable):
+            raise failure  # what a holder says of its files is worth more than that the hub is not reached
         if "/" not in model:
-            raise unreachable or ModelNotFound(f"No node has a model {model}.")
+            raise failure or ModelNotFound(f"No node has a model {model}.")
         metadata = await asyncio.to_thread(self._hub.metadata, model)
         return await self._made(model, metadata.config, metadata.weights)
 

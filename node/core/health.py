@@ -118,7 +118,7 @@ def open_cluster() -> Issue:
         Code.OPEN_CLUSTER,
         Severity.INFO,
         "No secret is set: every machine on this network can join the cluster.",
-        "Use it on networks you trust, or set a secret on every node.",
+        "Use it on networks you trust only.",
     )
 
 

@@ -1,7 +1,9 @@
 """Errors across gRPC: the error tree's code, message and hint travel as trailing metadata beside a gRPC status."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
@@ -71,6 +73,25 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     )
     await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)
     raise AssertionError("abort returned")
+
+
+@contextmanager
+def calling(peer: str) -> Iterator[None]:
+    """Inside, whatever a call to a peer raises is an error of the tree."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error, peer) from error
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise PeerUnavailable(f"The connection to {peer} was closed.") from error
+
+
+def is_cancelled() -> bool:
+    """Whether this task itself is cancelled: gRPC also cancels whoever waits for a call whose channel is closed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:

@@ -10,7 +10,7 @@ import grpc
 
 from node.core.errors import PippinError
 from node.core.types import GenerateRequest, Heartbeat, ModelSpec, TokenEvent
-from node.rpc.boundary import to_error
+from node.rpc.boundary import calling
 from node.rpc.channel_options import OPTIONS
 from node.rpc.link import Link
 from node.rpc.mapping import from_message, to_message
@@ -61,42 +61,32 @@ class RpcClient:
         return ControlStub(self._channel(peer, "control"))
 
     async def exchange(self, peer: str, heartbeat: Heartbeat, timeout_s: float) -> Heartbeat:
-        try:
-            message = to_message(heartbeat, control_pb2.Heartbeat)
+        message = to_message(heartbeat, control_pb2.Heartbeat)
+        with calling(peer):
             answer = await self._control(peer).Exchange(message, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
         return from_message(answer, Heartbeat)
 
     async def probe(self, peer: str, timeout_s: float) -> float:
         """The round trip in milliseconds."""
         begin = time.perf_counter()
-        try:
+        with calling(peer):
             await self._control(peer).Probe(control_pb2.Empty(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
         return (time.perf_counter() - begin) * 1000
 
     async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
-        try:
-            message = control_pb2.Departure(id=node_id, incarnation=incarnation)
+        message = control_pb2.Departure(id=node_id, incarnation=incarnation)
+        with calling(peer):
             await self._control(peer).Leave(message, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
 
     async def want(self, peer: str, model: str) -> None:
-        try:
+        with calling(peer):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
 
     async def describe(self, peer: str, model: str) -> ModelSpec:
-        try:
+        with calling(peer):
             answer = await self._control(peer).Describe(
                 control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S
             )
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
         return from_message(answer, ModelSpec)
 
     async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -104,20 +94,17 @@ class RpcClient:
         stub = ServingStub(self._channel(peer, "serving"))
         call = stub.Generate(encode_request(ring, request))
         try:
-            async for message in call:
-                for event in message.events:
-                    yield decode_event(event)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
+            with calling(peer):
+                async for message in call:
+                    for event in message.events:
+                        yield decode_event(event)
         finally:
             call.cancel()
 
     async def listing(self, peer: str, model: str) -> list[tuple[str, int]]:
         stub = FilesStub(self._channel(peer, "files"))
-        try:
+        with calling(peer):
             answer = await stub.List(serving_pb2.FileRequest(model=model), timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
         return [(entry.name, entry.size) for entry in answer.files]
 
     async def read(self, peer: str, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
@@ -125,10 +112,9 @@ class RpcClient:
         stub = FilesStub(self._channel(peer, "files"))
         call = stub.Read(serving_pb2.FileRequest(model=model, name=name, offset=offset))
         try:
-            async for chunk in call:
-                yield chunk.data, chunk.sha256
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error, peer) from error
+            with calling(peer):
+                async for chunk in call:
+                    yield chunk.data, chunk.sha256
         finally:
             call.cancel()
 

@@ -8,7 +8,7 @@ import grpc
 
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.frames import Frame
-from node.rpc.boundary import to_error
+from node.rpc.boundary import is_cancelled, to_error
 from node.rpc.frame_codec import encode
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ class Link:
         except TimeoutError as error:
             self._call.cancel()
             raise PeerUnavailable(f"{self._peer} took no bytes for {SEND_TIMEOUT_S:.0f} s.") from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise await self._reason() from error
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             raise await self._reason() from error
 

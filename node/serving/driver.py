@@ -134,15 +134,18 @@ class Driver:
             return
         if self._link is None:
             self._link = self._onward.open(self._break)
+        link = self._link
         try:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             # The other stages have not seen the frame: let them do its operations, without the step.
             self._fail(step.session, error)
             frame = replace(frame, lane=None)
-        else:
+        if self._broken:
+            return  # meanwhile: the session has been rewound
+        if frame.lane is not None:
             self._in_flight.append(_InFlight(step, time.monotonic()))
-        await self._link.send(frame)
+        await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame) -> None:
         try:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ OPEN_WAIT_S = 60.0
 """A first request waits this long for its model to load; then the client is told to come back."""
 RECOVER_WAIT_S = 30.0
 """A running request waits this long for its ring to be replaced."""
+FRUITLESS_TRIES = 5
+"""A request that is taken up so often without a new token is not going to succeed."""
 
 TokenizerFiles = Callable[[str, str], Awaitable[Path]]
 
@@ -94,7 +97,7 @@ class Gateway:
     def _find(self, model_id: str) -> str:
         served = {ring.model for ring in self._agent.placement.rings}
         held = served | {model for report in self._agent.alive() for model in report.models}
-        return model_id if model_id in held else self._catalogue.find(model_id)
+        return self._catalogue.find(model_id, sorted(held))
 
     async def _ready_ring(self, model: str, wait_s: float) -> Ring:
         deadline = time.monotonic() + wait_s
@@ -138,21 +141,25 @@ class Gateway:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once. When the ring is lost on the way, goes on with another, from the tokens there are."""
         done: list[int] = []
+        fruitless = 0
         wait_s = OPEN_WAIT_S
         while True:
             ring = await self._ready_ring(request.model, wait_s)
-            events = self._events(ring, replace(request, resume=tuple(done)))
+            before = len(done)
             try:
-                async for event in events:
-                    done.append(event.token)
-                    yield event
-                    if event.finish:
-                        return
+                async with aclosing(self._events(ring, replace(request, resume=tuple(done)))) as events:
+                    async for event in events:
+                        done.append(event.token)
+                        yield event
+                        if event.finish:
+                            return
+                raise RingLost("The driver ended the stream early.")
             except (RingLost, PeerUnavailable, StaleFence) as error:
                 log.warning("request %s lost its ring after %d tokens: %s", request.id, len(done), error)
-                await self._agent.changed.wait(1.0)
-            finally:
-                await events.aclose()
+                fruitless = 0 if len(done) > before else fruitless + 1
+                if fruitless >= FRUITLESS_TRIES:
+                    raise
+            await self._agent.changed.wait(1.0)
             wait_s = RECOVER_WAIT_S
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:

@@ -12,6 +12,7 @@ from node.control.contacts import Contacts
 from node.core.errors import PippinError, RingLost, StaleFence
 from node.core.frames import Frame
 from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
+from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.load import load_stage
 from node.engine.runner import Runner
@@ -39,6 +40,7 @@ class Rings:
         self._stages: dict[Shard, Stage] = {}
         self._parts: dict[str, Driver | Worker] = {}
         self._reports: dict[str, LoadReport] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
     # --- what others see --------------------------------------------------------------------------------------------
@@ -81,12 +83,7 @@ class Rings:
                 seen = self._agent.placement
                 await self._release(seen)
                 for ring in seen.rings:
-                    if self._agent.placement is not seen:
-                        break  # a newer one came while a stage loaded
-                    await self._hold(ring)
-
-    async def close(self) -> None:
-        await self._release(Placement())
+                    self._hold(ring)
 
     def _shard(self, ring: Ring) -> Shard | None:
         for stage in ring.stages:
@@ -97,30 +94,41 @@ class Rings:
     async def _release(self, placement: Placement) -> None:
         """Let go of the rings that are no more, and then of the weights that none of the others needs."""
         wanted = {ring.id: shard for ring in placement.rings if (shard := self._shard(ring))}
-        for ring_id in [ring_id for ring_id in self._parts if ring_id not in wanted]:
+        for ring_id in self._loading.keys() - wanted.keys():
+            self._loading.pop(ring_id).cancel()
+        for ring_id in self._parts.keys() - wanted.keys():
             log.info("ring %s: left", ring_id)
             part = self._parts.pop(ring_id)
             await (part.close(RingLost(f"Ring {ring_id} was replaced.")) if isinstance(part, Driver) else part.close())
-        for ring_id in [ring_id for ring_id in self._reports if ring_id not in wanted]:
+        for ring_id in self._reports.keys() - wanted.keys():
             del self._reports[ring_id]
-        unused = [shard for shard in self._stages if shard not in wanted.values()]
-        for shard in unused:
+        for shard in self._stages.keys() - set(wanted.values()):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             await self._compute.run(self._stages.pop(shard).clear)
         self._agent.touch()
 
-    async def _hold(self, ring: Ring) -> None:
+    def _hold(self, ring: Ring) -> None:
         shard = self._shard(ring)
-        if shard is None or ring.id in self._parts:
-            return
+        if shard and ring.id not in self._parts and ring.id not in self._loading and ring.id not in self._reports:
+            task = self._group.create_task(self._begin(ring, shard), name=f"load {shard}")
+            self._loading[ring.id] = task
+
+    async def _begin(self, ring: Ring, shard: Shard) -> None:
+        """Load the stage and take part in the ring. A task's root: whatever goes wrong is reported as a failed load."""
         try:
             stage = self._stages.get(shard) or await self._load(ring.id, shard)
-        except PippinError as error:
-            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, error)
-            self._report(ring.id, shard, LoadState.FAILED, error=f"{error.code}: {error}")
-            return
-        self._parts[ring.id] = self._part(ring, stage)
-        self._report(ring.id, shard, LoadState.READY, 1.0)
+        except Exception as error:
+            failed = error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
+            if failed is not error:
+                log.exception("loading failed")
+            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
+            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}")
+        else:
+            self._stages[shard] = stage
+            self._parts[ring.id] = self._part(ring, stage)
+            self._report(ring.id, shard, LoadState.READY, 1.0)
+        finally:
+            self._loading.pop(ring.id, None)
 
     async def _load(self, ring: str, shard: Shard) -> Stage:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
@@ -128,8 +136,10 @@ class Rings:
         directory = await self._fetch(shard, lambda share: self._progress(ring, share))
         self._report(ring, shard, LoadState.LOADING)
         load = partial(load_stage, progress=lambda share: self._progress(ring, share))
-        stage = self._stages[shard] = await self._compute.run(load, directory, shard.start, shard.end)
-        log.info("loaded %s layers %d-%d: %.1f MB", shard.model, shard.start, shard.end - 1, stage.weight_bytes / 1e6)
+        stage = await self._compute.run(load, directory, shard.start, shard.end)
+        log.info(
+            "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
+        )
         return stage
 
     def _part(self, ring: Ring, stage: Stage) -> Driver | Worker:

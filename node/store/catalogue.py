@@ -13,7 +13,7 @@ from node.store.names import canonical
 from node.store.weights import files_for, text_files, weight_map
 
 _FRESH_S = 5.0
-"""How long a listing is reused: heartbeats ask each second, and people wait longer than this for a copy."""
+"""How long a listing is reused: heartbeats ask twice a second, and people wait longer than this for a copy."""
 
 
 class Catalogue:
@@ -42,11 +42,11 @@ class Catalogue:
         """Forgets the last listing; to be called when files have come or gone."""
         self._listed_at = -_FRESH_S
 
-    def find(self, name: str) -> str:
-        """The id that a person means: one held here if there is one, else one to look for on the hub."""
+    def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
+        """The id that a person means: one held here or `elsewhere` if there is one, else one to look for on the hub."""
         name = name.strip()
         wanted = canonical(name)
-        held = self.local()
+        held = (*self.local(), *elsewhere)
         for model_id in (name, wanted):
             if model_id in held:
                 return model_id
@@ -56,7 +56,7 @@ class Catalogue:
         if len(id_parts(wanted)) == 2:
             return wanted
         near = difflib.get_close_matches(name, held, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `cluster models`."
+        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
 
     def directory(self, model_id: str) -> Path | None:

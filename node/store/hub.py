@@ -15,6 +15,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_
 from huggingface_hub.utils.tqdm import tqdm
 
 from node.core.errors import ModelBroken, ModelUnsupported, NoCapacity
+from node.core.units import format_bytes
 from node.store.files import DESCRIPTION, INDEX, is_small, is_weights
 from node.store.hub_errors import HUB_ERRORS, TAKE_ANOTHER, translated
 from node.store.weights import Tensor, Weights, described
@@ -125,7 +126,7 @@ class Hub:
         free = shutil.disk_usage(self._cache).free
         if needed > free:
             raise NoCapacity(
-                f"{model_id} needs {needed / 1e9:.1f} GB more on disk; {self._cache} has {free / 1e9:.1f} GB free.",
+                f"{model_id} needs {format_bytes(needed)} more on disk; {self._cache} has {format_bytes(free)} free.",
                 hint="Free some space, or set HF_HOME to a larger disk.",
             )
 

@@ -89,11 +89,11 @@ def _unreachable(error: Exception, model_id: str) -> HubUnavailable:
     if isinstance(cause, OfflineModeIsEnabled):
         return HubUnavailable(
             f"{model_id} is not on this node, and HF_HUB_OFFLINE forbids to fetch it.",
-            hint="Unset HF_HUB_OFFLINE, or copy the model into a directory given with --models.",
+            hint="Unset HF_HUB_OFFLINE, or copy the model into a directory given with --models-dir.",
         )
     return HubUnavailable(
         f"The hub cannot be reached for {model_id} ({_first_line(cause)}).",
-        hint="Check the network, or copy the model into a directory given with --models.",
+        hint="Check the network, or copy the model into a directory given with --models-dir.",
     )
 
 

@@ -73,7 +73,7 @@ def test_plain_numbers_stay_as_they_are(count):
 @given(st.integers(0, 10**15))
 def test_what_is_printed_can_be_read_back_but_for_rounding(count):
     text = format_bytes(count)
-    assert len(text) <= len("999.9 GB")
+    assert len(text) <= len("1023.9 GB")
     assert parse_bytes(text) == pytest.approx(count, rel=0.051, abs=1)
 
 

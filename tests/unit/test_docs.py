@@ -1,0 +1,142 @@
+"""What the documents say of the program is what the program says of itself."""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from node.cli.__main__ import main as cluster
+from node.core import errors
+from node.core.health import Code
+from node.core.units import format_bytes
+from node.options import parse_options
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+GOLDEN = ROOT / "tests" / "cli" / "golden"
+
+BLOCK = re.compile(r"^ *```(?:\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PATH = re.compile(r"(?:api|docs|node|proto|requirements|scripts|tests)/[\w./*-]*\w/?|pyproject\.toml")
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def prose(page: str) -> str:
+    return BLOCK.sub("", page)
+
+
+def code(page: str) -> str:
+    """All that is written as code: blocks and what stands in backticks."""
+    return "\n".join([*BLOCK.findall(page), *re.findall(r"`([^`\n]+)`", prose(page))])
+
+
+def anchors(page: str) -> set[str]:
+    """The names that a page's headings have in links."""
+    kept = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in HEADING.findall(prose(page)))
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+# --- help texts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"), [(parse_options, ""), (cluster, ""), (cluster, "status"), (cluster, "wait")]
+)
+def test_help_is_what_the_program_prints(
+    program: Callable[[list[str]], object],
+    arguments: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "mini-1.local")
+    asked = [*arguments.split(), "--help"]
+    with pytest.raises(SystemExit, match="0"):
+        program(asked)
+    name = "node" if program is parse_options else "cluster"
+    shown = f"$ {' '.join([name, *asked])}\n{capsys.readouterr().out}"
+    assert shown in BLOCK.findall(text("operations.md"))
+
+
+def test_the_status_in_the_readme_is_what_cluster_prints() -> None:
+    assert (GOLDEN / "status.txt").read_text().rstrip() + "\n" in BLOCK.findall((ROOT / "README.md").read_text())
+
+
+# --- links and paths ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page.read_text())):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    for path in PATH.findall(re.sub(r"https?://\S+|/v1/\S*|\.venv/\S*", "", code(page.read_text()))):
+        assert any(ROOT.glob(path.rstrip("/"))), path
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = LINK.findall((DOCS / "adr" / "README.md").read_text())
+    assert index == sorted(page.name for page in (DOCS / "adr").glob("0*.md"))
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_warning_is_explained() -> None:
+    assert set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning|info)", text("operations.md"), re.MULTILINE)) == set(
+        Code
+    )
+
+
+def test_every_error_has_its_status() -> None:
+    page = text("api.md")
+    for error in vars(errors).values():
+        if not isinstance(error, type) or not issubclass(error, errors.PippinError):
+            continue
+        row = rf"^\|[^|\n]*`{error.code}`[^|\n]*\| {error.status} \||`{error.code}` \({error.status}\)"
+        assert re.search(row, page, re.MULTILINE), f"{error.code} {error.status}"
+
+
+def test_every_field_of_the_status_is_explained() -> None:
+    page = text("operations.md").partition("## The status as JSON")[2].partition("\n## ")[0]
+    named = {part for name in re.findall(r"`([^`]+)`", page) for part in re.split(r"\[\]\.|\.", name)}
+
+    def fields(value: object) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from value
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from fields(item)
+
+    assert set(fields(json.loads((GOLDEN / "status.json").read_text()))) - named == set()
+
+
+def test_the_architectures_are_those_that_run() -> None:
+    from node.engine.architectures import REFUSED, SUPPORTED  # here: MLX takes a while to import
+
+    page = text("operations.md").partition("### Architectures")[2].partition("\n## ")[0]
+    (supported,) = BLOCK.findall(page)
+    assert sorted(supported.split()) == sorted(SUPPORTED)
+    assert dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", page, re.MULTILINE)) == REFUSED
+    assert f"{len(SUPPORTED)} mlx-lm architectures" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_gigabyte_is_what_the_pages_say() -> None:
+    assert format_bytes(2**30) == "1.0 GB"
+    assert "1 GB is 2³⁰ bytes" in text("operations.md")
