@@ -1,12 +1,194 @@
-"""Which architectures Pippin runs."""
+"""Which architectures Pippin runs, by the names of mlx-lm's modules: those that the tests prove to be the same cut as whole.
+
+`tests/engine/configurations.py` has a model of each, and a test that this list holds no others.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
+
+from node.core.errors import ModelUnsupported
+
+SUPPORTED = frozenset(
+    [
+        "afmoe",
+        "apertus",
+        "baichuan_m1",
+        "bailing_hybrid",
+        "bailing_moe",
+        "bailing_moe_linear",
+        "bailing_moe_v3",
+        "cohere",
+        "cohere2",
+        "dbrx",
+        "deepseek",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone",
+        "exaone4",
+        "exaone_moe",
+        "falcon_h1",
+        "gear",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gemma3n",
+        "gemma4",
+        "gemma4_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "helium",
+        "hunyuan",
+        "hunyuan_v1_dense",
+        "internlm2",
+        "internlm3",
+        "jamba",
+        "kimi_k25",
+        "kimi_linear",
+        "kimi_vl",
+        "Klear",
+        "laguna",
+        "lfm2",
+        "lfm2-vl",
+        "lfm2_moe",
+        "lille-130m",
+        "llama",
+        "llama4",
+        "llama4_text",
+        "longcat_flash",
+        "longcat_flash_ngram",
+        "mamba",
+        "mamba2",
+        "mellum",
+        "mimo",
+        "mimo_v2_flash",
+        "minicpm",
+        "minicpm3",
+        "minimax",
+        "minimax_m3_vl",
+        "ministral3",
+        "mistral3",
+        "mistral4",
+        "mixtral",
+        "muse_glimmer",
+        "nanochat",
+        "nemotron",
+        "nemotron-nas",
+        "nemotron_h",
+        "olmo2",
+        "olmo3",
+        "olmo_hybrid",
+        "olmoe",
+        "openelm",
+        "phi",
+        "phi3",
+        "phi3small",
+        "phimoe",
+        "phixtral",
+        "pixtral",
+        "plamo",
+        "plamo2",
+        "plamo3",
+        "qwen",
+        "qwen2",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "recurrent_gemma",
+        "rwkv7",
+        "seed_oss",
+        "smollm3",
+        "solar_open",
+        "spark2_5",
+        "stablelm",
+        "starcoder2",
+        "step3p5",
+        "talkie",
+        "telechat3",
+        "youtu_llm",
+    ]
+)
+
+REFUSED: Mapping[str, str] = {
+    "afm7": "its upper layers read the keys and values of a lower one, so no cut is left that helps",
+    "bitnet": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
+    "deepseek_v41": "its layers read each other's caches and candidates, and its caches are of a class of their own",
+    "iquestloopcoder": "it runs its layers twice for each token",
+    "kimi_k3": "its layers read the outputs of many earlier layers",
+    "muse_spark": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
+    "nanbeige": "it runs its layers several times for each token",
+    "olmo": "mlx-lm's code for it needs a package that is not part of Pippin",
+    "prism_hadamard_qwen35": "its loader insists on the weights of all layers",
+}
+
+ALONE: Mapping[str, str] = {
+    "gemma2": "with grouped attention its masks do not fit a batch",
+    "gpt_bigcode": "its positions are made for one sequence",
+    "phi3small": "its block-sparse masks do not fit a batch",
+}
+"""Architectures whose sessions cannot share a batch in mlx-lm, though their caches could."""
+
+
+UNPADDED: Mapping[str, str] = dict.fromkeys(
+    (
+        "baichuan_m1",
+        "bailing_moe_linear",
+        "jamba",
+        "longcat_flash_ngram",
+        "mamba",
+        "nemotron_h",
+        "olmo_hybrid",
+        "recurrent_gemma",
+        "rwkv7",
+    ),
+    "its recurrent state takes padding for tokens",
+)
+"""Architectures that prefill sessions of different lengths one by one; in a batch mlx-lm's code gives wrong results."""
+
 
 def check_supported(config: Mapping[str, Any]) -> str:
-    return str(config["model_type"])
+    """The name of the mlx-lm module that runs a model of this config.
+
+    Raises ModelUnsupported, with the reason, when there is none or no test proves it. mlx-lm's module is not imported
+    before it is known to be good: some do more than define a model.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelUnsupported("The model's config.json names no model_type.")
+    if config.get("model_file"):
+        raise ModelUnsupported("The model brings code of its own, which Pippin does not run.")
+    name = _module(model_type, config.get("architectures"))
+    if name in SUPPORTED:
+        return name
+    reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not know it")
+    raise ModelUnsupported(f"Models of type {model_type} are not supported: {reason}.")
 
 
-def runs_alone(model_type: str) -> bool:
-    return False
+def _module(model_type: str, architectures: Any) -> str:
+    for architecture in [architectures] if isinstance(architectures, str) else architectures or ():
+        if (model_type, architecture) in MODEL_ARCHITECTURE_REMAPPING:
+            return str(MODEL_ARCHITECTURE_REMAPPING[model_type, architecture])
+    return str(MODEL_REMAPPING.get(model_type, model_type))

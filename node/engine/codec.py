@@ -25,6 +25,8 @@ _NUMPY: dict[str, np.dtype[np.generic]] = {
     "bfloat16": np.dtype("<u2"),
 }
 
+_DIMENSION_LIMIT = 1 << 31  # MLX counts a dimension in 32 bits
+
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
     """The arrays' bytes, one copy each. Waits until they are computed, so call it in the compute thread."""
@@ -52,7 +54,7 @@ def _unpack(tensor: Tensor) -> mx.array:
     numpy_dtype = _NUMPY.get(tensor.dtype)
     if numpy_dtype is None:
         raise PippinError(f"A frame has a tensor of unknown dtype {tensor.dtype!r:.40}.")
-    if any(size < 0 for size in tensor.shape):
+    if not all(0 <= size < _DIMENSION_LIMIT for size in tensor.shape):
         raise PippinError(f"A frame has a tensor of impossible shape {tensor.shape}.")
     expected = math.prod(tensor.shape) * numpy_dtype.itemsize
     if len(tensor.data) != expected:

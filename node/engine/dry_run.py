@@ -45,6 +45,9 @@ class DryRun:
         self._used: list[set[int]] = [set() for _ in layers]
         self._outputs: list[list[list[mx.array]]] = []  # per step, per layer
         self._stand_ins: dict[tuple[int, int], mx.array] = {}  # scalars, by layer and leaf
+        self._made: dict[int, tuple[int, int]] = {}  # the stand-ins themselves, by id
+        self._alive: list[mx.array] = []  # so that no id is used twice
+        self._given: list[set[tuple[int, int]]] = [set() for _ in layers]
         self._patterns: list[Any] = []
         weights = hollow(model, layers, dtype)
         tokens = [mx.zeros((1, length), mx.int32) for length in _STEPS]
@@ -66,7 +69,9 @@ class DryRun:
         index = len(self._outputs[-1])
         if self._order[id(layer)] != index:
             raise ModelUnsupported("The model does not run its layers once each, in order.")
-        self._used[index].update(_positions(self._caches, (*args, *kwargs.values())))
+        values = (*args, *kwargs.values())
+        self._used[index].update(_positions(self._caches, values))
+        self._given[index].update(self._made[id(a)] for a in arrays_in(values) if id(a) in self._made)
         output = layer(*args, **kwargs)
         arrays = list(arrays_in(output))
         self._outputs[-1].append(arrays)
@@ -75,7 +80,10 @@ class DryRun:
 
     def _stand_in(self, layer: int, leaf: int, array: mx.array) -> mx.array:
         scalar = self._stand_ins.setdefault((layer, leaf), mx.zeros((), array.dtype))
-        return mx.broadcast_to(scalar, array.shape)
+        stand_in = mx.broadcast_to(scalar, array.shape)
+        self._made[id(stand_in)] = (layer, leaf)
+        self._alive.append(stand_in)
+        return stand_in
 
     def _depends(self, weights: dict[Weights, mx.array], tokens: list[mx.array], logits: list[mx.array]) -> None:
         """Find for each layer, and for the tail as the last, all that it depends on."""
@@ -87,6 +95,9 @@ class DryRun:
         named = {id(array): key for key, array in weights.items()}
         found = sources(ends, [*self._stand_ins.values(), *weights.values(), *tokens])
         self._needs = [{made[key] for key in ids if key in made} for ids in found]
+        for k, given in enumerate(self._given):
+            if not self._needs[k]:  # the layer evaluates something (dbrx), and what is evaluated has no graph any more
+                self._needs[k] = given
         self._weights = [{named[key] for key in ids if key in named} for ids in found]
         self._reads = [any(id(array) in ids for array in tokens) for ids in found]
 
@@ -131,7 +142,7 @@ class DryRun:
         if not leaves or any(layer != cut - 1 for layer, _ in crossing):
             return None
         # What grows with the context is a cache in disguise, and does not travel.
-        return leaves if all(shape.count(LENGTH) == 1 for shape in self.shapes(cut, leaves)) else None
+        return leaves if all({ROWS, LENGTH} <= set(shape) for shape in self.shapes(cut, leaves)) else None
 
     def _tied(self, cut: int) -> bool:
         """Whether layers on both sides share a cache, or one side computes with weights of the other's layers."""
@@ -163,7 +174,7 @@ def hollow(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights
     """
     owners: dict[int, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
-        for weight in arrays_in(layer.parameters()):
+        for weight in arrays_in(layer.parameters()):  # type: ignore[no-untyped-call]
             owners[id(weight)] = (*owners.get(id(weight), ()), index)
     scalars: dict[Weights, mx.array] = {}
 
@@ -173,7 +184,7 @@ def hollow(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights
         key = Weights(own, "" if own else path.rpartition(".")[0], str(kept))
         return mx.broadcast_to(scalars.setdefault(key, mx.zeros((), kept)), weight.shape)
 
-    model.update(tree_map_with_path(replace, model.parameters()))
+    model.update(tree_map_with_path(replace, model.parameters()))  # type: ignore[no-untyped-call]
     return scalars
 
 

@@ -44,6 +44,10 @@ class Layer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # some models tell their layers apart by isinstance
+        return type(self._original)
+
 
 def find_layers(model: Module) -> list[Any]:
     """The very list that the model's forward pass walks; what is put into it is what runs.
@@ -51,7 +55,7 @@ def find_layers(model: Module) -> list[Any]:
     Raises ModelUnsupported when there is none.
     """
     layers = list(getattr(model, "layers", ()))
-    for module in model.modules():
+    for module in model.modules():  # type: ignore[no-untyped-call]
         for value in module.values():
             if isinstance(value, list) and len(value) == len(layers) > 0 and all(map(is_, value, layers)):
                 return value

@@ -52,6 +52,9 @@ def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[flo
             f"{directory.name} lacks {len(missing)} of {len(names)} tensors of layers {start} to {end}: "
             + ", ".join(f"{name}{_file_of(name, weight_map)}" for name in missing[:3])
         )
+    wrong = [f"{name} {found[name]}" for name in names if found[name]]
+    if wrong:
+        raise ModelBroken(f"{directory.name}: tensor {wrong[0]}{_file_of(wrong[0].split()[0], weight_map)}.")
     _hollow_rest(model, set(names))
     weights = dict(weights_in(model))
     _evaluate([[weights[name] for name in group] for group in groups], directory, progress)
@@ -61,27 +64,27 @@ def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[flo
     return stage
 
 
-def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, frozenset[str]]:
-    """The model with weights that are not read yet, and the names of those that come from files."""
-    found: set[str] = set()
+def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, dict[str, str]]:
+    """The model with weights that are not read yet; and by name those that come from files, with what is wrong or ""."""
+    found: dict[str, str] = {}
 
     def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
         base, args = _get_classes(config)
 
         class Checked(base):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-                stand_ins = _stand_ins(weights, weight_map, dict(weights_in(self)), start, end)
                 sanitize = getattr(super(), "sanitize", None)
-                return sanitize(weights | stand_ins) if sanitize else weights
+                if sanitize is None:
+                    return weights
+                stand_ins = _stand_ins(weights, weight_map, dict(weights_in(self)), start, end)
+                ids = {id(value) for value in stand_ins.values()}
+                return {name: value for name, value in sanitize(weights | stand_ins).items() if id(value) not in ids}
 
             def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
                 shapes = {name: value.shape for name, value in weights_in(self)}
                 for name, value in weights:
-                    if name in shapes and value.shape != shapes[name]:
-                        raise ModelBroken(
-                            f"{directory.name}: tensor {name} has shape {value.shape} instead of {shapes[name]}."
-                        )
-                found.update(name for name, _ in weights)
+                    good = value.shape == shapes.get(name, value.shape)
+                    found[name] = "" if good else f"has shape {value.shape} instead of {shapes[name]}"
                 loaded: Module = super().load_weights(weights, strict=strict)
                 return loaded
 
@@ -93,7 +96,7 @@ def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end
         raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
     except ValueError as error:
         raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {error}") from error
-    return model, frozenset(found)
+    return model, found
 
 
 def _stand_ins(
@@ -114,9 +117,9 @@ def _stand_ins(
     for name in weight_map.keys() - weights.keys():
         number = _NUMBER.search(name)
         ours = start <= int(number[1]) < end if number else start == 0
-        model = parameters.get(name, like.get(_NUMBER.sub(".#", name, count=1)))
-        if model is not None and not ours:
-            made[name] = mx.broadcast_to(mx.zeros((), model.dtype), model.shape)
+        peer = like.get(_NUMBER.sub(".#", name, count=1), parameters.get(name))
+        if peer is not None and not ours:
+            made[name] = mx.broadcast_to(mx.zeros((), peer.dtype), peer.shape)
     return made
 
 

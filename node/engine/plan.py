@@ -15,11 +15,24 @@ from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.types import KvCost
-from node.engine.architectures import check_supported, runs_alone
+from node.engine.architectures import ALONE, UNPADDED, check_supported
 from node.engine.caches import can_merge, cost, parts
 from node.engine.dry_run import DryRun
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+_CODE_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    ZeroDivisionError,
+    NotImplementedError,
+    RuntimeError,
+)
+"""What mlx-lm's model code raises when a config does not suit it; it checks little itself."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,8 @@ class Plan:
     """Whether layers after the first need the step's token ids."""
     batchable: bool
     """Whether sessions can share a lane; otherwise a lane holds one session."""
+    pads: bool
+    """Whether the rows of a prefill may be right-padded."""
     kv: tuple[KvCost, ...]
     """For each layer, what its cache takes for one session."""
     max_context: int
@@ -65,14 +80,17 @@ class Plan:
 
 
 def make_plan(config: Mapping[str, Any]) -> Plan:
-    """The plan of a model, from its config.json as a dict. Takes some 10 ms; must run in the compute thread.
+    """The plan of a model, from its config.json as a dict. Takes about 0.1 s; must run in the compute thread.
 
     Raises ModelUnsupported, with the reason, for a model that Pippin does not run.
     """
     model_type = check_supported(config)
     model = build(config)
     caches = make_prompt_cache(model)
-    run = DryRun(model, caches, _dtype(config))
+    try:
+        run = DryRun(model, caches, _dtype(config))
+    except _CODE_ERRORS as error:
+        raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r}") from error
     cuts, carried = run.cuts()
     kv = [KvCost(0)] * run.count
     paid: set[int] = set()
@@ -82,6 +100,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         if costs:
             window = costs[0].window if len(costs) == 1 else 0
             kv[layer] = KvCost(sum(c.per_token for c in costs), sum(c.fixed for c in costs), window)
+    batchable = all(map(can_merge, caches)) and model_type not in ALONE
     return Plan(
         model_type=model_type,
         layers=run.count,
@@ -94,7 +113,8 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         patterns=run.patterns,
         shared=run.shared(),
         reads_tokens=run.reads_tokens(),
-        batchable=all(map(can_merge, caches)) and not runs_alone(model_type),
+        batchable=batchable,
+        pads=batchable and model_type not in UNPADDED,
         kv=tuple(kv),
         max_context=max_context(config),
         width=run.width,
@@ -110,7 +130,7 @@ def build(config: Mapping[str, Any]) -> Module:
     try:
         model_class, args_class = _get_classes(dict(config))
         model: Module = model_class(args_class.from_dict(dict(config)))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ZeroDivisionError) as error:
+    except _CODE_ERRORS as error:
         raise ModelUnsupported(
             f"mlx-lm cannot build a {config.get('model_type')} model from this config.json: {error!r}"
         ) from error

@@ -127,6 +127,8 @@ class Stage:
         if lengths and not all(0 <= valid <= length for valid in lengths):
             raise PippinError(f"Lengths {list(lengths)} do not fit a step of {length} tokens.")
         padded = any(valid != length for valid in lengths)
+        if padded and not self.plan.pads:
+            raise PippinError(f"A step of a {self.plan.model_type} model cannot be right-padded.")
         if padded:
             caches.right_pad(lane.caches, lengths, length)
         output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
@@ -134,7 +136,8 @@ class Stage:
             caches.advance_shadow(shadow, rows, length)
         if padded:
             for cache in lane.caches:
-                cache.finalize()
+                if not cache.empty():
+                    cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
         if length == 1:
             # The thread goes on to build what comes next (head, sampling) while the device computes.

@@ -75,5 +75,5 @@ def arrays_in(tree: Any) -> Iterator[mx.array]:
 
 def weights_in(module: Module) -> list[tuple[str, mx.array]]:
     """A module's weights by path, such as `model.layers.0.mlp.up_proj.weight`."""
-    flat: Any = tree_flatten(module.parameters())
+    flat: Any = tree_flatten(module.parameters())  # type: ignore[no-untyped-call]
     return [(path, weight) for path, weight in flat]

@@ -1,0 +1,137 @@
+"""Makes tiny models on disk, and runs them cut into stages or whole."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from node.core.frames import CacheOp, Open
+from node.engine.codec import pack, unpack
+from node.engine.load import load_stage
+from node.engine.plan import build
+from node.engine.stage import Stage
+
+PROMPT_TOKENS = 128
+
+
+def write_model(
+    directory: Path, config: dict[str, Any], *, bits: int = 0, layer_files: bool = False, dtype: mx.Dtype = mx.float32
+) -> Path:
+    """A model of random weights, the same for the same config. With `layer_files` each layer has a file of its own."""
+    mx.random.seed(7)
+    model = build(config)
+    # What begins as zeros or ones would hide a layer that is left out.
+    model.update(tree_map(lambda w: _shaken(w, dtype), model.parameters()))
+    if bits:
+        config = config | {"quantization": {"group_size": 32, "bits": bits}}
+        nn.quantize(
+            model,
+            group_size=32,
+            bits=bits,
+            class_predicate=lambda _, m: hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0,
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = dict(tree_flatten(model.parameters()))
+    if layer_files:
+        _write_files(directory, weights)
+    else:
+        mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+def _shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
+    if not mx.issubdtype(weight.dtype, mx.floating):
+        return weight
+    return (weight + 0.1 * mx.random.normal(weight.shape)).astype(dtype)
+
+
+def _write_files(directory: Path, weights: dict[str, mx.array]) -> None:
+    files: dict[str, dict[str, mx.array]] = {}
+    for name, weight in weights.items():
+        numbers = [part for part in name.split(".") if part.isdigit()]
+        files.setdefault(f"model-{numbers[0] if numbers else 'ends'}.safetensors", {})[name] = weight
+    for file, held in files.items():
+        mx.save_safetensors(str(directory / file), held)
+    weight_map = {name: file for file, held in files.items() for name in held}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+class Whole:
+    """The stock model with its own caches: what everything is compared with."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model, _ = load_model(directory)
+        self.caches = make_prompt_cache(self.model)
+
+    def step(self, tokens: mx.array) -> mx.array:
+        """Logits [rows, length, vocabulary]."""
+        logits: mx.array = self.model(tokens, cache=self.caches)
+        mx.eval(logits, [cache.state for cache in self.caches])
+        return logits
+
+    def fresh(self) -> "Whole":
+        """The same model with empty caches."""
+        other = object.__new__(Whole)
+        other.model, other.caches = self.model, make_prompt_cache(self.model)
+        return other
+
+
+class Ring:
+    """Stages, each with a model object of its own, that hand each other bytes."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+        self.apply(Open(0))
+
+    def apply(self, *ops: CacheOp) -> None:
+        for stage in self.stages:
+            for op in ops:
+                stage.apply(op)
+
+    def step(self, tokens: mx.array, lane: int = 0, lengths: Sequence[int] = (), *, every: bool = True) -> mx.array:
+        """Logits [rows, length, vocabulary], or of the last tokens [rows, vocabulary]."""
+        driver = self.stages[0]
+        hidden = driver.begin(lane, tokens, lengths)
+        told = tokens if driver.plan.reads_tokens else None
+        for stage in self.stages[1:]:
+            hidden = stage.run(lane, unpack(pack(hidden)), told, lengths)
+        return driver.finish(unpack(pack(hidden)), lengths, every=every)
+
+
+class Stages:
+    """The stages of one model on disk, each loaded once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loaded: dict[tuple[int, int], Stage] = {}
+
+    def ring(self, *bounds: int) -> Ring:
+        """The ring cut at these layers, from 0 to the last."""
+        pairs = list(pairwise(bounds))
+        for pair in pairs:
+            if pair not in self._loaded:
+                self._loaded[pair] = load_stage(self._directory, *pair)
+        return Ring([self._loaded[pair] for pair in pairs])
+
+
+def prompt(length: int, seed: int = 1) -> mx.array:
+    """Random tokens, int32 [1, length]."""
+    return mx.random.randint(0, PROMPT_TOKENS, (1, length), key=mx.random.key(seed)).astype(mx.int32)
+
+
+def likeliest(logits: mx.array) -> mx.array:
+    """The greedy choice after the last position, int32 [rows, 1]."""
+    return mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32)
+
+
+def same(a: mx.array, b: mx.array) -> bool:
+    """Whether two arrays are equal bit by bit (minus infinity is what some models ban tokens with)."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a, b))

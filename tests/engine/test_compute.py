@@ -1,0 +1,116 @@
+import asyncio
+import threading
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import NotReady
+from node.engine.compute import Compute
+from node.engine.device import device_memory, device_name
+
+
+@pytest.fixture
+def compute():
+    compute = Compute()
+    compute.start()
+    yield compute
+    compute.stop()
+
+
+async def test_jobs_run_in_order_in_one_thread(compute):
+    order = []
+
+    def job(number):
+        order.append(number)
+        return number, threading.current_thread().name
+
+    results = await asyncio.gather(*(compute.run(job, k) for k in range(50)))
+    assert order == list(range(50))
+    assert [number for number, _ in results] == list(range(50))
+    (thread,) = {name for _, name in results}
+    assert thread.startswith("compute")
+    assert thread != threading.current_thread().name
+
+
+async def test_exceptions_come_back(compute):
+    def fail():
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        await compute.run(fail)
+    assert await compute.run(lambda: 1) == 1
+
+
+async def test_a_cancelled_job_that_has_not_begun_is_skipped(compute):
+    hold, ran = threading.Event(), []
+    running = asyncio.ensure_future(compute.run(hold.wait))
+    waiting = asyncio.ensure_future(compute.run(ran.append, "skipped"))
+    after = asyncio.ensure_future(compute.run(ran.append, "run"))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    hold.set()
+    await running
+    await after
+    assert ran == ["run"]
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_cancelled_job_that_runs_is_finished_unheard(compute):
+    begun, hold, ran = threading.Event(), threading.Event(), []
+
+    def job():
+        begun.set()
+        hold.wait()
+        ran.append(True)
+
+    task = asyncio.ensure_future(compute.run(job))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    hold.set()
+    await compute.run(int)
+    assert ran == [True]
+
+
+async def test_unevaluated_arrays_stay_usable_in_the_thread(compute):
+    """In any other thread they are not: their stream is the thread's own."""
+    half = await compute.run(lambda: mx.ones((4,)) * 2)
+    assert await compute.run(_one_more, half) == [3.0] * 4
+
+
+def _one_more(array):
+    return (array + 1).tolist()
+
+
+async def test_submit_from_another_thread(compute):
+    assert await asyncio.to_thread(lambda: compute.submit(pow, 2, 5).result(timeout=5)) == 32
+
+
+async def test_stop_finishes_what_waits(compute):
+    hold, ran = threading.Event(), []
+    compute.submit(hold.wait)
+    waiting = [compute.submit(ran.append, number) for number in range(3)]
+    stopping = asyncio.ensure_future(asyncio.to_thread(compute.stop))
+    hold.set()
+    await stopping
+    assert all(job.done() for job in waiting)
+    assert ran == [0, 1, 2]
+    with pytest.raises(NotReady):
+        compute.submit(int)
+    compute.stop()
+    compute.start()
+    assert await compute.run(lambda: 3) == 3
+
+
+def test_before_the_start():
+    with pytest.raises(NotReady):
+        Compute().submit(int)
+
+
+def test_device():
+    assert device_name()
+    memory = device_memory()
+    assert memory is None or memory > 1_000_000_000

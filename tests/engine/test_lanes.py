@@ -1,0 +1,188 @@
+"""Sessions that share a lane: cut stages do bit by bit what the whole model does in a batch, and each gets its own text."""
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import PippinError
+from node.core.frames import Drop, Filter, Merge, Open
+from node.engine.architectures import ALONE, UNPADDED
+from node.engine.codec import token_array
+from node.engine.plan import make_plan
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+
+LENGTHS = (5, 13, 9)
+BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in ALONE and name != "llama4"]
+
+
+def prefilled(whole, ring):
+    """Three sessions alone, on both: their caches, their lanes 1, 2, 3, and their next tokens."""
+    wholes, tokens = [], []
+    for number, length in enumerate(LENGTHS, start=1):
+        one = whole.fresh()
+        logits = one.step(prompt(length, seed=number))
+        ring.apply(Open(number))
+        assert same(ring.step(prompt(length, seed=number), lane=number), logits)
+        wholes.append(one)
+        tokens.append(likeliest(logits))
+    return wholes, tokens
+
+
+def merged(caches):
+    """As mlx-lm merges: all at once."""
+    return [together[0].merge(list(together)) for together in zip(*caches, strict=True)]
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_merged_and_filtered_lanes_equal_the_whole_batch(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    plan = make_plan(CONFIGURATIONS[name])
+    assert plan.batchable
+    whole = Whole(directory)
+    middle = plan.cuts[len(plan.cuts) // 2]
+    ring = Stages(directory).ring(0, middle, plan.layers)
+    wholes, tokens = prefilled(whole, ring)
+    alone = [(one, token) for one, token in zip(wholes, tokens, strict=True)]
+    batch = whole.fresh()
+    batch.caches = merged([one.caches for one in wholes[:2]])
+    for cache, other in zip(batch.caches, merged([wholes[2].caches]), strict=True):
+        cache.extend(other)
+    ring.apply(Merge(9, 1), Merge(9, 2), Merge(9, 3))
+
+    step = mx.concatenate(tokens)
+    for _ in range(4):
+        expected = batch.step(step)
+        got = ring.step(step, lane=9)
+        assert same(got, expected)
+        for row, (one, token) in enumerate(alone):
+            solo = one.step(token)
+            assert mx.allclose(_finite(got[row]), _finite(solo[0]), rtol=1e-3, atol=1e-3), f"row {row} is not itself"
+            alone[row] = (one, likeliest(solo))
+        step = mx.concatenate([token for _, token in alone])
+
+    for cache in batch.caches:
+        cache.filter([2, 1])
+    ring.apply(Filter(9, (2, 1)))
+    for _ in range(2):
+        expected = batch.step(step[mx.array([2, 1])])
+        assert same(ring.step(step[mx.array([2, 1])], lane=9), expected)
+
+
+def _finite(logits):
+    return mx.where(mx.isinf(logits), 0, logits)
+
+
+@pytest.mark.parametrize("name", [*ALONE, "llama4"])
+def test_sessions_that_cannot_share_a_lane_are_refused(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    ring = Stages(directory).ring(0, 2, 4)
+    ring.apply(Open(1), Open(2))
+    ring.apply(Merge(5, 1))
+    with pytest.raises(PippinError, match="cannot share a lane"):
+        ring.apply(Merge(5, 2))
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return write_model(tmp_path, CONFIGURATIONS["llama/sliding"])
+
+
+def test_sessions_come_and_go(llama):
+    """A fourth session joins a running lane, and one that is merged alone keeps its caches as they are."""
+    ring = Stages(llama).ring(0, 1, 4)
+    wholes, tokens = prefilled(Whole(llama), ring)
+    ring.apply(Merge(9, 1))
+    assert same(ring.step(tokens[0], lane=9), wholes[0].step(tokens[0]))
+    ring.apply(Merge(9, 2), Filter(9, (1,)), Merge(9, 3), Filter(9, (0,)))
+    got, expected = ring.step(tokens[1], lane=9), wholes[1].step(tokens[1])
+    assert mx.allclose(got, expected, atol=1e-4)
+    ring.apply(Drop(9))
+    assert [stage.kv_bytes for stage in ring.stages] == [0, 0]
+
+
+def test_kv_bytes_are_what_the_plan_says(llama):
+    ring = Stages(llama).ring(0, 2, 4)
+    before = [stage.kv_bytes for stage in ring.stages]
+    assert before == [0, 0]
+    ring.step(prompt(5))
+    plan = ring.stages[0].plan
+    for stage in ring.stages:
+        promised = sum(cost.bytes_for(5) for cost in plan.kv[stage.start : stage.end])
+        assert 0 < stage.kv_bytes <= promised
+    # 16 head dimensions, 2 key-value heads, keys and values, float32
+    assert {cost.per_token for cost in plan.kv} == {16 * 2 * 2 * 4}
+    assert [cost.window for cost in plan.kv] == [8, 0, 8, 0]
+
+
+@pytest.mark.parametrize(
+    "op", [Merge(1, 7), Merge(0, 0), Filter(7, (0,)), Filter(0, ()), Filter(0, (1,)), Filter(0, (-1,))]
+)
+def test_operations_that_do_not_fit_are_refused(op, llama):
+    ring = Stages(llama).ring(0, 4)
+    with pytest.raises(PippinError):
+        ring.apply(op)
+
+
+def test_steps_that_do_not_fit_are_refused(llama):
+    stages = Stages(llama)
+    driver, last = stages.ring(0, 2, 4).stages
+    with pytest.raises(PippinError, match="no lane 3"):
+        driver.begin(3, prompt(2))
+    with pytest.raises(PippinError, match="1 sessions, but the step has 2"):
+        driver.begin(0, mx.zeros((2, 1), mx.int32))
+    with pytest.raises(PippinError, match="no step"):
+        driver.begin(0, mx.zeros((1, 0), mx.int32))
+    with pytest.raises(PippinError, match="not a driver's"):
+        last.begin(0, prompt(2))
+    for shape in ((1, 2, 65), (2, 64), (1, 0, 64), (0, 1, 64)):
+        with pytest.raises(PippinError, match="not what layer 2"):
+            last.run(0, [mx.zeros(shape)])
+    with pytest.raises(PippinError, match="not what layer 2"):
+        last.run(0, [])
+    with pytest.raises(PippinError, match="Lengths"):
+        driver.begin(0, prompt(2), lengths=(3,))
+    assert same(driver.begin(0, prompt(2))[0], driver.begin(0, prompt(2))[0]) is False  # the lane went on unharmed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BATCHED if name.partition("/")[0] not in UNPADDED])
+def test_right_padded_prefill_equals_each_alone(name, tmp_path):
+    """Three prompts of different lengths in two padded chunks, of which one is out of tokens in the second."""
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    plan = make_plan(CONFIGURATIONS[name])
+    assert plan.pads
+    stages = Stages(directory)
+    middle = plan.cuts[len(plan.cuts) // 2]
+    rows = [prompt(length, seed=length)[0].tolist() for length in LENGTHS]
+    finals, decoded = zip(
+        *(_padded(stages.ring(*bounds), rows) for bounds in ((0, plan.layers), (0, middle, plan.layers))), strict=True
+    )
+    assert same(*finals)
+    assert same(*decoded)
+    whole = Whole(directory)
+    for row, tokens in enumerate(rows):
+        one = whole.fresh()
+        logits = one.step(mx.array([tokens], mx.int32))
+        assert mx.allclose(_finite(finals[0][row]), _finite(logits[0, -1]), rtol=1e-3, atol=1e-3)
+        assert mx.allclose(_finite(decoded[0][row]), _finite(one.step(likeliest(logits))[0]), rtol=1e-3, atol=1e-3)
+
+
+def _padded(ring, rows):
+    """Logits after the prefill, and after a token more of each."""
+    ring.apply(Open(1), Open(2), Open(3), Drop(9), Merge(9, 1), Merge(9, 2), Merge(9, 3))
+    finals = [None] * len(rows)
+    for begin, end in ((0, 6), (6, 13)):
+        chunk = [row[begin:end] for row in rows]
+        lengths = tuple(map(len, chunk))
+        logits = ring.step(token_array(chunk), 9, lengths, every=False)
+        finals = [logits[k] if lengths[k] else final for k, final in enumerate(finals)]
+    final = mx.stack(finals)
+    return final, ring.step(likeliest(final[:, None]), lane=9)
+
+
+def test_padding_is_refused_where_it_would_be_wrong(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["mamba"])
+    ring = Stages(directory).ring(0, 4)
+    ring.apply(Open(1), Merge(0, 1))
+    with pytest.raises(PippinError, match="right-padded"):
+        ring.step(token_array([[1, 2], [3]]), lengths=(2, 1))

@@ -1,0 +1,240 @@
+"""Loading: only what a stage needs, all that it needs, and a clear word about what is wrong."""
+
+import json
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from node.core.errors import ModelBroken, ModelUnsupported
+from node.engine.load import load_stage
+from node.engine.plan import make_plan
+from tests.engine.configurations import BASE, CONFIGURATIONS
+from tests.engine.models import Ring, Whole, prompt, same, write_model
+
+SOME = (
+    "llama",
+    "gemma4_text",
+    "qwen3_moe",
+    "falcon_h1",
+    "kimi_vl",
+    "longcat_flash",
+    "nemotron_h",
+    "gpt2",
+    "plamo2",
+    "rwkv7",
+)
+
+
+def keep_files(directory, *names):
+    for path in directory.glob("*.safetensors"):
+        if path.name not in names:
+            path.unlink()
+
+
+def stage_files(start, end, *, ends):
+    return [f"model-{layer}.safetensors" for layer in range(start, end)] + ["model-ends.safetensors"] * ends
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_only_the_files_of_the_stage_are_there(name, bits, tmp_path):
+    config = CONFIGURATIONS[name]
+    plan = make_plan(config)
+    first = write_model(tmp_path / "driver", config, layer_files=True, bits=bits)
+    last = write_model(tmp_path / "last", config, layer_files=True, bits=bits)
+    whole = Whole(first)
+    cut = plan.cuts[1]
+    keep_files(first, *stage_files(0, cut, ends=True))
+    keep_files(last, *stage_files(cut, plan.layers, ends=bool(plan.shared)))
+    ring = Ring([load_stage(first, 0, cut), load_stage(last, cut, plan.layers)])
+    for tokens in (prompt(5), prompt(1)):
+        assert same(ring.step(tokens), whole.step(tokens))
+
+
+def test_checkpoints_in_the_format_of_hugging_face(tmp_path):
+    """mlx-lm stacks experts when it finds those of layer 0, which is on another node."""
+    config = CONFIGURATIONS["qwen3_moe"]
+    directory = write_model(tmp_path, config)
+    whole = Whole(directory)
+    weights = mx.load(str(directory / "model.safetensors"))
+    files = {}
+    for name, weight in weights.items():
+        layer = name.split(".")[2] if ".layers." in name else "ends"
+        held = files.setdefault(f"model-{layer}.safetensors", {})
+        if "switch_mlp" in name:
+            for expert in range(4):
+                held[name.replace("switch_mlp", f"experts.{expert}")] = weight[expert]
+        else:
+            held[name] = weight
+    (directory / "model.safetensors").unlink()
+    for file, held in files.items():
+        mx.save_safetensors(str(directory / file), held)
+    weight_map = {name: file for file, held in files.items() for name in held}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    driver = load_stage(directory, 0, 2)
+    keep_files(directory, *stage_files(2, 4, ends=False))
+    ring = Ring([driver, load_stage(directory, 2, 4)])
+    assert same(ring.step(prompt(5)), whole.step(prompt(5)))
+
+
+def test_a_stage_holds_its_own_weights_only(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    weights = mx.load(str(directory / "model.safetensors"))
+    total = sum(weight.nbytes for weight in weights.values())
+    parts = [load_stage(directory, start, end).weight_bytes for start, end in ((0, 1), (1, 3), (3, 4))]
+    assert sum(parts) == total
+    assert parts[1] == 2 * parts[2]
+    assert parts[0] == parts[2] + sum(w.nbytes for name, w in weights.items() if ".layers." not in name)
+
+
+def test_progress_rises_to_one(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    seen = []
+    load_stage(directory, 0, 4, progress=seen.append)
+    assert seen == sorted(seen)
+    assert len(seen) == 6
+    assert seen[-1] == 1
+    assert 0 < seen[0] < 1
+
+
+def test_progress_may_stop_the_loading(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_progress):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        load_stage(directory, 0, 4, progress=stop)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 3), (1, 2), (2, 4)])
+def test_a_missing_tensor_is_named(start, end, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    path = directory / "model.safetensors"
+    weights = mx.load(str(path))
+    mx.eval(weights)
+    del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
+    mx.save_safetensors(str(path), weights)
+    if start == 2:
+        load_stage(directory, start, end)  # neither is its own
+        return
+    with pytest.raises(ModelBroken, match="model.layers.1.mlp.up_proj.weight" if start else "2 of .*model.norm.weight"):
+        load_stage(directory, start, end)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"], layer_files=True)
+    (directory / "model-2.safetensors").unlink()
+    with pytest.raises(ModelBroken, match=r"lacks 9 of .* \(in model-2.safetensors\)"):
+        load_stage(directory, 2, 4)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -1000])
+def test_a_truncated_file_is_named(keep, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelBroken, match=r"model\.safetensors is damaged"):
+        load_stage(directory, 0, 4)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\x02" + b"\0" * 7 + b"[]", b"\x09" + b"\0" * 7 + b'{"a": {}}'])
+def test_a_corrupt_header_is_named(garbage, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (directory / "model.safetensors").write_bytes(garbage)
+    with pytest.raises(ModelBroken, match=r"model\.safetensors is damaged"):
+        load_stage(directory, 0, 4)
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+    with pytest.raises(ModelBroken, match=r"mlp.* has shape \(.*128.*\) instead of \(.*96.*\)"):
+        load_stage(directory, 0, 4)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"model_type": 3}', b"\xff\xfe"])
+def test_a_bad_config_is_named(text, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (directory / "config.json").write_bytes(text)
+    with pytest.raises(ModelBroken, match=r"config\.json"):
+        load_stage(directory, 0, 4)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ModelBroken, match=r"no config\.json"):
+        load_stage(tmp_path / "nowhere", 0, 4)
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelBroken, match=r"no model.*safetensors"):
+        load_stage(directory, 0, 4)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 1}', '{"weight_map": {"a": 1}}'])
+def test_a_bad_index_is_named(index, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (directory / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelBroken, match=r"index\.json"):
+        load_stage(directory, 0, 4)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2), (3, 1), (4, 4)])
+def test_impossible_stages(start, end, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    with pytest.raises(ModelUnsupported, match="no stage") as caught:
+        load_stage(directory, start, end)
+    assert caught.value.hint == "It can be cut before layers 1-3."
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "no_such_type"}, "no_such_type are not supported"),
+        ({"model_type": "../os"}, "not supported"),
+        (BASE | {"model_type": "llama", "model_file": "evil.py"}, "code of its own"),
+        ({"model_type": "llama"}, "cannot build"),
+        (BASE | {"model_type": "llama", "num_attention_heads": 3}, "does not run"),
+        (BASE | {"model_type": "llama", "num_hidden_layers": 0}, "llama"),
+        ({"hidden_size": 64}, "no model_type"),
+    ],
+)
+def test_configs_that_cannot_be_planned(config, message):
+    with pytest.raises(ModelUnsupported, match=message):
+        make_plan(config)
+
+
+def test_aliases_are_known():
+    assert make_plan(BASE | {"model_type": "mistral"}).model_type == "llama"
+
+
+def test_planning_a_large_model_takes_no_memory():
+    config = BASE | {
+        "model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    mx.reset_peak_memory()
+    plan = make_plan(config)
+    assert mx.get_peak_memory() < 100_000_000
+    assert plan.cuts == tuple(range(1, 80))
+    assert plan.kv[0].per_token == 2 * 8 * 128 * 2
+    assert (plan.width, plan.vocabulary, plan.max_context) == (8192, 128256, 512)
+    assert not plan.reads_tokens
+    assert not plan.shared
+
+
+def test_what_layers_read_beside_their_input_is_found():
+    gemma = make_plan(CONFIGURATIONS["gemma4_text"])
+    assert gemma.reads_tokens
+    assert "model.embed_tokens_per_layer" in gemma.shared
+    assert make_plan(CONFIGURATIONS["gemma4_text/shared"]).cuts == (1, 2)
+    assert set(make_plan(CONFIGURATIONS["rwkv7"]).carried.values()) == {(0, 1), (0,)}
+    assert make_plan(CONFIGURATIONS["mamba2"]).kv[0].per_token == 0
+    assert make_plan(CONFIGURATIONS["mamba2"]).kv[0].fixed > 0
+    assert make_plan(CONFIGURATIONS["llama4"]).batchable is False
+    assert len(tree_flatten(list(make_plan(CONFIGURATIONS["gemma3n"]).shapes.values()))) > 0

@@ -1,0 +1,93 @@
+"""Going back, and beginning a session with what another has computed."""
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import PippinError
+from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse, Trim
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+
+CUT = (0, 1, 4)
+
+
+def test_a_trimmed_lane_goes_on_as_if_nothing_had_been(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    ring, whole = Stages(directory).ring(*CUT), Whole(directory)
+    ring.step(prompt(9))
+    ring.apply(Trim(0, 4), Trim(0, 0))
+    whole.step(prompt(9)[:, :5])
+    assert same(ring.step(prompt(3, seed=5)), whole.step(prompt(3, seed=5)))
+
+
+def test_trim_of_a_batch(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    ring = Stages(directory).ring(*CUT)
+    ring.apply(Open(1), Open(2))
+    tokens = [likeliest(ring.step(prompt(5 + k), lane=k)) for k in (1, 2)]
+    ring.apply(Merge(9, 1), Merge(9, 2))
+    first = ring.step(mx.concatenate(tokens), lane=9)
+    ring.step(likeliest(first), lane=9)
+    ring.apply(Trim(9, 2))
+    assert same(ring.step(mx.concatenate(tokens), lane=9), first)
+
+
+def test_a_full_window_cannot_go_back(tmp_path):
+    ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama/sliding"])).ring(*CUT)
+    ring.step(prompt(6))
+    ring.apply(Trim(0, 1))
+    ring.step(prompt(6))
+    with pytest.raises(PippinError, match="cannot go back"):
+        ring.apply(Trim(0, 1))
+    with pytest.raises(PippinError, match="cannot be trimmed from 11"):
+        ring.apply(Trim(0, 12))
+
+
+@pytest.mark.parametrize(
+    ("name", "reused"),
+    [("llama", 6), ("llama", 9), ("deepseek_v3", 4), ("mamba2", 9), ("qwen3_next", 9), ("gemma3_text", 9)],
+)
+def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    ring = Stages(directory).ring(*CUT)
+    ring.step(prompt(9))
+    ring.apply(Keep(0, prefix=5))
+    ring.step(prompt(4, seed=2))  # the lane that it was taken from goes on, and ends
+    ring.apply(Drop(0))
+    for lane in (1, 2):
+        ring.apply(Reuse(lane, prefix=5, tokens=reused))
+        whole = Whole(directory)
+        whole.step(prompt(9)[:, :reused])
+        for seed in (3, 4):
+            assert same(ring.step(prompt(2, seed=seed), lane=lane), whole.step(prompt(2, seed=seed)))
+    held = ring.stages[0].kv_bytes
+    ring.apply(Forget(5), Forget(5))
+    assert ring.stages[0].kv_bytes < held
+    with pytest.raises(PippinError, match="no prefix 5"):
+        ring.apply(Reuse(1, prefix=5, tokens=2))
+
+
+def test_a_recurrent_state_is_only_reused_whole(tmp_path):
+    ring = Stages(write_model(tmp_path, CONFIGURATIONS["mamba2"])).ring(*CUT)
+    ring.step(prompt(9))
+    ring.apply(Keep(0, prefix=5))
+    with pytest.raises(PippinError, match="cannot go back 1 tokens"):
+        ring.apply(Reuse(1, prefix=5, tokens=8))
+    with pytest.raises(PippinError, match="cannot be trimmed"):
+        ring.apply(Reuse(1, prefix=5, tokens=10))
+
+
+def test_a_prefix_of_a_session_that_was_in_a_batch(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["qwen3_next"])
+    ring = Stages(directory).ring(*CUT)
+    ring.apply(Open(1), Open(2))
+    tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
+    ring.apply(Merge(9, 1), Merge(9, 2))
+    with pytest.raises(PippinError, match="holds 2 sessions"):
+        ring.apply(Keep(9, prefix=1))
+    ring.step(mx.concatenate(tokens), lane=9)
+    ring.apply(Filter(9, (0,)), Keep(9, prefix=1), Reuse(3, prefix=1, tokens=5))
+    whole = Whole(directory)
+    whole.step(prompt(4, seed=1))
+    whole.step(tokens[0])
+    assert mx.allclose(ring.step(prompt(2), lane=3), whole.step(prompt(2)), atol=1e-4)

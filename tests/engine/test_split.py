@@ -1,0 +1,74 @@
+"""Every architecture, cut into 2 and 3 stages, computes bit by bit what the whole model computes."""
+
+import itertools
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import ModelUnsupported
+from node.engine.architectures import ALONE, REFUSED, SUPPORTED, check_supported
+from node.engine.plan import make_plan
+from tests.engine import configurations
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+
+GREEDY_STEPS = 20
+QUANTIZED = ("llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next", "gpt_oss", "mamba2", "gemma4_text")
+
+
+def check_split(directory, cuts, layers):
+    """Two chunks of a prompt, then greedy tokens: at all 2-way cuts, and at 3-way cuts from end to end."""
+    whole = Whole(directory)
+    tokens = [prompt(7), prompt(6, seed=2)]
+    logits = [whole.step(chunk) for chunk in tokens]
+    for _ in range(GREEDY_STEPS):
+        tokens.append(likeliest(logits[-1]))
+        logits.append(whole.step(tokens[-1]))
+    last = mx.where(mx.isinf(logits[-1]), 0, logits[-1])
+    assert mx.isfinite(last).all()
+    assert mx.std(last) > 1e-3, "the model says nothing that could be compared"
+
+    stages = Stages(directory)
+    pairs = list(itertools.combinations(cuts, 2))
+    three = pairs if len(pairs) <= 3 else [pairs[0], pairs[len(pairs) // 2], pairs[-1]]
+    for inner in ((), *((cut,) for cut in cuts), *three):
+        ring = stages.ring(0, *inner, layers)
+        for step, (chunk, expected) in enumerate(zip(tokens, logits, strict=True)):
+            assert same(ring.step(chunk), expected), f"cut at {inner}: step {step} differs"
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_split_equals_whole(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    plan = make_plan(CONFIGURATIONS[name])
+    assert plan.cuts, "a model that cannot be cut is not one that Pippin supports"
+    check_split(directory, plan.cuts, plan.layers)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_split_equals_whole(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name], bits=4)
+    plan = make_plan(CONFIGURATIONS[name])
+    check_split(directory, plan.cuts, plan.layers)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_half_precision_split_equals_whole(name, dtype, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name], dtype=dtype)
+    plan = make_plan(CONFIGURATIONS[name])
+    check_split(directory, plan.cuts, plan.layers)
+
+
+def test_what_is_supported_is_what_is_tested():
+    tested = {check_supported(config) for config in CONFIGURATIONS.values()}
+    assert tested == SUPPORTED
+    assert not SUPPORTED & REFUSED.keys()
+    assert ALONE.keys() <= SUPPORTED
+    assert configurations.REFUSED.keys() == REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", configurations.REFUSED)
+def test_refused(name):
+    with pytest.raises(ModelUnsupported, match=f"{name} are not supported: {REFUSED[name][:20]}"):
+        make_plan(configurations.REFUSED[name])
