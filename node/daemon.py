@@ -93,7 +93,15 @@ class Daemon:
         self._contacts = Contacts(info.id, info.cluster, self._client, interfaces)
         self._agent = Agent(info, data.identity.term, self._contacts, self._report, data.save_term)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
-        self._rings = Rings(self._agent, self._contacts, self._compute, self._client, self._files.of_shard)
+        self._rings = Rings(
+            self._agent,
+            self._contacts,
+            self._compute,
+            self._client,
+            self._files.of_shard,
+            max_queue=options.max_queue,
+            max_batch=options.max_batch,
+        )
         self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
         self._head = Head(self._agent, self._specs, context=options.context, max_sessions=options.max_sessions)
         self._gateway = Gateway(

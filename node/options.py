@@ -15,6 +15,8 @@ from node.host.interfaces import can_bind, interface_names
 from node.host.nodejs import explanation, meant_for_nodejs
 
 DEFAULT_API_PORT = 52415
+DEFAULT_MAX_BATCH = 64
+DEFAULT_MAX_QUEUE = 256
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64
@@ -52,6 +54,10 @@ class Options:
     """Longest sequence in tokens; None: what the model was made for."""
     max_sessions: int | None = None
     """Sequences for which a ring sets memory aside; None: the placement decides."""
+    max_batch: int = DEFAULT_MAX_BATCH
+    """Sequences that a ring steps together."""
+    max_queue: int = DEFAULT_MAX_QUEUE
+    """Requests that may wait for a ring; more are told to come back."""
     log_level: str = "info"
 
 
@@ -80,6 +86,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         mdns=not found.no_mdns,
         context=found.context,
         max_sessions=found.max_sessions,
+        max_batch=found.max_batch,
+        max_queue=found.max_queue,
         log_level=found.log_level,
     )
 
@@ -124,6 +132,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--context", metavar="N", type=_count(1), help="longest sequence in tokens (default: what fits, up to 32768)")
     add(
         "--max-sessions", metavar="N", type=_count(1), help="sequences to keep memory for (default: what fits, up to 8)"
+    )
+    add(
+        "--max-batch",
+        metavar="N",
+        default=DEFAULT_MAX_BATCH,
+        type=_count(1),
+        help="sequences that step together (default: %(default)s)",
+    )
+    add(
+        "--max-queue",
+        metavar="N",
+        default=DEFAULT_MAX_QUEUE,
+        type=_count(0),
+        help="requests that may wait (default: %(default)s)",
     )
 
     network = parser.add_argument_group("network")

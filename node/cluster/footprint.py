@@ -17,13 +17,14 @@ class Footprint:
         self._before = list(accumulate(held, initial=0))
         self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
+        self._shared = spec.shared_ends
         # A layer is read before the copy it replaces is dropped, and a cache grows by copying: one of each at a time.
         self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
         self.cache = sum(cache) * sessions
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes of layers [start, end) on one node."""
-        return self._before[end] - self._before[start] + self.reserve + (self._ends if driver else 0)
+        return self._before[end] - self._before[start] + self.reserve + (self._ends if driver or self._shared else 0)
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes that the stage reads for each token, which is what takes its time: weights, as caches are seldom full."""

@@ -153,7 +153,7 @@ def _ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: dict[str, int], wi
         for sessions in wish.sessions if orders[count] else ():
             costs = Footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
-                return Ring("", spec.id, stages, context, sessions)
+                return Ring("", spec.id, stages, context, sessions, spec.shared_ends)
     return None
 
 

@@ -1,9 +1,11 @@
 """Keeps in touch with every node that was ever hinted at: measures the ways to it and exchanges heartbeats."""
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from node.cluster.topology import Topology
@@ -51,7 +53,15 @@ class Contacts:
     # --- where nodes are ----------------------------------------------------------------------------------------------
 
     def hint(self, hint: PeerHint) -> None:
-        """A node may be found there; replaces what was known of it."""
+        """A node may be found there; replaces what was known of it.
+
+        Loopback counts only where this node is on it, too: a machine whose cable is pulled advertises nothing else.
+        """
+        if not any(interface.kind == "loopback" for interface in self._interfaces):
+            hint = replace(hint, addresses=tuple(filter(_leads_outward, hint.addresses)))
+        self._learn(hint)
+
+    def _learn(self, hint: PeerHint) -> None:
         if hint.id != self._self_id and hint.addresses and self._hints.get(hint.id) != hint:
             self._hints[hint.id] = hint
             self._hinted.notify()
@@ -119,7 +129,7 @@ class Contacts:
                     return
                 if info.cluster == self._cluster and info.id not in self._hints:
                     addresses = tuple(dict.fromkeys((host.strip("[]"), *info.addresses)))
-                    self.hint(PeerHint(info.id, addresses, int(port)))
+                    self._learn(PeerHint(info.id, addresses, int(port)))
                 talk.heard(answer)
             await asyncio.sleep(GONE_INTERVAL_S)
 
@@ -177,6 +187,13 @@ class Contacts:
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 log.debug("goodbye: %s", answer)
+
+
+def _leads_outward(address: str) -> bool:
+    try:
+        return not ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name, from somebody's --peer
+        return True
 
 
 def _join(host: str, port: int) -> str:

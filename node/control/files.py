@@ -49,19 +49,18 @@ class Files:
 
     # --- for this node ------------------------------------------------------------------------------------------------
 
-    async def of_shard(self, shard: Shard, progress: Progress) -> Path:
-        """The directory with the files of a stage, fetched if need be; peers first, as a LAN is faster than the internet.
+    async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> Path:
+        """The directory with the files of a stage (and of the ends), fetched if need be, from a peer rather than the hub.
 
         Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
-        ends = shard.start == 0
         find = self._catalogue.directory_for
         directory = await asyncio.to_thread(find, shard.model, shard.start, shard.end, ends)
         if directory:
             return directory
         for peer in self._holders(shard.model):
             try:
-                return await self._from_peer(peer, shard, progress)
+                return await self._from_peer(peer, shard, ends, progress)
             except PippinError as error:
                 log.warning("%s could not be fetched from %s: %s", shard.model, peer, error)
         fetch = self._hub.fetch
@@ -81,7 +80,7 @@ class Files:
             await self._copy(peer, model, file, target, lambda _: None)
         return target
 
-    async def _from_peer(self, peer: str, shard: Shard, progress: Progress) -> Path:
+    async def _from_peer(self, peer: str, shard: Shard, ends: bool, progress: Progress) -> Path:
         offered = await self._offered(peer, shard.model)
         target = self._catalogue.target(shard.model)
         for file in small(offered):
@@ -89,7 +88,7 @@ class Files:
         weights = await asyncio.to_thread(described, target)
         if weights is None:
             raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
-        files = needed(offered, weights, shard.start, shard.end, shard.start == 0)
+        files = needed(offered, weights, shard.start, shard.end, ends)
         total = sum(file.size for file in files)
         done = 0
         for file in files:

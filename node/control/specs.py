@@ -67,4 +67,5 @@ class Specs:
             kv=plan.kv,
             cuts=plan.cuts,
             max_context=plan.max_context,
+            shared_ends=bool(plan.shared),
         )

@@ -57,9 +57,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store a copy of the caches of `lane` (of one session) as `prefix`."""
+    """Store a copy of the caches of one session of `lane`, that of `row`, as `prefix`."""
 
     lane: int
+    row: int
     prefix: int
 
 
@@ -108,6 +109,8 @@ class Frame:
     """Hidden states [rows, length, width] first, then whatever else the architecture carries between layers."""
     tokens: Tensor | None = None
     """int32 [rows, length]; only for architectures whose layers read them."""
+    sampled: bool = False
+    """The driver draws from what comes back, which then is of each row's last token alone; else nothing comes back."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None

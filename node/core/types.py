@@ -53,6 +53,8 @@ class ModelSpec:
     """The layers before which a stage may start, ascending, without 0."""
     max_context: int
     """Longest sequence in tokens that the model was made for."""
+    shared_ends: bool = False
+    """Layers read weights that are no layer's (per-layer embeddings), so every stage holds the ends."""
 
     @property
     def layers(self) -> int:
@@ -212,6 +214,8 @@ class Ring:
     """Longest sequence in tokens that it accepts."""
     max_sessions: int
     """Sessions of that length for which memory is set aside."""
+    shared_ends: bool = False
+    """Every stage needs the files of the model's ends."""
     fence: Fence = Fence()
     """Of the placement that made it; its frames carry it as long as it lives, through placements that keep it."""
 
@@ -286,6 +290,11 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """None: none wanted; k: of the chosen token and of the k likeliest."""
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether drawing needs to know the tokens so far."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,21 @@ def batched(cache: Any) -> Any:
     return cache.merge([cache])
 
 
-def single(cache: Any) -> Any:
-    """A copy of the cache of one session, as that session would have it alone."""
-    if all(hasattr(part, "extract") for part in parts(cache)) and not isinstance(cache, ArraysCache):
-        return cache.extract(0)
-    return copy.deepcopy(cache)
+def single(cache: Any, row: int) -> Any:
+    """A copy of one session's part of the cache, as that session would have it alone."""
+    if isinstance(cache, CacheList):
+        return CacheList(*(single(part, row) for part in cache.caches))
+    if isinstance(cache, ArraysCache):  # its own `extract` fails on slots that are still empty
+        alone = copy.copy(cache)
+        alone.cache = [None if slot is None else slot[row : row + 1] for slot in cache.cache]
+        alone.left_padding = alone.lengths = None
+        return alone
+    return cache.extract(row) if hasattr(cache, "extract") else copy.deepcopy(cache)
+
+
+def can_go_back(cache: Any) -> bool:
+    """Whether any earlier position can be had by trimming: a window that is full has lost what went before."""
+    return all(part.is_trimmable() and not getattr(part, "max_size", None) for part in parts(cache))
 
 
 def advance_shadow(cache: Any, rows: int, length: int) -> None:

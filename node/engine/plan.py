@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes
 from node.core.errors import ModelUnsupported
 from node.core.types import KvCost
 from node.engine.architectures import ALONE, UNPADDED, check_supported
-from node.engine.caches import can_merge, cost, parts
+from node.engine.caches import can_go_back, can_merge, cost, parts
 from node.engine.dry_run import DryRun
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -62,6 +62,8 @@ class Plan:
     """Whether sessions can share a lane; otherwise a lane holds one session."""
     pads: bool
     """Whether the rows of a prefill may be right-padded."""
+    trimmable: bool
+    """Whether a session's caches can go back to any earlier position."""
     kv: tuple[KvCost, ...]
     """For each layer, what its cache takes for one session."""
     max_context: int
@@ -115,6 +117,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         reads_tokens=run.reads_tokens(),
         batchable=batchable,
         pads=batchable and model_type not in UNPADDED,
+        trimmable=all(map(can_go_back, caches)),
         kv=tuple(kv),
         max_context=max_context(config),
         width=run.width,

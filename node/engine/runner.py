@@ -9,7 +9,7 @@ import mlx.core as mx
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Frame
 from node.core.types import Sampling
-from node.engine.codec import pack, unpack
+from node.engine.codec import pack, token_array, unpack
 from node.engine.sampling import History, Sampled, sample
 from node.engine.stage import Stage
 
@@ -48,46 +48,66 @@ class Runner:
         self._stage.clear()
         self.kv_bytes = 0
 
+    @property
+    def batchable(self) -> bool:
+        """Whether several sessions can share a lane."""
+        return self._stage.plan.batchable
+
+    @property
+    def trimmable(self) -> bool:
+        """Whether the caches can go back to an earlier position."""
+        return self._stage.plan.trimmable
+
     # --- the driver ---
 
-    def begin(self, frame: Frame, tokens: Sequence[int]) -> Frame:
-        """Operations and the driver's layers; gives the frame for the next stage."""
+    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+        """Operations and the driver's layers, on rows of equal length; gives the frame for the next stage."""
         assert frame.lane is not None
         with _step():
             self.apply(frame.ops)
-            ids = mx.array([tokens], mx.int32)
+            ids = token_array(tokens)
             tensors = pack(self._stage.begin(frame.lane, ids))
             return replace(frame, tensors=tensors, tokens=pack([ids])[0] if self._stage.plan.reads_tokens else None)
 
-    def finish(self, frame: Frame, draw: Draw) -> Sampled:
-        """Head and sampling of what came round."""
+    def finish(self, frame: Frame, draws: Sequence[Draw]) -> list[Sampled]:
+        """Head and sampling of what came round; a draw for each row."""
         with _step():
-            return self._draw(unpack(frame.tensors), draw)
+            return self._draw(unpack(frame.tensors), draws)
 
-    def run_alone(self, frame: Frame, tokens: Sequence[int], draw: Draw | None) -> Sampled | None:
-        """A whole step of a ring of one node; None when nothing is to be sampled."""
+    def run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+        """A whole step of a ring of one node. Nothing is drawn when there are no `draws`."""
         assert frame.lane is not None
         with _step():
             self.apply(frame.ops)
-            hidden = self._stage.begin(frame.lane, mx.array([tokens], mx.int32))
-            return self._draw(hidden, draw) if draw else None
+            hidden = self._stage.begin(frame.lane, token_array(tokens))
+            return self._draw(hidden, draws) if draws else []
 
-    def _draw(self, hidden: Sequence[mx.array], draw: Draw) -> Sampled:
+    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         logits = self._stage.finish(hidden)
-        (drawn,) = sample(logits, [draw.sampling], [draw.position], [draw.history])
-        return drawn
+        return sample(
+            logits,
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+            [draw.history for draw in draws],
+        )
 
     # --- the other stages ---
 
-    def relay(self, frame: Frame) -> Frame:
-        """Operations and this stage's layers; gives the frame for the next stage. A failed step passes as it is."""
+    def relay(self, frame: Frame, *, last: bool) -> Frame:
+        """Operations and this stage's layers; gives the frame for the next stage, from the `last` one for the driver.
+
+        A failed step passes as it is.
+        """
         with _step():
             self.apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
             tokens = unpack([frame.tokens])[0] if frame.tokens else None
             hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths)
-            return replace(frame, tensors=pack(hidden))
+            if not last:
+                return replace(frame, tensors=pack(hidden))
+            back = self._stage.last(hidden, frame.lengths) if frame.sampled else ()
+            return replace(frame, tensors=pack(back), tokens=None, lengths=())
 
 
 @contextmanager

@@ -111,11 +111,15 @@ class Stage:
         """
         rows, length = self._check(self.plan.layers, tensors)
         if not every:
-            shapes = self.plan.shapes[self.plan.layers]
-            tensors = [_last(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True)]
+            tensors = self.last(tensors, lengths)
             length = 1
         (logits,) = self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self._model), tensors)
         return logits if every else logits[:, -1]
+
+    def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
+        """Of what the last stage gives, only each row's last valid token: all that `finish` needs to draw from."""
+        shapes = self.plan.shapes[self.plan.layers]
+        return tuple(_last(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
 
     def _step(
         self, number: int, tokens: mx.array, tensors: Sequence[mx.array], lengths: Sequence[int]
@@ -180,8 +184,8 @@ class Stage:
                 self._trim(self._lane(lane), tokens)
             case Drop(lane):
                 self._lanes.pop(lane, None)
-            case Keep(lane, prefix):
-                self._keep(lane, prefix)
+            case Keep(lane, row, prefix):
+                self._keep(lane, row, prefix)
             case Reuse(lane, prefix, tokens):
                 self._reuse(lane, prefix, tokens)
             case Forget(prefix):
@@ -239,11 +243,13 @@ class Stage:
                 cache.trim(tokens)
         lane.positions = [position - tokens for position in lane.positions]
 
-    def _keep(self, number: int, prefix: int) -> None:
+    def _keep(self, number: int, row: int, prefix: int) -> None:
         lane = self._lane(number)
-        if len(lane.positions) != 1:
-            raise PippinError(f"Lane {number} holds {len(lane.positions)} sessions; a prefix is of one.")
-        self._prefixes[prefix] = _Lane([caches.single(cache) for cache in lane.caches], list(lane.positions))
+        if not 0 <= row < len(lane.positions):
+            raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
+        kept = [caches.single(cache, row) for cache in lane.caches]
+        mx.eval(caches.states(kept))
+        self._prefixes[prefix] = _Lane(kept, [lane.positions[row]])
 
     def _reuse(self, number: int, prefix: int, tokens: int) -> None:
         if prefix not in self._prefixes:

@@ -39,6 +39,7 @@ def encode(frame: Frame) -> bytes:
         tensors=[_meta(tensor) for tensor in frame.tensors],
         tokens=_meta(frame.tokens) if frame.tokens else None,
         lengths=frame.lengths,
+        sampled=frame.sampled,
     )
     if frame.failure:
         header.failure.code = frame.failure.code
@@ -73,6 +74,7 @@ def decode(data: bytes) -> Frame:
         tensors=tuple(tensors[: len(header.tensors)]),
         tokens=tensors[-1] if header.HasField("tokens") else None,
         lengths=tuple(header.lengths),
+        sampled=header.sampled,
         failure=_failure(header),
     )
 

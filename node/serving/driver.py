@@ -4,27 +4,23 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from node.core.errors import PippinError, RingLost, StaleFence, error_from
-from node.core.frames import CacheOp, Drop, Frame, Open
-from node.core.types import Fence, GenerateRequest, Ring, RingLoad, TokenEvent
+from node.core.frames import CacheOp, Frame
+from node.core.types import GenerateRequest, Ring, RingLoad, TokenEvent
 from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import History, Sampled
 from node.rpc.link import Link
 from node.serving.onward import Onward
 from node.serving.rate import Rate
-from node.serving.scheduler import Scheduler, Step
-from node.serving.session import Session
+from node.serving.scheduler import Limits, Scheduler, Step
+from node.serving.session import Seat, Session
 
 log = logging.getLogger(__name__)
 
-PREFILL_CHUNK = 512
-"""Tokens of a prompt in one step: long enough to keep the matrix units busy, short enough not to stall the others."""
-MAX_QUEUE = 64
-"""Requests that may wait; more are better told to come back than left to time out."""
 STEP_TIMEOUT_S = 60.0
 """A step that has not come round by then is lost: the largest chunk on the slowest machine takes a tenth of it."""
 RESTART_WINDOW_S = 15.0
@@ -41,17 +37,15 @@ class _InFlight:
 class Driver:
     """Runs one ring. `run` is its task; `generate` may be called by any number of gateways."""
 
-    def __init__(self, ring: Ring, fence: Fence, compute: Compute, runner: Runner, onward: Onward | None) -> None:
+    def __init__(self, ring: Ring, limits: Limits, compute: Compute, runner: Runner, onward: Onward | None) -> None:
         self._ring = ring
-        self._fence = fence
         self._compute = compute
         self._runner = runner
         self._onward = onward  # None: the ring is this node alone
         self._scheduler = Scheduler(
-            context=ring.context, max_sessions=ring.max_sessions, max_queue=MAX_QUEUE, chunk=PREFILL_CHUNK
+            limits, stages=len(ring.stages), batchable=runner.batchable, trimmable=runner.trimmable
         )
         self._wake = asyncio.Event()
-        self._ops: list[CacheOp] = []
         self._in_flight: deque[_InFlight] = deque()
         self._link: Link | None = None
         self._run = 0
@@ -82,16 +76,20 @@ class Driver:
                 if event.finish:
                     return
         finally:
-            self._forget(session)
+            self._finish(session, keep=False)
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
         return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(time.monotonic()))
 
+    @property
+    def kv_bytes(self) -> int:
+        return self._runner.kv_bytes
+
     async def close(self, reason: PippinError) -> None:
         """End all requests with `reason`, free the KV and the links."""
         self._closed = reason
-        for session in list(self._scheduler):
+        for session in self._scheduler.sessions():
             self._fail(session, reason)
         self._wake.set()
         if self._link:
@@ -118,63 +116,48 @@ class Driver:
 
     async def _send_all(self) -> None:
         while not self._broken and len(self._in_flight) < len(self._ring.stages):
-            step = self._scheduler.next()
-            if step is not None:
+            if step := self._scheduler.next():
                 await self._send(step)
-            elif self._ops:
-                await self._send_ops()
+            elif ops := self._scheduler.take_ops():
+                await self._send_ops(ops)
             else:
                 return
 
     async def _send(self, step: Step) -> None:
-        ops = (*self._take_ops(), *((Open(step.session.lane),) if step.opens else ()))
-        frame = self._frame(ops, step.session.lane)
+        frame = replace(self._frame(step.ops), lane=step.lane, sampled=step.samples)
         if self._onward is None:
             await self._run_alone(step, frame)
             return
-        if self._link is None:
-            self._link = self._onward.open(self._break)
-        link = self._link
+        link = self._link = self._link or self._onward.open(self._break)
         try:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
-            # The other stages have not seen the frame: let them do its operations, without the step.
-            self._fail(step.session, error)
-            frame = replace(frame, lane=None)
+            self._fail_step(step, error)
         if self._broken:
-            return  # meanwhile: the session has been rewound
-        if frame.lane is not None:
-            self._in_flight.append(_InFlight(step, time.monotonic()))
+            return  # meanwhile, or just now: all sessions have been rewound
+        self._in_flight.append(_InFlight(step, time.monotonic()))
         await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame) -> None:
         try:
-            drawn = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draw(step))
+            drawn = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draws(step))
         except PippinError as error:
-            self._fail(step.session, error)
+            self._fail_step(step, error)
         else:
             self._landed(step, drawn)
 
-    async def _send_ops(self) -> None:
-        frame = self._frame(self._take_ops(), None)
-        await self._compute.run(self._runner.apply, frame.ops)
-        if self._link:
+    async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
+        frame = self._frame(ops)
+        await self._compute.run(self._runner.apply, ops)
+        if self._link and not self._broken:
             await self._link.send(frame)
 
-    def _frame(self, ops: tuple[CacheOp, ...], lane: int | None) -> Frame:
-        frame = Frame(self._ring.id, self._fence, self._run, self._seq, ops, lane)
+    def _frame(self, ops: tuple[CacheOp, ...]) -> Frame:
+        frame = Frame(self._ring.id, self._ring.fence, self._run, self._seq, ops)
         self._seq += 1
         return frame
 
-    def _take_ops(self) -> tuple[CacheOp, ...]:
-        ops, self._ops = tuple(self._ops), []
-        return ops
-
     # --- what comes back --------------------------------------------------------------------------------------------
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._runner.kv_bytes
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the last stage until it ends."""
@@ -183,52 +166,60 @@ class Driver:
             await self._take(frame)
 
     async def _take(self, frame: Frame) -> None:
-        if frame.fence != self._fence:
-            raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, which is at {self._fence}.")
+        if frame.fence != self._ring.fence:
+            raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, of {self._ring.fence}.")
         if frame.run != self._run or self._broken:
             return  # a leftover from before the fresh start
+        self._broken_since = 0.0
+        step = self._in_flight.popleft().step if frame.lane is not None else None
         if frame.failure:
-            self._failed(frame)
-        elif frame.lane is not None:
-            step = self._in_flight.popleft().step
-            draw = _draw(step)
-            drawn = await self._compute.run(self._runner.finish, frame, draw) if draw else None
+            error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
+            self._fail_step(step, error)
+        elif step:
+            draws = _draws(step)
+            try:
+                drawn = await self._compute.run(self._runner.finish, frame, draws) if draws else []
+            except PippinError as error:
+                self._fail_step(step, error)
+                return
             if frame.run == self._run and not self._broken:
                 self._landed(step, drawn)
-        self._broken_since = 0.0
 
-    def _failed(self, frame: Frame) -> None:
-        assert frame.failure
-        error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
-        if frame.lane is None:
-            self._break(error)  # an operation failed: the stages may differ now
-        else:
-            self._fail(self._in_flight.popleft().step.session, error)
+    def _landed(self, step: Step, drawn: Sequence[Sampled]) -> None:
+        now = time.monotonic()
+        for seat, sampled in zip(step.rows, drawn, strict=bool(drawn)):
+            if not seat.gone:
+                self._rate.count(now)
+                self._emit(seat, sampled)
+        self._scheduler.landed(step)
         self._wake.set()
 
-    def _landed(self, step: Step, drawn: Sampled | None) -> None:
-        session = step.session
-        session.in_flight -= 1
-        if drawn and not session.finished:
-            event = session.accept(drawn.token)
-            self._rate.count(time.monotonic())
-            session.events.put_nowait(replace(event, logprob=drawn.logprob, top=drawn.top))
-            if event.finish:
-                self._forget(session)
-        self._wake.set()
+    def _emit(self, seat: Seat, sampled: Sampled) -> None:
+        session = seat.session
+        event = replace(session.accept(sampled.token), logprob=sampled.logprob, top=sampled.top)
+        session.events.put_nowait(event)
+        if event.finish:
+            self._finish(session, keep=True)
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    def _finish(self, session: Session, *, keep: bool) -> None:
+        """Free its place and its KV, now: at the end, when it failed, or when its gateway hung up."""
+        if not session.finished:
+            self._scheduler.finish(session, keep=keep)
+            self._wake.set()
 
     def _fail(self, session: Session, error: PippinError) -> None:
         if not session.finished:
             session.events.put_nowait(error)
-        self._forget(session)
+        self._finish(session, keep=False)
 
-    def _forget(self, session: Session) -> None:
-        """Free its place and its KV, now: at the end, when it failed, or when its gateway hung up."""
-        session.finished = True
-        lane = session.lane
-        if self._scheduler.remove(session):
-            self._ops.append(Drop(lane))
-            self._wake.set()
+    def _fail_step(self, step: Step | None, error: PippinError) -> None:
+        """Its sessions fail. The stages may have come to differ, so all others are replayed."""
+        for seat in step.rows if step else ():
+            if not seat.gone:
+                self._fail(seat.session, error)
+        self._break(error)
 
     # --- breaking and starting again --------------------------------------------------------------------------------
 
@@ -243,7 +234,6 @@ class Driver:
             self._link.close()
             self._link = None
         self._in_flight.clear()
-        self._ops.clear()
         self._scheduler.rewind()
         self._wake.set()
 
@@ -251,7 +241,7 @@ class Driver:
         assert self._broken
         if time.monotonic() - self._broken_since > RESTART_WINDOW_S:
             lost = RingLost(f"The ring could not be restarted for {RESTART_WINDOW_S:.0f} s: {self._broken.message}")
-            for session in list(self._scheduler):
+            for session in self._scheduler.sessions():
                 self._fail(session, lost)
             self._broken_since = 0.0
         await asyncio.sleep(RESTART_DELAY_S)
@@ -265,9 +255,12 @@ class Driver:
             self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
 
 
-def _draw(step: Step) -> Draw | None:
-    session = step.session
-    if not step.samples:
-        return None
-    prompt = len(session.request.prompt)
-    return Draw(session.request.sampling, session.generated, History(session.tokens[:prompt], session.tokens[prompt:]))
+def _draws(step: Step) -> list[Draw]:
+    """One for each row, of a session that may be gone by now; none when the step yields no tokens."""
+    return [_draw(seat.session) for seat in step.rows] if step.samples else []
+
+
+def _draw(session: Session) -> Draw:
+    sampling, prompt = session.request.sampling, len(session.request.prompt)
+    history = History(session.tokens[:prompt], session.tokens[prompt:]) if sampling.penalizes else History()
+    return Draw(sampling, session.generated, history)

@@ -159,7 +159,8 @@ class Gateway:
                 fruitless = 0 if len(done) > before else fruitless + 1
                 if fruitless >= FRUITLESS_TRIES:
                     raise
-            await self._agent.changed.wait(1.0)
+            # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
+            await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
             wait_s = RECOVER_WAIT_S
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:

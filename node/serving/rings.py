@@ -14,29 +14,43 @@ from node.core.frames import Frame
 from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
 from node.core.units import format_bytes
 from node.engine.compute import Compute
+from node.engine.device import prefill_chunk
 from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.rpc.client import RpcClient
 from node.serving.driver import Driver
 from node.serving.onward import Onward
+from node.serving.scheduler import Limits
 from node.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Fetch = Callable[[Shard, Callable[[float], None]], Awaitable[Path]]
+Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[Path]]
 """Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory."""
 
 
 class Rings:
     """The stages that this node holds. `run` is the task that follows the placement."""
 
-    def __init__(self, agent: Agent, contacts: Contacts, compute: Compute, client: RpcClient, fetch: Fetch) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        contacts: Contacts,
+        compute: Compute,
+        client: RpcClient,
+        fetch: Fetch,
+        *,
+        max_queue: int,
+        max_batch: int,
+    ) -> None:
         self._agent = agent
         self._contacts = contacts
         self._compute = compute
         self._client = client
         self._fetch = fetch
+        self._max_queue = max_queue
+        self._max_batch = max_batch
         self._stages: dict[Shard, Stage] = {}
         self._parts: dict[str, Driver | Worker] = {}
         self._reports: dict[str, LoadReport] = {}
@@ -116,7 +130,7 @@ class Rings:
     async def _begin(self, ring: Ring, shard: Shard) -> None:
         """Load the stage and take part in the ring. A task's root: whatever goes wrong is reported as a failed load."""
         try:
-            stage = self._stages.get(shard) or await self._load(ring.id, shard)
+            stage = self._stages.get(shard) or await self._load(ring, shard)
         except Exception as error:
             failed = error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
             if failed is not error:
@@ -130,12 +144,13 @@ class Rings:
         finally:
             self._loading.pop(ring.id, None)
 
-    async def _load(self, ring: str, shard: Shard) -> Stage:
+    async def _load(self, ring: Ring, shard: Shard) -> Stage:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-        self._report(ring, shard, LoadState.FETCHING)
-        directory = await self._fetch(shard, lambda share: self._progress(ring, share))
-        self._report(ring, shard, LoadState.LOADING)
-        load = partial(load_stage, progress=lambda share: self._progress(ring, share))
+        self._report(ring.id, shard, LoadState.FETCHING)
+        ends = shard.start == 0 or ring.shared_ends
+        directory = await self._fetch(shard, ends, lambda share: self._progress(ring.id, share))
+        self._report(ring.id, shard, LoadState.LOADING)
+        load = partial(load_stage, progress=lambda share: self._progress(ring.id, share))
         stage = await self._compute.run(load, directory, shard.start, shard.end)
         log.info(
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
@@ -148,8 +163,16 @@ class Rings:
         onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
         runner = Runner(stage)
         if index:
-            return Worker(ring.id, ring.fence, self._compute, runner, onward)
-        driver = Driver(ring, ring.fence, self._compute, runner, onward if len(nodes) > 1 else None)
+            return Worker(ring, self._compute, runner, onward)
+        limits = Limits(
+            context=ring.context,
+            max_sessions=ring.max_sessions,
+            max_queue=self._max_queue,
+            max_rows=max(1, self._max_batch // len(nodes)),
+            chunk=prefill_chunk(),
+            kv=stage.plan.kv,
+        )
+        driver = Driver(ring, limits, self._compute, runner, onward if len(nodes) > 1 else None)
         self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 

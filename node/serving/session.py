@@ -4,7 +4,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
-from node.core.types import GenerateRequest, TokenEvent
+from node.core.types import Finish, GenerateRequest, TokenEvent
+
+HEADROOM = 64
+"""Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -12,12 +15,9 @@ class Session:
     """Everything about a generation but its KV. `tokens` is the prompt and all that was generated since."""
 
     request: GenerateRequest
-    lane: int = -1
     tokens: list[int] = field(default_factory=list)
-    sent: int = 0
-    """Tokens whose step has been sent round the ring."""
-    in_flight: int = 0
-    """Steps that have not come back."""
+    seat: "Seat | None" = None
+    """None while it waits."""
     finished: bool = False
     events: asyncio.Queue[TokenEvent | PippinError] = field(default_factory=asyncio.Queue)
     """What its gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
@@ -30,18 +30,36 @@ class Session:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def reserved(self) -> int:
-        """Tokens of KV that it may come to need."""
+    def longest(self) -> int:
+        """Tokens that it may come to have."""
         return len(self.request.prompt) + self.request.max_tokens
 
-    def rewind(self) -> None:
-        """Forget the KV: all tokens are to be sent again."""
-        self.lane, self.sent, self.in_flight = -1, 0, 0
+    @property
+    def reserved(self) -> int:
+        """Tokens of KV that are set aside for it now; grows with it."""
+        return min(len(self.tokens) + HEADROOM, self.longest)
 
     def accept(self, token: int) -> TokenEvent:
         """Append a sampled token; tells whether it was the last."""
         position = self.generated
         self.tokens.append(token)
+        cached = self.seat.cached if self.seat and position == len(self.request.resume) else 0
         if token in self.request.stop_tokens:
-            return TokenEvent(position, token, finish="stop")
-        return TokenEvent(position, token, finish="length" if position + 1 >= self.request.max_tokens else None)
+            return TokenEvent(position, token, finish="stop", cached_tokens=cached)
+        finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None
+        return TokenEvent(position, token, finish=finish, cached_tokens=cached)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A session's stay in a lane: from its first token's step until its KV is freed or moved out of the way."""
+
+    session: Session
+    sent: int = 0
+    """Tokens whose KV the stages have, once all steps under way have passed them."""
+    cached: int = 0
+    """Those of them whose KV an earlier session left."""
+    gone: bool = False
+    """The row is to be freed; what still comes back for it is ignored."""
+    keep: bool = False
+    """Its KV is worth keeping for a later session that begins alike."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
 from node.core.frames import Failure, Frame
-from node.core.types import Fence
+from node.core.types import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.rpc.link import Link
@@ -18,9 +18,10 @@ log = logging.getLogger(__name__)
 class Worker:
     """Holds the KV of its layers for one ring."""
 
-    def __init__(self, ring: str, fence: Fence, compute: Compute, runner: Runner, onward: Onward) -> None:
-        self._ring = ring
-        self._fence = fence
+    def __init__(self, ring: Ring, compute: Compute, runner: Runner, onward: Onward) -> None:
+        self._ring = ring.id
+        self._fence = ring.fence
+        self._last = onward.node == ring.driver
         self._compute = compute
         self._runner = runner
         self._onward = onward
@@ -78,7 +79,7 @@ class Worker:
     async def _forward(self, frame: Frame) -> None:
         assert self._link
         try:
-            frame = await self._compute.run(self._runner.relay, frame)
+            frame = await self._compute.run(self._runner.relay, frame, last=self._last)
         except PippinError as error:
             log.error("ring %s: frame %d failed: %s", self._ring, frame.seq, error)
             failure = Failure(error.code, error.message, error.hint)

@@ -53,20 +53,22 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context")
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
     kv: _containers.RepeatedCompositeFieldContainer[KvCost]
     cuts: _containers.RepeatedScalarFieldContainer[int]
     max_context: int
-    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ...) -> None: ...
+    shared_ends: bool
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used")
@@ -191,20 +193,22 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
     context: int
     max_sessions: int
     fence: Fence
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    shared_ends: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

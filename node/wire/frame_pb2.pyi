@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure")
+    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Header(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
@@ -31,7 +32,8 @@ class Header(_message.Message):
     tokens: TensorMeta
     lengths: _containers.RepeatedScalarFieldContainer[int]
     failure: Failure
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    sampled: bool
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ...) -> None: ...
 
 class TensorMeta(_message.Message):
     __slots__ = ("dtype", "shape", "bytes")
@@ -54,7 +56,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix")
+    __slots__ = ("kind", "lane", "source", "rows", "tokens", "prefix", "row")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Op.Kind]
@@ -81,10 +83,12 @@ class Op(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     kind: Op.Kind
     lane: int
     source: int
     rows: _containers.RepeatedScalarFieldContainer[int]
     tokens: int
     prefix: int
-    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ...) -> None: ...
+    row: int
+    def __init__(self, kind: _Optional[_Union[Op.Kind, str]] = ..., lane: _Optional[int] = ..., source: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., prefix: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...

@@ -51,7 +51,7 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     ring.step(prompt(9))
-    ring.apply(Keep(0, prefix=5))
+    ring.apply(Keep(0, 0, prefix=5))
     ring.step(prompt(4, seed=2))  # the lane that it was taken from goes on, and ends
     ring.apply(Drop(0))
     for lane in (1, 2):
@@ -70,24 +70,28 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
 def test_a_recurrent_state_is_only_reused_whole(tmp_path):
     ring = Stages(write_model(tmp_path, CONFIGURATIONS["mamba2"])).ring(*CUT)
     ring.step(prompt(9))
-    ring.apply(Keep(0, prefix=5))
+    ring.apply(Keep(0, 0, prefix=5))
     with pytest.raises(PippinError, match="cannot go back 1 tokens"):
         ring.apply(Reuse(1, prefix=5, tokens=8))
     with pytest.raises(PippinError, match="cannot be trimmed"):
         ring.apply(Reuse(1, prefix=5, tokens=10))
 
 
-def test_a_prefix_of_a_session_that_was_in_a_batch(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "mamba2"])
+def test_a_prefix_of_one_row_of_a_batch(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     ring.apply(Open(1), Open(2))
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
     ring.apply(Merge(9, 1), Merge(9, 2))
-    with pytest.raises(PippinError, match="holds 2 sessions"):
-        ring.apply(Keep(9, prefix=1))
+    with pytest.raises(PippinError, match="no row 2"):
+        ring.apply(Keep(9, 2, prefix=1))
     ring.step(mx.concatenate(tokens), lane=9)
-    ring.apply(Filter(9, (0,)), Keep(9, prefix=1), Reuse(3, prefix=1, tokens=5))
-    whole = Whole(directory)
-    whole.step(prompt(4, seed=1))
-    whole.step(tokens[0])
-    assert mx.allclose(ring.step(prompt(2), lane=3), whole.step(prompt(2)), atol=1e-4)
+    ring.apply(Keep(9, 0, prefix=1), Keep(9, 1, prefix=2), Filter(9, (1,)), Drop(9))
+    for k in (1, 2):
+        ring.apply(Reuse(3, prefix=k, tokens=4 * k + 1))
+        whole = Whole(directory)
+        whole.step(prompt(4 * k, seed=k))
+        whole.step(tokens[k - 1])
+        assert mx.allclose(ring.step(prompt(2), lane=3), whole.step(prompt(2)), atol=1e-4)
+        ring.apply(Drop(3), Forget(k))

@@ -18,7 +18,7 @@ ops = st.one_of(
     st.builds(Filter, numbers, st.lists(numbers, max_size=5).map(tuple)),
     st.builds(Trim, numbers, numbers),
     st.builds(Drop, numbers),
-    st.builds(Keep, numbers, numbers),
+    st.builds(Keep, numbers, numbers, numbers),
     st.builds(Reuse, numbers, numbers, numbers),
     st.builds(Forget, numbers),
 )
@@ -35,6 +35,7 @@ frames = st.builds(
     lane=st.none() | numbers,
     tensors=st.lists(tensors, max_size=3).map(tuple),
     tokens=st.none() | tensors,
+    sampled=st.booleans(),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )

@@ -60,10 +60,19 @@ reports = st.builds(
     links=tuples(st.builds(Link, texts, texts, floats, texts, texts)),
     peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
 )
-rings = st.builds(Ring, texts, texts, tuples(st.builds(StageSpec, texts, small, small)), small, small, fences)
+rings = st.builds(
+    Ring, texts, texts, tuples(st.builds(StageSpec, texts, small, small)), small, small, st.booleans(), fences
+)
 placements = st.builds(Placement, fences, texts, tuples(rings), tuples(st.builds(Refusal, texts, texts, texts, texts)))
 specs = st.builds(
-    ModelSpec, texts, tuples(small), small, tuples(st.builds(KvCost, small, small, small)), tuples(small), small
+    ModelSpec,
+    texts,
+    tuples(small),
+    small,
+    tuples(st.builds(KvCost, small, small, small)),
+    tuples(small),
+    small,
+    st.booleans(),
 )
 tokens = st.integers(0, 2**31)
 requests = st.builds(

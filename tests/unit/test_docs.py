@@ -64,7 +64,8 @@ def test_help_is_what_the_program_prints(
         program(asked)
     name = "node" if program is parse_options else "cluster"
     shown = f"$ {' '.join([name, *asked])}\n{capsys.readouterr().out}"
-    assert shown in BLOCK.findall(text("operations.md"))
+    blocks = [" ".join(block.split()) for block in BLOCK.findall(text("operations.md"))]
+    assert " ".join(shown.split()) in blocks  # versions of Python break lines at different words
 
 
 def test_the_status_in_the_readme_is_what_cluster_prints() -> None:

@@ -58,7 +58,7 @@ def room_for(spec: ModelSpec, context: int, sessions: int) -> int:
 
 def test_what_fits_one_node_stays_on_one():
     placement = placed([model()], [node("a", 64 * GB), node("b", 64 * GB)])
-    assert placement == Placement(FENCE, "a", (Ring("m@3.4", "m", (StageSpec("a", 0, 32),), 32768, 8, FENCE),))
+    assert placement == Placement(FENCE, "a", (Ring("m@3.4", "m", (StageSpec("a", 0, 32),), 32768, 8, fence=FENCE),))
 
 
 @pytest.mark.parametrize(

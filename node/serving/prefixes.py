@@ -1,0 +1,84 @@
+"""Which beginnings of sequences the stages still hold KV of. Pure; the KV itself is at the stages, under the same number.
+
+Beginnings are compared as bytes: a common prefix of two sequences of 32k tokens is found by 15 comparisons of memory,
+so a list serves as well as a tree and has no nodes to keep.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHORTEST = 16
+"""Tokens; less is not worth a copy of its KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    prefix: int
+    tokens: int
+    """How many of the prefix's first tokens fit."""
+
+
+class Prefixes:
+    """Ordered by last use. `trimmable`: whether the caches can go back to an earlier position of what they hold."""
+
+    def __init__(self, *, trimmable: bool) -> None:
+        self._trimmable = trimmable
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._next = 0
+
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [_count(held) for held in self._held.values()]
+
+    def best(self, tokens: Sequence[int]) -> Match | None:
+        """The prefix that spares the most of `tokens`; its use is noted."""
+        wanted = _pack(tokens)
+        matches = [Match(number, _common(held, wanted)) for number, held in self._held.items()]
+        if not self._trimmable:
+            matches = [match for match in matches if match.tokens == _count(self._held[match.prefix])]
+        match = max(matches, key=lambda match: match.tokens, default=None)
+        if match is None or match.tokens < SHORTEST:
+            return None
+        self._held.move_to_end(match.prefix)
+        return match
+
+    def add(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """A number for a new prefix, and the numbers of those that it makes needless, being their continuation."""
+        new = _pack(tokens)
+        needless = [number for number, held in self._held.items() if new.startswith(held)]
+        for number in needless:
+            del self._held[number]
+        self._next += 1
+        self._held[self._next] = new
+        return self._next, needless
+
+    def worth_adding(self, tokens: Sequence[int]) -> bool:
+        """Whether it is long enough and not the beginning of one that is held."""
+        new = _pack(tokens)
+        return len(tokens) >= SHORTEST and not any(held.startswith(new) for held in self._held.values())
+
+    def evict(self) -> int | None:
+        """Forget the one that was not used for longest; None when there is none."""
+        return self._held.popitem(last=False)[0] if self._held else None
+
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def _count(packed: bytes) -> int:
+    return len(packed) // 4
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Tokens that both begin with."""
+    low, high = 0, min(_count(one), _count(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * 4] == other[: middle * 4]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
