@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Measures Pippin. `scripts/bench.py COMMAND --help` says what a command measures and how; docs/performance.md what for.
+
+    scripts/bench.py serve --base-url http://localhost:52415/v1
+    scripts/bench.py ring --preset 25m
+    scripts/bench.py gateway
+
+It is started with the project's own Python: .venv/bin/python scripts/bench.py.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
+
+import gateway
+import ring
+import serve
+
+COMMANDS = {"serve": serve, "ring": ring, "gateway": gateway}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

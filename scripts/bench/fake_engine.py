@@ -1,0 +1,139 @@
+"""An engine that costs nothing: tokens for all running streams at once, round after round, as a driver's steps give them."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from node.core.frames import Frame
+from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.engine.tokenizer import Tokenizer
+from node.rpc.client import RpcClient
+
+MODEL = "bench"
+TEXT = "Once upon a time there was a small model that could count to ten and was very happy about it. "
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    left: int
+    queue: asyncio.Queue[TokenEvent] = field(default_factory=asyncio.Queue)
+    position: int = 0
+
+
+class FakeEngine:
+    """A round gives each stream a token and ends when all have taken theirs, so it never runs ahead of its readers."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._events: list[TokenEvent] = []
+        """By position, the same for all streams."""
+        self._streams: set[_Stream] = set()
+        self._untaken = 0
+        self._go_on = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            await self._go_on.wait()
+            self._go_on.clear()
+            for stream in self._streams:
+                stream.queue.put_nowait(self._next(stream))
+            self._untaken += len(self._streams)
+
+    def _next(self, stream: _Stream) -> TokenEvent:
+        position = stream.position
+        stream.position += 1
+        stream.left -= 1
+        if position == len(self._events):
+            self._events.append(TokenEvent(position, self._tokens[position % len(self._tokens)]))
+        return self._events[position] if stream.left else replace(self._events[position], finish="length")
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        stream = _Stream(request.max_tokens)
+        self._streams.add(stream)
+        if not self._untaken:
+            self._go_on.set()
+        try:
+            while True:
+                event = await stream.queue.get()
+                if event.finish:
+                    self._streams.discard(stream)
+                self._took()
+                yield event
+                if event.finish:
+                    return
+        finally:
+            if not stream.queue.empty():
+                self._took()  # its reader hung up
+            self._streams.discard(stream)
+
+    def _took(self) -> None:
+        self._untaken -= 1
+        if not self._untaken and self._streams:
+            self._go_on.set()
+
+    async def own_cost(self, streams: int, tokens: int) -> float:
+        """Microseconds a token of the engine itself, with readers that do nothing."""
+
+        async def read(number: int) -> None:
+            async for _ in self.generate(GenerateRequest(f"own-{number}", MODEL, (1,), tokens)):
+                pass
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(read(number) for number in range(streams)))
+        return (time.perf_counter() - begin) / (streams * tokens) * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    id: str
+    context: int
+    tokenizer: Tokenizer
+
+
+class FakeBackend:
+    """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
+
+    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer, client: RpcClient | None, driver: str) -> None:
+        self._engine = engine
+        self._model = FakeModel(MODEL, 8192, tokenizer)
+        self._client = client
+        self._driver = driver
+
+    def models(self) -> Sequence[ModelEntry]:
+        return [ModelEntry(MODEL, 0, "pippin")]
+
+    async def open(self, model_id: str) -> FakeModel:
+        return self._model
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        if self._client:
+            return self._client.generate(self._driver, "bench", request)
+        return self._engine.generate(request)
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+
+class FakeServing:
+    """A node.rpc.handlers.ServingHandler."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        return self._engine.generate(request)
+
+    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+        raise NotImplementedError
+
+
+def demo_tokenizer(directory: Path) -> tuple[Tokenizer, list[int]]:
+    """The built-in model's, and tokens that each end at a whole character, so that each is an event."""
+    tokenizer = Tokenizer(directory)
+    return tokenizer, tokenizer.encode(TEXT)

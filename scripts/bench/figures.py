@@ -1,0 +1,111 @@
+"""Numbers of a run: percentiles, tables for people, JSON for programs, and what they were measured on."""
+
+import datetime as dt
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+Row = dict[str, Any]
+"""A line of a table: the same keys in each row, values of str, int, float or None."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed; NaN of none."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def at_least(value: float, target: float | None) -> Row:
+    return {"target": f">= {target:g}", "met": _yes(value >= target)} if target else {"target": "", "met": ""}
+
+
+def at_most(value: float, target: float) -> Row:
+    return {"target": f"<= {target:g}", "met": _yes(value <= target)}
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "NO"
+
+
+def table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([_text(row.get(name)) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in _cells(line, widths)
+        )
+        for line in lines
+    ]
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
+
+
+def _cells(line: list[str], widths: list[int]) -> list[tuple[int, tuple[str, int]]]:
+    return list(enumerate(zip(line, widths, strict=True)))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def machine() -> Row:
+    """Where and with what; `load` above 0.5 before a run means that the figures are of a busy machine."""
+    return {
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "grpcio", "aiohttp")},
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+    return found.stdout.strip()
+
+
+def header(where: Row) -> str:
+    return ", ".join(f"{name} {value}" for name, value in where.items())
+
+
+def report(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
+    print(f"\n{title}\n\n{table(rows)}")
+    for note in notes:
+        print(f"  {note}")
+    print(flush=True)
+
+
+def write_json(path: Path | None, command: str, where: Row, rows: Sequence[Row]) -> None:
+    if path:
+        path.write_text(json.dumps({"command": command, "machine": where, "rows": list(rows)}, indent=2) + "\n")
+        print(f"Written to {path}.")

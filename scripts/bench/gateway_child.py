@@ -1,0 +1,68 @@
+"""A gateway, or a driver without a ring, on an engine that costs nothing; see gateway.py.
+
+gateway_child.py gateway            HTTP on an engine in this process
+gateway_child.py gateway HOST:PORT  HTTP on the engine of a driver
+gateway_child.py driver             gRPC
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokenizer
+from figures import ROOT
+
+from api.server import ApiServer
+from node.rpc.client import RpcClient
+from node.rpc.server import RpcServer
+
+DEMO = ROOT / "node" / "builtin" / "pippin-demo"
+
+
+async def serve(options: argparse.Namespace) -> None:
+    tokenizer, tokens = demo_tokenizer(DEMO)
+    engine = FakeEngine(tokens)
+    running = asyncio.create_task(engine.run())
+    own = await engine.own_cost(64, 200)
+    if options.role == "driver":
+        nothing: Any = None  # no control plane and no files: nobody asks for them
+        rpc = RpcServer(["127.0.0.1"], 0)
+        await rpc.start(nothing, FakeServing(engine), nothing)
+        say({"port": rpc.port, "own": own})
+        await asyncio.to_thread(sys.stdin.readline)
+        await rpc.stop(0)
+    else:
+        async with RpcClient() as client:
+            api = ApiServer(["127.0.0.1"], 0)
+            await api.start(FakeBackend(engine, tokenizer, client if options.driver else None, options.driver))
+            say({"port": api.port, "own": own})
+            await asyncio.to_thread(sys.stdin.readline)
+            await api.stop(0)
+    running.cancel()
+
+
+def say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=("gateway", "driver"))
+    parser.add_argument("driver", nargs="?", default="")
+    parser.add_argument("--profile", type=Path, help="write cProfile's figures there at the end")
+    options = parser.parse_args()
+    if options.profile is None:
+        asyncio.run(serve(options))
+        return
+    profile = cProfile.Profile()
+    profile.runcall(asyncio.run, serve(options))
+    profile.dump_stats(options.profile)
+    say({})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Prompts of about so many tokens. No two begin alike, so that no server answers from a prompt that it has seen."""
+
+import random
+
+TEXT = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so up said
+what its about than into them can only other time new some could these two may first then do any like my now
+over such our man me even most made after also did many off before must well back through years much where
+your way down should
+"""
+WORDS = TEXT.split()
+
+_random = random.Random()
+
+
+def text(words: int) -> str:
+    return " ".join(_random.choices(WORDS, k=max(words, 1)))
+
+
+def token_ids(count: int) -> list[int]:
+    """For models with the built-in tokenizer: ordinary tokens only."""
+    return [_random.randrange(400, 2000) for _ in range(count)]

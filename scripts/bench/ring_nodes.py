@@ -1,0 +1,146 @@
+"""A ring of `node` processes on this machine, each on a core, that split a model; and a model for it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import processes
+import prompts
+import sse
+from figures import ROOT
+from sse import Answer, Json
+
+START_S = 180.0
+
+
+def make_model(preset: str, directory: Path) -> Path:
+    """A folder with random weights, kept for the next run."""
+    model = directory / preset
+    if not (model / "config.json").exists():
+        command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "--preset", preset, "--out", str(model)]
+        subprocess.run(command, check=True, timeout=600, env=processes.environment())
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRing:
+    url: str
+    model: str
+    cores: tuple[int | None, ...]
+    pids: tuple[int, ...]
+    """Both of the stages, in the order of the ring."""
+
+    async def stream(self, prompt: Sequence[int], tokens: int) -> Answer:
+        async with sse.client() as http:
+            options: Json = {"stream_options": {"include_usage": True}}
+            return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
+
+    async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
+        """Seconds for all prompts at once. Answers in one piece: a stream's cost is the gateway's, not the ring's."""
+        async with sse.client() as http:
+            begin = time.perf_counter()
+            async with asyncio.TaskGroup() as group:
+                url = f"{self.url}/completions"
+                tasks = [group.create_task(sse.whole(http, url, self._body(prompt, tokens))) for prompt in batch]
+            seconds = time.perf_counter() - begin
+        counts = [task.result()["usage"]["completion_tokens"] for task in tasks]
+        if set(counts) != {tokens}:
+            raise SystemExit(f"Of {tokens} tokens each, the ring gave {sorted(set(counts))}.")
+        return seconds
+
+    def _body(self, prompt: Sequence[int], tokens: int) -> Json:
+        asked = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens}
+        return {**asked, "temperature": 0, "ignore_eos": True}
+
+    async def visible_prompt(self, length: int) -> list[int]:
+        """A prompt whose first greedy token is text: one that is half a character would make the first event late."""
+        for _ in range(50):
+            prompt = prompts.token_ids(length)
+            async with sse.client() as http:
+                answer = await sse.whole(http, f"{self.url}/completions", self._body(prompt, 1))
+            if answer["choices"][0]["text"]:
+                return prompt
+        raise SystemExit("The model's first token is never text.")
+
+
+@contextlib.contextmanager
+def running(stages: int, model: Path, scratch: Path, preload: Path | None) -> Iterator[NodeRing]:
+    """Start the nodes and wait until they hold the model; end them."""
+    cores = assign(stages, processes.cores())
+    ports = _free_ports(2 * stages)
+    nodes: list[subprocess.Popen[bytes]] = []
+    logs = [scratch / f"ring-of-{stages}-node-{number}.log" for number in range(stages)]
+    try:
+        for number, log in enumerate(logs):
+            arguments = [
+                *("--name", f"node-{number}", "--cluster", f"bench-{os.getpid()}", "--host", "127.0.0.1", "--no-mdns"),
+                *("--data-dir", str(scratch / f"ring-of-{stages}-data-{number}")),
+                *("--api-port", str(ports[number]), "--grpc-port", str(ports[stages + number])),
+                *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
+                *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
+                *("--context", "4096"),
+            ]
+            with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
+                nodes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "node", *arguments],
+                        cwd=ROOT,
+                        env=processes.environment(preload),
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+        order = _wait_ready(f"http://127.0.0.1:{ports[0]}", stages, nodes, logs)
+        for number, core in zip(order, cores, strict=True):
+            processes.pin(nodes[number].pid, core)
+        pids = tuple(nodes[number].pid for number in order)
+        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids)
+    finally:
+        processes.end(nodes)
+
+
+def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
+    """A core for each stage. Where there are too few, the driver keeps one of its own and the others share.
+
+    That is fair to a single stream, of which only one stage computes at a time; it would not be to several.
+    """
+    if not cores:
+        return [None] * stages
+    if len(cores) >= stages:
+        return list(cores[:stages])
+    others = cores[1:] or cores
+    return [cores[0], *(others[index % len(others)] for index in range(stages - 1))]
+
+
+def _wait_ready(url: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> list[int]:
+    """The numbers of the nodes in the order of the ring, the driver first."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and all(node.poll() is None for node in nodes):
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"{url}/cluster/status", timeout=2) as answer:  # noqa: S310 - our own URL
+                status: Json = json.load(answer)
+            rings = [ring for model in status["models"] for ring in model["rings"] if len(ring["stages"]) == count]
+            if status["state"] == "ready" and rings:
+                names = {node["id"]: node["name"] for node in status["nodes"]}
+                return [int(names[stage["node"]].removeprefix("node-")) for stage in rings[0]["stages"]]
+        time.sleep(0.2)
+    tail = "\n".join(line for log in logs for line in [f"-- {log}", *log.read_text().splitlines()[-15:]])
+    raise SystemExit(f"The ring of {count} did not start.\n{tail}")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

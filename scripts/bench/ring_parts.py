@@ -1,0 +1,152 @@
+"""The comparisons of a ring with stock mlx-lm: pairs of runs, one after the other, and the median of their ratios."""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import prompts
+import psutil
+from figures import Row, at_least, median
+from processes import Child
+from ring_nodes import NodeRing
+
+SINGLE_TARGETS = {2: 0.98, 3: 0.97}
+PREFILL_TARGET = 1.8
+Run = Callable[[], float]
+"""Gives tokens a second."""
+
+
+def batch_target(sessions: int, bandwidth_bound: bool) -> float | None:
+    if not bandwidth_bound:
+        return 1.85
+    return 1.4 if sessions == 16 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: how to run it once, giving tokens a second, and the processes that do the work."""
+
+    run: Run
+    pids: Sequence[int]
+
+    def measured(self) -> "Measured":
+        before = [_processor_s(pid) for pid in self.pids]
+        rate = self.run()
+        return Measured(rate, [_processor_s(pid) - was for pid, was in zip(self.pids, before, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    rate: float
+    processor_s: Sequence[float]
+    """Of each process."""
+
+
+def _processor_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    stock: Sequence[Measured]
+    ring: Sequence[Measured]
+
+    @property
+    def ratio(self) -> float:
+        """How many times more the ring gave."""
+        return median(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        return self._each(lambda stock, ring: ring.rate / stock.rate)
+
+    def _each(self, ratio: Callable[[Measured, Measured], float]) -> list[float]:
+        return [ratio(stock, ring) for stock, ring in zip(self.stock, self.ring, strict=True)]
+
+    def row(self, part: str, what: str) -> Row:
+        return {
+            "part": part,
+            "": what,
+            "stock tok/s": median([each.rate for each in self.stock]),
+            "ring tok/s": median([each.rate for each in self.ring]),
+            "pairs": len(self.stock),
+            "least": round(min(self.ratios), 3),
+            "most": round(max(self.ratios), 3),
+            "cpu": round(median(self._each(_more_work)), 3),
+            "bound": round(median(self._each(_bound)), 3),
+            "ratio": round(self.ratio, 3),
+        }
+
+
+def _more_work(stock: Measured, ring: Measured) -> float:
+    return sum(ring.processor_s) / sum(stock.processor_s)
+
+
+def _bound(stock: Measured, ring: Measured) -> float:
+    return sum(stock.processor_s) / max(ring.processor_s)
+
+
+def interleave(count: int, stock: Side, ring: Side) -> Pairs:
+    """A B A B …, so that a machine that gets slower or busier slows both; the first pair warms up and is not counted."""
+    stock.run()
+    ring.run()
+    found = [(stock.measured(), ring.measured()) for _ in range(count)]
+    return Pairs([pair[0] for pair in found], [pair[1] for pair in found])
+
+
+def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing, split: Run) -> Pairs:
+    return interleave(count, Side(alone, [stock.process.pid]), Side(split, ring.pids))
+
+
+def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
+    """(a) Tokens a second of one stream after its first token."""
+    prompt = asyncio.run(ring.visible_prompt(options.prompt_tokens))
+    tokens: int = options.tokens
+
+    def alone() -> float:
+        seconds: float = stock.ask(do="single", prompt=prompt, tokens=tokens)["rest"]
+        return (tokens - 1) / seconds
+
+    def split() -> float:
+        return asyncio.run(ring.stream(prompt, tokens)).rate
+
+    stages = len(ring.cores)
+    pairs = _pairs(3 * options.pairs, stock, alone, ring, split)  # cheap, and its target asks for a per cent
+    return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
+
+
+def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: int) -> Row:
+    """(b) Tokens a second of many sessions, from the first request sent to the last answer."""
+    tokens: int = options.batch_tokens
+
+    def batch() -> list[list[int]]:
+        return [prompts.token_ids(8) for _ in range(count)]
+
+    def alone() -> float:
+        seconds: float = stock.ask(do="batch", prompts=batch(), tokens=tokens)["seconds"]
+        return count * tokens / seconds
+
+    def split() -> float:
+        return count * tokens / asyncio.run(ring.batch(batch(), tokens))
+
+    pairs = _pairs(options.pairs, stock, alone, ring, split)
+    target = batch_target(count, bandwidth_bound=options.preload is not None)
+    return pairs.row("b", f"{count} sessions, ring of 2") | at_least(pairs.ratio, target)
+
+
+def prefill(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
+    """(c) Prompt tokens a second until the first token is there. Each run has a prompt of its own: nothing is cached."""
+    count: int = options.prefill_tokens
+
+    def alone() -> float:
+        seconds: float = stock.ask(do="single", prompt=prompts.token_ids(count), tokens=1)["first"]
+        return count / seconds
+
+    def split() -> float:
+        return count / asyncio.run(ring.stream(prompts.token_ids(count), 1)).ttft
+
+    pairs = _pairs(options.pairs, stock, alone, ring, split)
+    row = pairs.row("c", f"prompt of {count}, ring of 2")
+    return row | at_least(pairs.ratio, PREFILL_TARGET)

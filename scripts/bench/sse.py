@@ -1,0 +1,123 @@
+"""One streamed answer of an OpenAI-compatible server, with the times at which its tokens came.
+
+Bytes are only stamped while they come, and parsed when the answer has ended, so that many streams at once are not
+slowed by their reader.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
+Json = dict[str, Any]
+BEGUN = 6
+"""Reads of a socket after which tokens surely flow."""
+
+
+class RefusedError(Exception):
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body[:500]}")
+        self.status = status
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came, and when (seconds of time.perf_counter)."""
+
+    sent: float = 0.0
+    lumps: list[tuple[float, bytes]] = field(default_factory=list)
+    """As the socket gave them; grows while the answer is under way."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Some tokens have come, or it ended or failed."""
+    texts: list[float] = field(default_factory=list)
+    """When each event with text came; filled at the end, as all below."""
+    ended: float = 0.0
+    """When the event with the finish reason came."""
+    tokens: int = 0
+    """The server's own count, or the number of events with text if it tells none."""
+    prompt_tokens: int = 0
+
+    @property
+    def first(self) -> float:
+        return self.texts[0] if self.texts else self.ended
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first."""
+        span = self.ended - self.first
+        return (self.tokens - 1) / span if span > 0 else float("nan")
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in zip(self.texts, self.texts[1:], strict=False)]
+
+    def parse(self) -> None:
+        """Raises RuntimeError for a stream that ended with an error or without an end."""
+        for at, event in self._events():
+            if "error" in event:
+                raise RuntimeError(f"The stream ended with an error: {event['error']}")
+            usage = event.get("usage") or {}
+            self.tokens = usage.get("completion_tokens", self.tokens)
+            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+            for choice in event.get("choices", ()):
+                if _text(choice):
+                    self.texts.append(at)
+                if choice.get("finish_reason"):
+                    self.ended = at
+        if not self.ended:
+            raise RuntimeError("The stream broke off.")
+        self.tokens = self.tokens or len(self.texts)
+
+    def _events(self) -> Iterator[tuple[float, Json]]:
+        rest = b""
+        for at, lump in self.lumps:
+            *whole, rest = (rest + lump).replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in whole:
+                data = event.removeprefix(b"data:").strip()
+                if event.startswith(b"data:") and data != b"[DONE]":
+                    yield at, json.loads(data)
+
+
+def _text(choice: Json) -> str:
+    delta = choice.get("delta") or {}
+    return str(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or "")
+
+
+def client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def stream(http: aiohttp.ClientSession, url: str, body: Json, answer: Answer | None = None) -> Answer:
+    """Ask and read to the end; `answer` may be watched meanwhile. Raises RefusedError."""
+    answer = answer or Answer()
+    answer.sent = time.perf_counter()
+    try:
+        async with http.post(url, json={**body, "stream": True}) as response:
+            if response.status != 200:
+                raise RefusedError(response.status, await response.text())
+            async for lump in response.content.iter_any():
+                answer.lumps.append((time.perf_counter(), lump))
+                if len(answer.lumps) == BEGUN:
+                    answer.begun.set()
+    finally:
+        answer.begun.set()
+    answer.parse()
+    return answer
+
+
+async def whole(http: aiohttp.ClientSession, url: str, body: Json) -> Json:
+    """An answer in one piece. Raises RefusedError."""
+    async with http.post(url, json=body) as response:
+        if response.status != 200:
+            raise RefusedError(response.status, await response.text())
+        answer: Json = await response.json()
+        return answer

@@ -1,0 +1,53 @@
+"""One node, and three that split the model: the same text as stock mlx-lm, through any node's port."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import PROMPTS, Cluster, Node, running_cluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running_cluster(tmp_path_factory.mktemp("one")) as cluster:
+        (node,) = cluster.start(1)
+        yield node
+
+
+def test_one_node_gives_stock_text(one: Node, stock: dict[str, str]) -> None:
+    """No model is named at the start: the first request has it loaded."""
+    assert one.streamed("Hello") == stock["Hello"]
+    for content, max_tokens in PROMPTS.items():
+        assert one.chat(content, max_tokens=max_tokens).text == stock[content]
+
+
+def test_three_nodes_split_the_model(three: Cluster) -> None:
+    status = three.ready(*three.nodes)
+    (model,) = status["models"]
+    (ring,) = model["rings"]
+    stages = ring["stages"]
+    assert [stage["start"] for stage in stages] == [0, *(stage["end"] for stage in stages[:-1])]
+    assert stages[-1]["end"] == model["layers"] == 8
+    assert {stage["node"] for stage in stages} == {node["id"] for node in status["nodes"]}
+    assert ring["driver"] == stages[0]["node"]
+    for node in status["nodes"]:
+        (held,) = node["layers"]
+        assert {"node": node["id"], "start": held["start"], "end": held["end"]} in stages
+        assert 0 < node["memory"]["used"] < 5e6  # a part only: all weights take 7.3 MB
+    for node in three.nodes:
+        log = node.written
+        assert log.count("loaded pippin-demo") == 1
+
+
+def test_three_nodes_give_stock_text_through_any_port(three: Cluster, stock: dict[str, str]) -> None:
+    for node in three.nodes:
+        assert node.chat("Hello").text == stock["Hello"]
+        assert node.streamed("Hello") == stock["Hello"]
+
+
+@pytest.mark.parametrize("content", PROMPTS)
+def test_three_nodes_give_stock_text(three: Cluster, stock: dict[str, str], content: str) -> None:
+    node = three.nodes[1]
+    assert node.streamed(content, max_tokens=PROMPTS[content]) == stock[content]

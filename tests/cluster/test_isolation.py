@@ -1,0 +1,48 @@
+"""Who joins whom: peers without multicast, other clusters, other versions."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import BIN, Cluster, running_cluster, until
+
+pytestmark = pytest.mark.slow
+
+OTHER_PROTOCOL = "import node; node.PROTOCOL += 1; from node.__main__ import main; main()"
+
+
+def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster, stock: dict[str, str]) -> None:
+    """The second and the third are told only of the first, and learn of each other from it."""
+    (first,) = cluster.start(1, "--no-mdns")
+    (here,) = first.status()["nodes"]
+    more = ["--no-mdns", "--peer", here["address"]]
+    second, third = cluster.start(2, *more)
+    stranger = cluster.launch(*more, program=(sys.executable, "-c", OTHER_PROTOCOL)).started()
+    cluster.agreed(first, second, third)
+    assert third.chat("Hello").text == stock["Hello"]
+
+    until(lambda: first.state_of(stranger) == "refused", 5, "the node of another version is refused")
+    cluster.agreed(first, second, third)
+    warnings = {warning["code"]: warning for warning in first.status()["warnings"]}
+    assert stranger.name in warnings["version-mismatch"]["text"]
+    command = [str(BIN / "cluster"), "status", "--api", first.url]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    assert re.search(rf"^{stranger.name} +not joined", shown.stdout, re.MULTILINE), shown.stdout
+    assert first.chat("Hello").text == stock["Hello"]
+
+
+def test_clusters_of_other_names_never_meet(three: Cluster, tmp_path: Path) -> None:
+    """On the same multicast, and even when told the other's address."""
+    before = three.ready(*three.nodes)
+    peer = before["nodes"][0]["address"]
+    with running_cluster(tmp_path) as other:
+        (node,) = other.start(1, "--peer", peer)
+        status = other.agreed(node)
+        assert [each["name"] for each in status["nodes"]] == [node.name]
+        assert node.chat("Hello").status == 200
+        after = three.ready(*three.nodes)
+        assert [each["id"] for each in after["nodes"]] == [each["id"] for each in before["nodes"]]
+        assert (after["head"], after["term"]) == (before["head"], before["term"])

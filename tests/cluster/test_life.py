@@ -1,0 +1,115 @@
+"""Nodes come and go: one head and one term, whatever the order. The tests share one cluster and take it as the test
+before left it; each can also be run alone.
+"""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, running_cluster, until
+
+pytestmark = pytest.mark.slow
+
+SHOWN_S = 5.0
+"""A node that is gone is shown so by then."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes started at the same time. The model fits one."""
+    with running_cluster(tmp_path_factory.mktemp("home")) as cluster:
+        cluster.ready(*cluster.start(3, "--model", MODEL))
+        yield cluster
+
+
+@pytest.fixture
+def nodes(home: Cluster) -> list[Node]:
+    """Those that are left; never fewer than two."""
+    alive = [node for node in home.nodes if node.process.poll() is None]
+    if len(alive) < 2:
+        alive += home.start(1, "--model", MODEL)
+    home.ready(*alive)
+    return alive
+
+
+def test_nodes_that_hold_no_part_of_the_model_answer(home: Cluster, nodes: list[Node], stock: dict[str, str]) -> None:
+    status = home.ready(*nodes)
+    holders = {node["name"] for node in status["nodes"] if node["layers"]}
+    assert len(holders) == 1
+    others = [node for node in nodes if node.name not in holders]
+    assert len(others) == len(nodes) - 1
+    for node in others:
+        assert node.chat("Hello").text == stock["Hello"]
+        assert node.streamed("Hello") == stock["Hello"]
+        assert "loading" not in node.written
+
+
+def test_a_late_node_joins_and_changes_nothing(home: Cluster, nodes: list[Node]) -> None:
+    before = home.ready(*nodes)
+    (late,) = home.start(1, "--model", MODEL)
+    after = home.agreed(*nodes, late)
+    assert (after["head"], after["term"]) == (before["head"], before["term"])
+    assert late.chat("Hello").status == 200
+
+
+def test_a_node_is_killed_and_comes_back(home: Cluster, nodes: list[Node], stock: dict[str, str]) -> None:
+    before = home.ready(*nodes)
+    victim = next(node for node in nodes if node is not home.head(before))
+    rest = [node for node in nodes if node is not victim]
+    victim.kill()
+    until(lambda: {node.state_of(victim) for node in rest} == {"failed"}, SHOWN_S, f"{victim.name} is shown as failed")
+    after = home.ready(*rest)
+    assert (after["head"], after["term"]) == (before["head"], before["term"])
+    assert "node-failed" in [warning["code"] for warning in after["warnings"]]
+    assert rest[0].chat("Hello").text == stock["Hello"]
+
+    back = home.launch("--model", MODEL, name=victim.name).started()
+    again = home.ready(*rest, back)
+    assert (again["head"], again["term"]) == (before["head"], before["term"])
+    ids = [node["id"] for node in again["nodes"] if node["name"] == victim.name]
+    assert ids == [node["id"] for node in before["nodes"] if node["name"] == victim.name], "an identity is for life"
+
+
+def test_the_head_is_killed(home: Cluster, nodes: list[Node], stock: dict[str, str]) -> None:
+    before = home.ready(*nodes)
+    victim = home.head(before)
+    rest = [node for node in nodes if node is not victim]
+    victim.kill()
+    until(lambda: {node.state_of(victim) for node in rest} == {"failed"}, SHOWN_S, f"{victim.name} is shown as failed")
+    after = home.ready(*rest)
+    assert after["head"] != before["head"]
+    assert after["term"] > before["term"]
+    for node in rest:
+        assert node.chat("Hello").text == stock["Hello"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_says_goodbye(home: Cluster, nodes: list[Node], number: signal.Signals) -> None:
+    leaver, *rest = nodes
+    leaver.signal(number)
+    until(lambda: {node.state_of(leaver) for node in rest} == {"left"}, SHOWN_S, f"{leaver.name} is shown as left")
+    assert leaver.wait(SHOWN_S) == 0
+    home.ready(*rest)
+    assert rest[0].chat("Hello").status == 200
+
+
+def test_the_first_is_head_and_its_end_unloads_nothing(cluster: Cluster, stock: dict[str, str]) -> None:
+    """The first has too little memory for the model, and would not be head, had all come at once."""
+    nodes = cluster.start(1, "--memory", "2MB")
+    cluster.agreed(*nodes)
+    nodes += cluster.start(1, "--memory", "1GB") + cluster.start(1, "--memory", "2GB")
+    before = cluster.agreed(*nodes)
+    assert before["state"] == "idle"
+    assert cluster.head(before) is nodes[0]
+
+    assert nodes[0].chat("Hello").text == stock["Hello"]
+    (model,) = cluster.ready(*nodes)["models"]
+    nodes[0].kill()
+    after = until(lambda: cluster.agreed(*nodes[1:], within=0), 10, "there is a new head")
+    assert after["term"] > before["term"]
+    after = cluster.ready(*nodes[1:])
+    assert after["models"][0]["rings"] == model["rings"]
+    assert nodes[1].chat("Hello").text == stock["Hello"]
+    for node in nodes[1:]:
+        assert "unloading" not in node.written

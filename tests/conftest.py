@@ -1,0 +1,367 @@
+"""Real nodes for the tests: processes with a log each, asked over HTTP, ended by their pid whatever happens."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import pytest
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1]
+MODEL = "pippin-demo"
+START_S = 40.0
+"""Three nodes at once on two slow, busy cores take a quarter of it."""
+GONE = ("failed", "left", "refused")
+Found = TypeVar("Found")
+
+_shown: list["Node"] = []
+"""The nodes whose logs tell why a test failed."""
+
+
+def until(ask: Callable[[], Found], within: float, what: str) -> Found:
+    """The first answer that is neither false nor a failed connection or assertion; asked again until the time is up."""
+    deadline = time.monotonic() + within
+    while True:
+        last: Any = None
+        try:
+            if found := ask():
+                return found
+        except (OSError, http.client.HTTPException, AssertionError, ValueError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {what} ({last!r})")
+        time.sleep(0.05)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def text(self) -> str:
+        """What the assistant said."""
+        assert self.status == 200, self.body
+        return self.json["choices"][0]["message"]["content"]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        assert set(self.json) == {"error"}, self.body
+        return self.json["error"]
+
+
+class Events:
+    """A streamed answer, as it comes."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.text = ""
+        self.finish: str | None = None
+        self.usage: dict[str, Any] | None = None
+        self._response = response
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Reads to the end, which is to be `[DONE]` after a finish reason, with nothing that is no chunk in between."""
+        while line := self._response.readline():
+            if not line.startswith(b"data: "):
+                assert line in (b"\n", b": keep-alive\n"), line
+            elif line == b"data: [DONE]\n":
+                assert self.finish, "the stream ended without a finish reason"
+                return
+            else:
+                yield self._take(json.loads(line.removeprefix(b"data: ")))
+        raise AssertionError(f"the stream broke off after {self.text!r}")
+
+    def rest(self) -> str:
+        """The whole text, once all of it has come."""
+        for _ in self:
+            pass
+        return self.text
+
+    def _take(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        assert "error" not in chunk, chunk
+        for choice in chunk["choices"]:
+            self.text += choice["delta"].get("content") or ""
+            self.finish = choice["finish_reason"] or self.finish
+        self.usage = chunk.get("usage") or self.usage
+        return chunk
+
+
+@dataclass
+class Node:
+    """One `node` process."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    host: str = "127.0.0.1"
+    connect: Callable[..., socket.socket] = socket.create_connection
+    """How to reach it: a node in another network namespace is reached from there only."""
+    ended: bool = False
+    port: int = 0
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    @property
+    def written(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def started(self) -> "Node":
+        """Wait until it takes requests."""
+
+        def find() -> re.Match[str] | None:
+            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}"
+            return re.search(r"API on http://\S*:(\d+)/v1", self.written)
+
+        self.port = int(until(find, START_S, f"{self.name} starts")[1])
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """As when the plug is pulled."""
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self, within: float) -> int:
+        return self.process.wait(within)
+
+    def end(self) -> None:
+        """Both signals first: a drained exit is no part of most tests."""
+        for number in (signal.SIGINT, signal.SIGINT):
+            if self.process.poll() is None:
+                self.signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.kill()
+        self.ended = True
+
+    # --- HTTP ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @contextlib.contextmanager
+    def request(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
+        """`body` is sent as JSON unless it is bytes."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=90)
+        connection._create_connection = self.connect
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        try:
+            connection.request(method, path, data, {"Connection": "close", "Content-Type": "application/json"})
+            with connection.getresponse() as response:
+                yield response
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Answer:
+        with self.request("GET", path) as response:
+            return Answer(response.status, dict(response.headers), response.read())
+
+    def post(self, path: str, body: Any) -> Answer:
+        with self.request("POST", path, body) as response:
+            return Answer(response.status, dict(response.headers), response.read())
+
+    def chat(self, content: Any = "Hello", **body: Any) -> Answer:
+        return self.post("/v1/chat/completions", chat_body(content, **body))
+
+    @contextlib.contextmanager
+    def stream(self, content: Any = "Hello", **body: Any) -> Iterator[Events]:
+        with self.request("POST", "/v1/chat/completions", chat_body(content, stream=True, **body)) as response:
+            assert response.status == 200, response.read()
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            yield Events(response)
+
+    def streamed(self, content: Any = "Hello", **body: Any) -> str:
+        with self.stream(content, **body) as events:
+            return events.rest()
+
+    # --- what it thinks of the cluster ----------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        answer = self.get("/cluster/status")
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def state_of(self, other: "Node") -> str:
+        """Of another node, as this one sees it; empty if it never heard of it."""
+        return next((node["state"] for node in self.status()["nodes"] if node["name"] == other.name), "")
+
+    def running(self) -> int:
+        """Requests that some ring works on or that wait for one."""
+        requests = [model["requests"] for model in self.status()["models"]]
+        return sum(each["running"] + each["queued"] for each in requests)
+
+
+def chat_body(content: Any, **body: Any) -> dict[str, Any]:
+    """Greedy unless told otherwise."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **body}
+
+
+@dataclass
+class Cluster:
+    """Nodes that are to find each other; the name is nobody else's, as all of them share one machine's multicast."""
+
+    directory: Path
+    name: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
+    nodes: list[Node] = field(default_factory=list)
+
+    def launch(
+        self,
+        *options: str,
+        name: str = "",
+        program: Sequence[str] = (str(BIN / "node"),),
+        host: str = "127.0.0.1",
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **reached: Any,
+    ) -> Node:
+        """Start one more process; it may not take requests yet. `host` "": all addresses."""
+        name = name or f"n{len(self.nodes) + 1}"
+        arguments = ["--name", name, "--cluster", self.name, "--api-port", "0", *options]
+        arguments += ["--data-dir", str(self.directory / name), *(["--host", host] if host else [])]
+        # No test asks the hub for anything, nor sees what this machine's user has fetched from it.
+        hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.directory / "hub")}
+        log = self.directory / f"{name}-{len(self.nodes)}.log"
+        with log.open("wb") as file:
+            whole = {**os.environ, **hub, **environment}
+            process = subprocess.Popen([*program, *arguments], stdout=file, stderr=file, env=whole)
+        node = Node(name, process, log, **({"host": host} if host else {}), **reached)
+        self.nodes.append(node)
+        _shown.append(node)
+        return node
+
+    def start(self, count: int, *options: str) -> list[Node]:
+        """Start nodes at the same time; they take requests, but may not have found each other yet."""
+        return [node.started() for node in [self.launch(*options) for _ in range(count)]]
+
+    def agreed(self, *nodes: Node, within: float = 15.0) -> dict[str, Any]:
+        """Wait until these nodes, and no others, are here with one head and one term; their status.
+
+        `within` starts when all of them take requests.
+        """
+
+        def agree() -> dict[str, Any] | None:
+            seen = [node.status() for node in nodes]
+            here = [{node["name"] for node in status["nodes"] if node["state"] not in GONE} for status in seen]
+            assert all(names == {node.name for node in nodes} for names in here), here
+            heads = {(status["head"], status["term"]) for status in seen}
+            assert len(heads) == 1, heads
+            head = seen[0]["head"]
+            present = {node["id"] for node in seen[0]["nodes"] if node["state"] not in GONE}
+            claims = [node["id"] for node in seen[0]["nodes"] if "head" in node["roles"]]
+            return seen[0] if head in present and claims == [head] else None
+
+        return until(agree, within, f"{', '.join(node.name for node in nodes)} agree on a head and a term")
+
+    def ready(self, *nodes: Node, within: float = 30.0) -> dict[str, Any]:
+        """Wait until these nodes agree and all that is wanted is served; their status."""
+
+        def is_ready() -> dict[str, Any] | None:
+            status = self.agreed(*nodes, within=0)
+            states = [node.status()["state"] for node in nodes]
+            assert set(states) == {"ready"}, states
+            return status
+
+        return until(is_ready, within, f"{', '.join(node.name for node in nodes)} are ready")
+
+    def head(self, status: dict[str, Any]) -> Node:
+        name = next(node["name"] for node in status["nodes"] if node["id"] == status["head"])
+        return next(node for node in self.nodes if node.name == name)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            if node.process.poll() is None:
+                node.signal(signal.SIGINT)
+        for node in self.nodes:
+            node.end()
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    cluster = Cluster(directory)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One test's own nodes."""
+    with running_cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _shown[:] = [node for node in _shown if not node.ended]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure shows what the nodes logged."""
+    report: Any = yield
+    if report.failed:
+        report.sections += [(f"log of {node.name}", node.written[-6000:]) for node in _shown]
+    return report
+
+
+_STOCK = """
+import json, sys
+import mlx_lm
+model, tokenizer = mlx_lm.load(sys.argv[1])
+texts = {}
+for content, max_tokens, messages in json.load(sys.stdin):
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    texts[content] = mlx_lm.generate(model, tokenizer, prompt, max_tokens=max_tokens)
+json.dump(texts, sys.stdout)
+"""
+
+PROMPTS = {
+    "Hello": 64,
+    "Count from 1 to 100": 300,
+    "Count from 1 to 20": 128,
+    "What is the capital of France?": 64,
+    "Tell me a story.": 200,
+    "What is 7 plus 8?": 64,
+    "Repeat after me: apple banana 🙂 orange": 64,
+    "Count from 10 to 1": 64,
+    "Who are you?": 64,
+}
+"""Each with the most tokens its answer may have."""
+DIALOG = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "My name is Clara."},
+    {"role": "assistant", "content": "Nice to meet you, Clara! 😊"},
+    {"role": "user", "content": "What is my name?"},
+]
+
+
+@pytest.fixture(scope="session")
+def stock() -> dict[str, str]:
+    """What stock mlx-lm answers, by prompt, and as "dialog". In a process of its own: MLX has no place among the tests' threads."""
+    model = ROOT / "node" / "builtin" / MODEL
+    asked = [(content, most, [{"role": "user", "content": content}]) for content, most in PROMPTS.items()]
+    asked.append(("dialog", 64, DIALOG))
+    command = [sys.executable, "-c", _STOCK, str(model)]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,90 @@
+"""Hosts on a network, made of the kernel's network namespaces: each has its own addresses, ports and multicast."""
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+CLONE_NEWNET = 0x40000000
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@dataclass(frozen=True)
+class Host:
+    space: str
+    address: str
+    switch: str
+    port: str
+    """Its end of the cable at the switch."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What goes before a command that is to run there; it becomes the command, so its pid is the command's."""
+        return ("ip", "netns", "exec", self.space)
+
+    def connect(self, *arguments: Any, **options: Any) -> socket.socket:
+        """Like `socket.create_connection`, from there. A socket stays where it was made, and so does a thread."""
+
+        def there() -> socket.socket:
+            libc = ctypes.CDLL(None, use_errno=True)
+            space = os.open(f"/run/netns/{self.space}", os.O_RDONLY)
+            try:
+                if libc.setns(space, CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), f"setns to {self.space}")
+            finally:
+                os.close(space)
+            return socket.create_connection(*arguments, **options)
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(there).result()
+
+    def pull_cable(self) -> None:
+        ip("-n", self.switch, "link", "set", self.port, "down")
+
+    def plug_cable(self) -> None:
+        ip("-n", self.switch, "link", "set", self.port, "up")
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Iterator[list[Host]]:
+    """Three, each with one cable to one switch. What is made is deleted, however far it came."""
+    if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("network namespaces need Linux, root and the `ip` command")
+    run = uuid.uuid4().hex[:8]
+    switch = f"pippin-{run}-switch"
+    with ExitStack() as cleanup:
+
+        def add(space: str) -> None:
+            ip("netns", "add", space)
+            cleanup.callback(ip, "netns", "delete", space)
+            ip("-n", space, "link", "set", "lo", "up")
+
+        try:
+            add(switch)
+            # Without a querier on the network, a snooping switch would forget who listens to multicast.
+            ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        made = [Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}") for n in (1, 2, 3)]
+        for host in made:
+            add(host.space)
+            cable = ("type", "veth", "peer", "name", "eth0", "netns", host.space)
+            ip("-n", switch, "link", "add", host.port, *cable)
+            ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
+            ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
+            ip("-n", host.space, "link", "set", "eth0", "up")
+        yield made
