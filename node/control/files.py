@@ -58,15 +58,22 @@ class Files:
         directory = await asyncio.to_thread(find, shard.model, shard.start, shard.end, ends)
         if directory:
             return directory
+        failure: PippinError | None = None
         for peer in self._holders(shard.model):
             try:
                 return await self._from_peer(peer, shard, ends, progress)
             except PippinError as error:
                 log.warning("%s could not be fetched from %s: %s", shard.model, peer, error)
-        fetch = self._hub.fetch
-        directory = await asyncio.to_thread(
-            fetch, shard.model, shard.start, shard.end, ends, lambda done, total: progress(done / max(total, 1))
-        )
+                failure = error
+        if failure and "/" not in shard.model:
+            raise failure  # the hub has no such names
+        return await self._from_hub(shard, ends, progress)
+
+    async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
+        def tell(done: int, total: int) -> None:
+            progress(done / max(total, 1))
+
+        directory = await asyncio.to_thread(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
         self._catalogue.refresh()
         return directory
 
