@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from aiohttp import web
@@ -86,9 +87,9 @@ class Reply:
 
         async with events.kept_alive():
             await run_all(gateway.backend, self.choices, emit)
-        if self.job.body.include_usage:
-            await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
-        await events.done()
+            if self.job.body.include_usage:
+                await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
+            await events.done()
         return events.response
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class Reply:
         return usage(self.choices, self.job.body.n)
 
 
+@cache
 def fingerprint(model_id: str) -> str:
     return "fp_" + hashlib.sha256(model_id.encode()).hexdigest()[:10]
 

@@ -25,7 +25,10 @@ class EventStream:
         self._request = request
         self._pace = pace
         self._lock = asyncio.Lock()
-        self._last_write = 0.0
+        self._writing = False
+        self._since = asyncio.get_running_loop().time()
+        """When the write under way began, or the last one ended."""
+        self._stalled = False
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream",
@@ -52,25 +55,35 @@ class EventStream:
             await asyncio.wait([task])
 
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._last_write = loop.time()
+        """One timer for the whole stream: a timeout around each write would cost as much as the write."""
         while True:
-            await asyncio.sleep(self._last_write + self._pace.keepalive_s - loop.time())
-            if loop.time() >= self._last_write + self._pace.keepalive_s:
+            now = asyncio.get_running_loop().time()
+            if self._writing and now >= self._since + self._pace.stall_s:
+                self._give_up()
+                return
+            if not self._writing and now >= self._since + self._pace.keepalive_s:
                 try:
                     await self._write(b": keep-alive\n\n")
                 except ConnectionError:
                     return  # the handler learns of it by its own next write, or is cancelled
+                continue
+            limit = self._pace.stall_s if self._writing else min(self._pace.keepalive_s, self._pace.stall_s)
+            await asyncio.sleep(self._since + limit - now)
+
+    def _give_up(self) -> None:
+        self._stalled = True
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     async def _write(self, event: bytes) -> None:
+        loop = asyncio.get_running_loop()
         async with self._lock:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
+            self._writing, self._since = True, loop.time()
             try:
-                async with asyncio.timeout(self._pace.stall_s):
-                    await self.response.write(event)
-            except TimeoutError:
-                if self._request.transport is not None:
-                    self._request.transport.abort()
-                raise ConnectionResetError(f"the reader took nothing for {self._pace.stall_s} s") from None
-            self._last_write = asyncio.get_running_loop().time()
+                if not self.response.prepared:
+                    await self.response.prepare(self._request)
+                await self.response.write(event)
+            finally:
+                self._writing, self._since = False, loop.time()
+            if self._stalled:
+                raise ConnectionResetError(f"the reader took nothing for {self._pace.stall_s} s")
