@@ -13,6 +13,7 @@ from api.generation import Job
 from api.logprobs import chat_logprobs
 from api.response import Collected, Gateway, Reply, new_id
 from api.schema import ChatRequest, parse
+from node.core.errors import BadRequest
 from node.engine.tokenizer import Tokenizer
 
 
@@ -22,6 +23,8 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     messages = [message.for_template() for message in body.messages]
     # In a thread: a long prompt takes long, and other streams go on.
     prompt = await asyncio.to_thread(model.tokenizer.chat, messages, **body.chat_template_kwargs)
+    if not prompt:
+        raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(
         id=new_id("chatcmpl"),
         model=model,

@@ -17,6 +17,9 @@ from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.engine.tokenizer import Tokenizer
 
+MAX_CHOICES = 2048
+"""Answers to one request, as OpenAI bounds its list of prompts; each costs memory before the first token."""
+
 
 async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(CompletionRequest, await read_object(request))
@@ -29,6 +32,10 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         max_tokens=body.max_tokens,
         param="prompt",
     )
+    if len(body.prompt) * body.n > MAX_CHOICES:
+        raise BadRequest(
+            f"{len(body.prompt)} prompts with {body.n} answers each are more than {MAX_CHOICES}.", param="prompt"
+        )
     choices: list[Choice] = []
     for prompt in body.prompt:
         echo = _text(model, prompt) if body.echo else ""

@@ -9,13 +9,9 @@ from aiohttp import web
 
 from api.app import create_app
 from api.backend import Backend
-from node.core.errors import PippinError
+from node.core.errors import PortTaken
 
 log = logging.getLogger(__name__)
-
-
-class PortTaken(PippinError):
-    code = "port_taken"
 
 
 class ApiServer:

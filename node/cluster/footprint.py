@@ -18,8 +18,9 @@ class Footprint:
         self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
         self._shared = spec.shared_ends
-        # A layer is read before the copy it replaces is dropped, and a cache grows by copying: one of each at a time.
-        self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
+        # A layer is read before the copy it replaces is dropped, and a lane's caches of a layer grow by copying all its
+        # sessions: one of each at a time.
+        self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:

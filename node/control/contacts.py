@@ -71,6 +71,7 @@ class Contacts:
         return hint.id in self._hints and self._hints[hint.id].grpc_port == hint.grpc_port
 
     def forget(self, node: str) -> None:
+        self.hang_up(node)
         self._hints.pop(node, None)
         self._topology.forget(node)
 
@@ -130,7 +131,7 @@ class Contacts:
                 if info.cluster == self._cluster and info.id not in self._hints:
                     addresses = tuple(dict.fromkeys((host.strip("[]"), *info.addresses)))
                     self._learn(PeerHint(info.id, addresses, int(port)))
-                talk.heard(answer)
+                _tell(talk, answer)
             await asyncio.sleep(GONE_INTERVAL_S)
 
     async def _keep(self, node: str, talk: Talk) -> None:
@@ -176,7 +177,7 @@ class Contacts:
                 refused |= not isinstance(error, PeerTimeout)
             else:
                 if answer.report.info.id == hint.id:
-                    talk.heard(answer)
+                    _tell(talk, answer)
                     return
         if refused:  # no mere slowness, which membership measures itself
             talk.unreachable(hint.id)
@@ -187,6 +188,13 @@ class Contacts:
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 log.debug("goodbye: %s", answer)
+
+
+def _tell(talk: Talk, answer: Heartbeat) -> None:
+    try:
+        talk.heard(answer)
+    except PippinError as error:
+        log.warning("heartbeat: %s", error)
 
 
 def _leads_outward(address: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from node.cluster.placement import place
 from node.control.agent import Agent
 from node.control.specs import Specs
-from node.core.errors import NotReady, PippinError, error_from
+from node.core.errors import NotReady, PippinError, error_from, told
 from node.core.signal import Signal
 from node.core.types import Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
@@ -67,12 +67,12 @@ class Head:
         wanted.asked_at = time.monotonic()
         wanted.failure = None
         if wanted.spec is None:
-            try:
-                wanted.spec = await self._specs.find(model)
-            except PippinError:
+            # The caller may go away; what was found out serves the next one.
+            await asyncio.shield(self._described(model, wanted))
+            if failure := self._wanted[model].failure:
                 if not wanted.preload:
                     self._wanted.pop(model, None)
-                raise
+                raise error_from(failure.code, failure.message, hint=failure.hint)
         self._agent.head_due.notify()
         await self._planned.wait()
         for refusal in self._agent.placement.refused:
@@ -105,9 +105,8 @@ class Head:
             wanted.preload = model in preload
             if wanted.failure and wanted.retry_at < time.monotonic():
                 wanted.failure = None
-            if not wanted.spec and not wanted.failure and model not in self._describing:
-                task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
-                self._describing[model] = task
+            if not wanted.spec and not wanted.failure:
+                self._described(model, wanted)
 
     def _lacks_spec(self, current: Placement) -> bool:
         """A new head does not know the models yet that its predecessor placed: until it does, all stays as it is."""
@@ -121,14 +120,21 @@ class Head:
             if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
                 del self._wanted[model]
 
+    def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[None]:
+        """The task that finds out about a model; there is one at a time."""
+        if model not in self._describing:
+            task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
+            self._describing[model] = task
+        return self._describing[model]
+
     async def _describe(self, model: str, wanted: _Wanted) -> None:
         """A task's root: whatever goes wrong is told as the reason why the model is refused."""
         try:
             wanted.spec = await self._specs.find(model)
         except Exception as error:
-            failed = error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
-            if failed is not error:
+            if not isinstance(error, PippinError):
                 log.exception("describing failed")
+            failed = told(error)
             log.error("%s: %s", model, failed)
             wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
             wanted.retry_at = time.monotonic() + RETRY_S

@@ -129,6 +129,15 @@ class Incompatible(PippinError):
     status = 409
 
 
+class PortTaken(PippinError):
+    code = "port_taken"
+
+
+def told(error: Exception) -> PippinError:
+    """Any error as one that can be told to users and peers."""
+    return error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
+
+
 def _tree(root: type[PippinError]) -> dict[str, type[PippinError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

@@ -328,4 +328,4 @@ class TokenEvent:
     top: Sequence[tuple[int, float]] = ()
     finish: Finish | None = None
     cached_tokens: int = 0
-    """Prompt tokens whose KV was reused; told with position 0."""
+    """Prompt tokens whose KV was reused; told with the first token that a driver gives."""

@@ -53,7 +53,8 @@ def single(cache: Any, row: int) -> Any:
 
 def can_go_back(cache: Any) -> bool:
     """Whether any earlier position can be had by trimming: a window that is full has lost what went before."""
-    return all(part.is_trimmable() and not getattr(part, "max_size", None) for part in parts(cache))
+    bounds = ("max_size", "chunk_size")
+    return all(part.is_trimmable() and not any(getattr(part, name, None) for name in bounds) for part in parts(cache))
 
 
 def advance_shadow(cache: Any, rows: int, length: int) -> None:

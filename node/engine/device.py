@@ -30,6 +30,11 @@ def wire_memory() -> None:
             mx.set_wired_limit(limit)
 
 
+def release_memory() -> None:
+    """Give back what MLX keeps for reuse, as after the last reference to a model's weights is gone."""
+    mx.clear_cache()
+
+
 def prefill_chunk() -> int:
     """Tokens of a prompt to run in one step: enough to keep the device busy, few enough to share it with other sessions.
 

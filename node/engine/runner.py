@@ -38,6 +38,10 @@ class Runner:
         """What the caches took after the last operation on them; may be read in any thread."""
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
+        with _step():
+            self._apply(ops)
+
+    def _apply(self, ops: Sequence[CacheOp]) -> None:
         for op in ops:
             self._stage.apply(op)
         if ops:
@@ -54,6 +58,11 @@ class Runner:
         return self._stage.plan.batchable
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below it; MLX does not check, and reads beyond its arrays."""
+        return self._stage.plan.vocabulary
+
+    @property
     def trimmable(self) -> bool:
         """Whether the caches can go back to an earlier position."""
         return self._stage.plan.trimmable
@@ -64,7 +73,7 @@ class Runner:
         """Operations and the driver's layers, on rows of equal length; gives the frame for the next stage."""
         assert frame.lane is not None
         with _step():
-            self.apply(frame.ops)
+            self._apply(frame.ops)
             ids = token_array(tokens)
             tensors = pack(self._stage.begin(frame.lane, ids))
             return replace(frame, tensors=tensors, tokens=pack([ids])[0] if self._stage.plan.reads_tokens else None)
@@ -78,7 +87,7 @@ class Runner:
         """A whole step of a ring of one node. Nothing is drawn when there are no `draws`."""
         assert frame.lane is not None
         with _step():
-            self.apply(frame.ops)
+            self._apply(frame.ops)
             hidden = self._stage.begin(frame.lane, token_array(tokens))
             return self._draw(hidden, draws) if draws else []
 
@@ -99,7 +108,7 @@ class Runner:
         A failed step passes as it is.
         """
         with _step():
-            self.apply(frame.ops)
+            self._apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
             tokens = unpack([frame.tokens])[0] if frame.tokens else None
@@ -114,5 +123,6 @@ class Runner:
 def _step() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, MemoryError) as error:  # what MLX raises: out of memory, shapes that do not fit
+    except (RuntimeError, ValueError, MemoryError, TypeError, LookupError, AttributeError) as error:
+        # MLX: out of memory, shapes that do not fit. mlx-lm: whatever Python raises when a model meets what it does not know.
         raise StepFailed(f"The step could not be computed: {error}") from error

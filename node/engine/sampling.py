@@ -78,18 +78,14 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
 
 def _is_plain(sampling: Sampling) -> bool:
     """Greedy, and the model's logits as they are."""
-    return sampling.temperature == 0 and not sampling.logit_bias and not _is_penalized(sampling)
-
-
-def _is_penalized(sampling: Sampling) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
+    return sampling.temperature == 0 and not sampling.logit_bias and not sampling.penalizes
 
 
 def _draw(
     logits: mx.array, params: Sequence[Sampling], positions: Sequence[int], histories: Sequence[History]
 ) -> mx.array:
     x = logits.astype(mx.float32)
-    if any(p.logit_bias or _is_penalized(p) for p in params):
+    if any(p.logit_bias or p.penalizes for p in params):
         x = mx.stack([_adjust(row, p, h) for row, p, h in zip(x, params, histories, strict=True)])
     if all(p.temperature == 0 for p in params):
         return mx.argmax(x, axis=-1)

@@ -99,6 +99,8 @@ class Stage:
         rows, length = self._check(self.start, tensors)
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
             raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
+        if tokens is not None and not 0 <= int(mx.min(tokens)) <= int(mx.max(tokens)) < self.plan.vocabulary:
+            raise PippinError(f"A token of the step is not among the model's {self.plan.vocabulary}.")
         return self._step(lane, mx.zeros((rows, length), mx.int32) if tokens is None else tokens, tensors, lengths)
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
@@ -219,6 +221,7 @@ class Stage:
         lane.caches = [caches.batched(cache) for cache in lane.caches]
         for cache, other in zip(lane.caches, added.caches, strict=True):
             cache.extend(caches.batched(other))
+        mx.eval(caches.states(lane.caches))  # or the copies of several merges would pile up
         lane.positions += added.positions
         del self._lanes[source]
 
@@ -239,8 +242,8 @@ class Stage:
         if not all(cache.is_trimmable() for cache in lane.caches if not cache.empty()):
             raise PippinError(f"A cache of {self.plan.model_type} cannot go back {tokens} tokens.")
         for cache in lane.caches:
-            if not cache.empty():
-                cache.trim(tokens)
+            if not cache.empty() and cache.trim(tokens) != tokens:
+                raise PippinError(f"A cache of {self.plan.model_type} did not go back {tokens} tokens.")
         lane.positions = [position - tokens for position in lane.positions]
 
     def _keep(self, number: int, row: int, prefix: int) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 import grpc
 
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from, told
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
         raise error
     if not isinstance(error, PippinError):
         log.error("an RPC failed", exc_info=error)
-        error = PippinError(f"{type(error).__name__}: {error}")
+    said = told(error)
     metadata = (
-        ("pippin-code", error.code),
-        ("pippin-message", quote(error.message)),
-        ("pippin-hint", quote(error.hint)),
+        ("pippin-code", said.code),
+        ("pippin-message", quote(said.message)),
+        ("pippin-hint", quote(said.hint)),
     )
-    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)
+    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message, metadata)
     raise AssertionError("abort returned")
 
 

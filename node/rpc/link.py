@@ -27,6 +27,7 @@ class Link:
         self._on_broken = on_broken
         self._call: grpc.aio.StreamUnaryCall[bytes, bytes] = channel.stream_unary(method)()
         self._closed = False
+        self._reporting: asyncio.Task[None] | None = None
         self._error: PippinError | None = None
         self._call.add_done_callback(lambda _: self._ended())
 
@@ -62,11 +63,11 @@ class Link:
         return PeerUnavailable(f"The link to {self._peer} is closed.")
 
     def _ended(self) -> None:
-        if self._closed:
-            return
-        asyncio.get_running_loop().create_task(self._report(), name=f"link to {self._peer}")
+        if not self._closed:
+            self._reporting = asyncio.create_task(self._report(), name=f"link to {self._peer}")
 
     async def _report(self) -> None:
         self._error = await self._reason()
         log.info("the link to %s broke: %s", self._peer, self._error)
-        self._on_broken(self._error)
+        if not self._closed:
+            self._on_broken(self._error)

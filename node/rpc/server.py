@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from node.core.errors import PippinError
+from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.boundary import stream, unary
 from node.rpc.channel_options import OPTIONS
@@ -25,10 +25,6 @@ from node.wire.serving_pb2_grpc import (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
-
-
-class PortTaken(PippinError):
-    code = "port_taken"
 
 
 class RpcServer:

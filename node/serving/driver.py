@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from node.core.errors import PippinError, RingLost, StaleFence, error_from
+from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, error_from, told
 from node.core.frames import CacheOp, Frame
 from node.core.types import GenerateRequest, Ring, RingLoad, TokenEvent
 from node.engine.compute import Compute
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 STEP_TIMEOUT_S = 60.0
 """A step that has not come round by then is lost: the largest chunk on the slowest machine takes a tenth of it."""
+WATCH_S = 1.0
 RESTART_WINDOW_S = 15.0
 """How long a broken ring tries to start again before its requests are given back to their gateways."""
 RESTART_DELAY_S = 0.3
@@ -31,6 +32,7 @@ RESTART_DELAY_S = 0.3
 @dataclass(slots=True)
 class _InFlight:
     step: Step
+    seq: int
     sent_at: float
 
 
@@ -48,7 +50,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._in_flight: deque[_InFlight] = deque()
         self._link: Link | None = None
-        self._run = 0
+        self._run = time.time_ns()  # above those of this ring's driver before a restart of its node
         self._seq = 0
         self._broken: PippinError | None = None
         self._broken_since = 0.0
@@ -60,10 +62,12 @@ class Driver:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each new token once, in order. Closing it cancels the session.
 
-        Raises ContextExceeded, Overloaded, RingLost when the ring is replaced or cannot be restarted.
+        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring is replaced or cannot be restarted.
         """
         if self._closed:
             raise self._closed
+        if any(not 0 <= token < self._runner.vocabulary for token in (*request.prompt, *request.resume)):
+            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
         session = Session(request)
         self._scheduler.submit(session)
         self._wake.set()
@@ -101,21 +105,19 @@ class Driver:
     async def run(self) -> None:
         """Send steps as long as there is one and the ring has room for it."""
         while not self._closed:
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._check_deadlines()
+            await self._wake.wait()
             self._wake.clear()
-            if self._broken:
-                await self._restart()
             try:
+                if self._broken and not self._closed:
+                    await self._restart()
                 await self._send_all()
-            except PippinError as error:
-                self._break(error)
+            except Exception as error:
+                if not isinstance(error, PippinError):
+                    log.exception("a step failed")
+                self._break(told(error))
 
     async def _send_all(self) -> None:
-        while not self._broken and len(self._in_flight) < len(self._ring.stages):
+        while not self._broken and not self._closed and len(self._in_flight) < len(self._ring.stages):
             if step := self._scheduler.next():
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
@@ -135,7 +137,7 @@ class Driver:
             self._fail_step(step, error)
         if self._broken:
             return  # meanwhile, or just now: all sessions have been rewound
-        self._in_flight.append(_InFlight(step, time.monotonic()))
+        self._in_flight.append(_InFlight(step, frame.seq, time.monotonic()))
         await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame) -> None:
@@ -171,7 +173,7 @@ class Driver:
         if frame.run != self._run or self._broken:
             return  # a leftover from before the fresh start
         self._broken_since = 0.0
-        step = self._in_flight.popleft().step if frame.lane is not None else None
+        step = self._due(frame) if frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(step, error)
@@ -180,19 +182,28 @@ class Driver:
             try:
                 drawn = await self._compute.run(self._runner.finish, frame, draws) if draws else []
             except PippinError as error:
-                self._fail_step(step, error)
+                if frame.run == self._run:
+                    self._fail_step(step, error)
                 return
             if frame.run == self._run and not self._broken:
                 self._landed(step, drawn)
 
+    def _due(self, frame: Frame) -> Step:
+        """The step that the frame is the result of. Raises BadRequest, which ends the link, when another one is due."""
+        due = self._in_flight[0] if self._in_flight else None
+        if due is None or (due.seq, due.step.lane) != (frame.seq, frame.lane):
+            raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
+        self._in_flight.popleft()
+        return due.step
+
     def _landed(self, step: Step, drawn: Sequence[Sampled]) -> None:
+        self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         now = time.monotonic()
         for seat, sampled in zip(step.rows, drawn, strict=bool(drawn)):
             if not seat.gone:
                 self._rate.count(now)
                 self._emit(seat, sampled)
         self._scheduler.landed(step)
-        self._wake.set()
 
     def _emit(self, seat: Seat, sampled: Sampled) -> None:
         session = seat.session
@@ -243,16 +254,22 @@ class Driver:
             lost = RingLost(f"The ring could not be restarted for {RESTART_WINDOW_S:.0f} s: {self._broken.message}")
             for session in self._scheduler.sessions():
                 self._fail(session, lost)
+        if not self._scheduler.sessions():
             self._broken_since = 0.0
         await asyncio.sleep(RESTART_DELAY_S)
+        if self._closed:
+            return  # the stage may be another ring's by now
         self._run += 1
         self._seq = 0
         await self._compute.run(self._runner.reset)
         self._broken = None
 
-    def _check_deadlines(self) -> None:
-        if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > STEP_TIMEOUT_S:
-            self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
+    async def watch(self) -> None:
+        """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
+        while not self._closed:
+            await asyncio.sleep(WATCH_S)
+            if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > STEP_TIMEOUT_S:
+                self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
 
 
 def _draws(step: Step) -> list[Draw]:

@@ -12,7 +12,7 @@ from typing import Any
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.control.status import build_status
-from node.core.errors import NotReady, PeerUnavailable, RingLost, StaleFence, error_from
+from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.types import ClusterView, GenerateRequest, LoadState, ModelEntry, Ring, TokenEvent
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
@@ -63,7 +63,7 @@ class Gateway:
         self._want_here = want
         self._started_at = started_at
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._tokenizer_lock = asyncio.Lock()
+        self._tokenizer_locks: dict[str, asyncio.Lock] = {}
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,11 @@ class Gateway:
             if asked:
                 _raise_refusal(model, view)
                 await self._agent.changed.wait(min(left, 1.0))
-            asked = await self._want(view.head, model)
+            try:
+                async with asyncio.timeout(left):
+                    asked = await self._want(view.head, model)
+            except TimeoutError:
+                break
         raise NotReady(f"{model} is still loading after {wait_s:.0f} s.", hint="See `cluster status`; try again later.")
 
     async def _want(self, head: str, model: str) -> bool:
@@ -130,7 +134,7 @@ class Gateway:
         return True
 
     async def _tokenizer(self, ring: Ring) -> Tokenizer:
-        async with self._tokenizer_lock:
+        async with self._tokenizer_locks.setdefault(ring.model, asyncio.Lock()):
             if ring.model not in self._tokenizers:
                 directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver) or "")
                 self._tokenizers[ring.model] = await asyncio.to_thread(Tokenizer, directory)
@@ -147,7 +151,7 @@ class Gateway:
             ring = await self._ready_ring(request.model, wait_s)
             before = len(done)
             try:
-                async with aclosing(self._events(ring, replace(request, resume=tuple(done)))) as events:
+                async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
                     async for event in events:
                         done.append(event.token)
                         yield event
@@ -170,6 +174,17 @@ class Gateway:
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
         return self._client.generate(address, ring.id, request)
+
+
+def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> GenerateRequest:
+    """What is left of a request for a ring, whose context may be shorter than that of the ring before."""
+    room = min(request.max_tokens, ring.context - len(request.prompt))
+    if done and room <= len(done):
+        raise NoCapacity(
+            f"The nodes that are left hold {ring.context} tokens; this answer has come to "
+            f"{len(request.prompt) + len(done)}."
+        )
+    return replace(request, resume=tuple(done), max_tokens=max(room, 1) if done else request.max_tokens)
 
 
 def _is_ready(ring: Ring, view: ClusterView) -> bool:

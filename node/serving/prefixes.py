@@ -6,7 +6,7 @@ so a list serves as well as a tree and has no nodes to keep.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SHORTEST = 16
@@ -21,16 +21,17 @@ class Match:
 
 
 class Prefixes:
-    """Ordered by last use. `trimmable`: whether the caches can go back to an earlier position of what they hold."""
+    """Ordered by last use. `trimmable`: whether the caches can go back to an earlier position of what they hold.
 
-    def __init__(self, *, trimmable: bool) -> None:
+    `charge` gives what a sequence of so many tokens takes of the budget; `charged` is the sum.
+    """
+
+    def __init__(self, charge: Callable[[int], int], *, trimmable: bool) -> None:
+        self.charged = 0
+        self._charge = charge
         self._trimmable = trimmable
         self._held: OrderedDict[int, bytes] = OrderedDict()
         self._next = 0
-
-    def lengths(self) -> list[int]:
-        """Tokens of each."""
-        return [_count(held) for held in self._held.values()]
 
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix that spares the most of `tokens`; its use is noted."""
@@ -49,9 +50,10 @@ class Prefixes:
         new = _pack(tokens)
         needless = [number for number, held in self._held.items() if new.startswith(held)]
         for number in needless:
-            del self._held[number]
+            self._drop(number)
         self._next += 1
         self._held[self._next] = new
+        self.charged += self._charge(len(tokens))
         return self._next, needless
 
     def worth_adding(self, tokens: Sequence[int]) -> bool:
@@ -61,7 +63,13 @@ class Prefixes:
 
     def evict(self) -> int | None:
         """Forget the one that was not used for longest; None when there is none."""
-        return self._held.popitem(last=False)[0] if self._held else None
+        oldest = next(iter(self._held), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest
+
+    def _drop(self, number: int) -> None:
+        self.charged -= self._charge(_count(self._held.pop(number)))
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -9,12 +10,12 @@ from pathlib import Path
 
 from node.control.agent import Agent
 from node.control.contacts import Contacts
-from node.core.errors import PippinError, RingLost, StaleFence
+from node.core.errors import PippinError, RingLost, StaleFence, told
 from node.core.frames import Frame
 from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
 from node.core.units import format_bytes
 from node.engine.compute import Compute
-from node.engine.device import prefill_chunk
+from node.engine.device import prefill_chunk, release_memory
 from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
@@ -119,6 +120,7 @@ class Rings:
         for shard in self._stages.keys() - set(wanted.values()):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             await self._compute.run(self._stages.pop(shard).clear)
+            await self._compute.run(release_memory)
         self._agent.touch()
 
     def _hold(self, ring: Ring) -> None:
@@ -129,28 +131,35 @@ class Rings:
 
     async def _begin(self, ring: Ring, shard: Shard) -> None:
         """Load the stage and take part in the ring. A task's root: whatever goes wrong is reported as a failed load."""
+        stop = threading.Event()
         try:
-            stage = self._stages.get(shard) or await self._load(ring, shard)
-        except Exception as error:
-            failed = error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
-            if failed is not error:
-                log.exception("loading failed")
-            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
-            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}")
-        else:
-            self._stages[shard] = stage
+            stage = self._stages[shard] = self._stages.get(shard) or await self._load(ring, shard, stop)
             self._parts[ring.id] = self._part(ring, stage)
             self._report(ring.id, shard, LoadState.READY, 1.0)
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("loading failed")
+            failed = told(error)
+            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
+            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}")
         finally:
+            stop.set()
             self._loading.pop(ring.id, None)
 
-    async def _load(self, ring: Ring, shard: Shard) -> Stage:
+    async def _load(self, ring: Ring, shard: Shard, stop: threading.Event) -> Stage:
+        """Once `stop` is set, as when this task is cancelled, the threads that fetch and load break off."""
+
+        def progress(share: float) -> None:
+            if stop.is_set():
+                raise RingLost(f"Ring {ring.id} was replaced while its stage was loading.")
+            self._progress(ring.id, share)
+
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._report(ring.id, shard, LoadState.FETCHING)
         ends = shard.start == 0 or ring.shared_ends
-        directory = await self._fetch(shard, ends, lambda share: self._progress(ring.id, share))
+        directory = await self._fetch(shard, ends, progress)
         self._report(ring.id, shard, LoadState.LOADING)
-        load = partial(load_stage, progress=lambda share: self._progress(ring.id, share))
+        load = partial(load_stage, progress=progress)
         stage = await self._compute.run(load, directory, shard.start, shard.end)
         log.info(
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
@@ -174,6 +183,7 @@ class Rings:
         )
         driver = Driver(ring, limits, self._compute, runner, onward if len(nodes) > 1 else None)
         self._group.create_task(driver.run(), name=f"driver of {ring.id}")
+        self._group.create_task(driver.watch(), name=f"watch of {ring.id}")
         return driver
 
     def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:

@@ -6,13 +6,14 @@ two chunks every lane steps once, so a long prompt delays running streams by one
 
 KV is accounted in tokens: the placement set aside `max_sessions` times the context. Sessions are charged for what their
 caches have allocated, a lane for its longest row times its rows; what is left holds the KV of finished sessions for
-those that begin alike. When a session grows beyond what is left, the youngest is put back and will be replayed.
+those that begin alike. When a session grows beyond what is left, the last to join is put back and will be replayed.
 """
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 
-from node.core.errors import ContextExceeded, Overloaded
+from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Drop, Forget, Keep, Open, Reuse
 from node.core.types import KvCost
 from node.serving.lane import Lane, keep
@@ -47,9 +48,13 @@ class Limits:
         It is the share of the layer for which it is largest, so it holds on every stage, whatever layers that has. A
         recurrent layer's state is as large for one token as for all, so there every session is charged the context.
         """
-        grown = min(-(-tokens // ALLOCATED) * ALLOCATED, self.context)
-        whole = [(cost.bytes_for(grown), cost.bytes_for(self.context)) for cost in set(self.kv)]
-        return max((-(-part * self.context // most) for part, most in whole if most), default=grown)
+        return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
+
+
+@cache
+def _charge(kv: tuple[KvCost, ...], context: int, tokens: int) -> int:
+    whole = [(cost.bytes_for(tokens), cost.bytes_for(context)) for cost in set(kv)]
+    return max((-(-part * context // most) for part, most in whole if most), default=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Scheduler:
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prompts: deque[_Prompt] = deque()
         self._waiting: deque[Session] = deque()
-        self._prefixes = Prefixes(trimmable=trimmable)
+        self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
         self._next_lane = FIRST_PROMPT_LANE
         self._steps_since_chunk = 0
@@ -108,21 +113,24 @@ class Scheduler:
     @property
     def tokens_held(self) -> int:
         """Tokens of KV that are set aside or kept; never more than the budget for longer than one step."""
-        return self._used() + self._kept()
+        return self._used() + self._prefixes.charged
 
     def sessions(self) -> list[Session]:
         """Running and waiting, in the order in which they came."""
         return [*(seat.session for lane in self._lanes for seat in lane.seats()), *self._waiting]
 
     def submit(self, session: Session) -> None:
-        """Raises ContextExceeded, or Overloaded when the queue is full."""
+        """Raises BadRequest, ContextExceeded, or Overloaded when the queue is full."""
+        if not session.request.prompt or len(session.request.resume) >= session.request.max_tokens:
+            raise BadRequest("There is nothing to begin from, or nothing left to generate.")
         if session.longest > self._limits.context:
             raise ContextExceeded(
                 f"This model's context is {self._limits.context} tokens; {len(session.request.prompt)} of prompt and "
                 f"{session.request.max_tokens} to generate are {session.longest}.",
                 hint="Send a shorter prompt or ask for fewer tokens.",
             )
-        if len(self._waiting) >= self._limits.max_queue:
+        # A session that lost its ring has begun already: refusing it now would break its stream.
+        if not session.request.resume and len(self._waiting) >= self._limits.max_queue:
             raise Overloaded(f"{len(self._waiting)} requests are waiting already.", hint="Try again in a moment.")
         self._waiting.append(session)
 
@@ -141,7 +149,7 @@ class Scheduler:
             self._wait_again(seat)
         self._lanes = deque(Lane(number) for number in range(len(self._lanes)))
         self._prompts.clear()
-        self._prefixes = Prefixes(trimmable=self._trimmable)
+        self._prefixes = Prefixes(self._limits.charge, trimmable=self._trimmable)
         self._ops.clear()
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -231,9 +239,6 @@ class Scheduler:
     def _used(self) -> int:
         return sum(self._size(lane) for lane in self._lanes)
 
-    def _kept(self) -> int:
-        return sum(self._limits.charge(tokens) for tokens in self._prefixes.lengths())
-
     def _admit(self) -> None:
         while self._waiting and len(self._prompts) < PROMPTS_AT_ONCE:
             session = self._waiting[0]
@@ -258,11 +263,11 @@ class Scheduler:
         self._prompts.append(_Prompt(session.seat, lane, home))
 
     def _make_room(self) -> None:
-        """Sessions have grown: let go of kept KV, then of the youngest session of the largest lane."""
+        """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""
         self._evict()
         while self._used() > self._budget and self.running > 1:
-            youngest = max(self._lanes, key=self._size).seats()[-1]
-            self._wait_again(youngest)
+            last = max(self._lanes, key=self._size).seats()[-1]
+            self._wait_again(last)
             self._clear_prompts()
 
     def _wait_again(self, seat: Seat) -> None:
@@ -273,7 +278,7 @@ class Scheduler:
 
     def _evict(self, room: int = 0) -> None:
         """Let go of kept KV until the rest, and `room` tokens more, are within the budget."""
-        while self._used() + self._kept() + room > self._budget:
+        while self._used() + self._prefixes.charged + room > self._budget:
             number = self._prefixes.evict()
             if number is None:
                 return

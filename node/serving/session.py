@@ -43,7 +43,8 @@ class Session:
         """Append a sampled token; tells whether it was the last."""
         position = self.generated
         self.tokens.append(token)
-        cached = self.seat.cached if self.seat and position == len(self.request.resume) else 0
+        first = self.seat and position == len(self.request.resume)
+        cached = min(self.seat.cached, len(self.request.prompt)) if self.seat and first else 0
         if token in self.request.stop_tokens:
             return TokenEvent(position, token, finish="stop", cached_tokens=cached)
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None

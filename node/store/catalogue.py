@@ -68,15 +68,15 @@ class Catalogue:
         for path in self._places(model_id):
             try:
                 files = files_for(weight_map(path), start, end, ends)
-            except PippinError:
+            except (PippinError, OSError, RecursionError):
                 continue
             if all((path / file).is_file() for file in files):
                 return path
         return None
 
     def partial(self, model_id: str) -> Path | None:
-        """Any directory of the model, whole or not: config and tokenizer are in all of them."""
-        return next(self._places(model_id), None)
+        """A directory of the model that has its small files, config and tokenizer, and maybe weights."""
+        return next((path for path in self._places(model_id) if _has_tokenizer(path)), None)
 
     def target(self, model_id: str) -> Path:
         """Where files of the model that come from peers belong; it may not exist yet."""
@@ -117,8 +117,12 @@ class Catalogue:
                 yield model_id, snapshot
 
 
+def _has_tokenizer(directory: Path) -> bool:
+    return any(True for pattern in ("*token*", "vocab*", "*.model") for _ in directory.glob(pattern))
+
+
 def _complete(directory: Path) -> bool:
     try:
         return all((directory / file).is_file() for file in text_files(weight_map(directory)))
-    except PippinError:
+    except (PippinError, OSError, RecursionError):  # a link to nowhere, an index nested without end
         return False

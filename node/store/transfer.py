@@ -76,8 +76,8 @@ def _chunks(path: Path, offset: int) -> Iterator[bytes]:
 
 
 def small(listing: Sequence[File]) -> list[File]:
-    """Of what a peer offers: config, tokenizer, template, index, description."""
-    return [file for file in listing if is_small(file.name)]
+    """Of what a peer offers: tokenizer, template, index, description, and last the config, by which a model is known."""
+    return sorted((file for file in listing if is_small(file.name)), key=lambda file: file.name == "config.json")
 
 
 def needed(listing: Sequence[File], weights: Weights, start: int, end: int, ends: bool) -> list[File]:

@@ -330,7 +330,7 @@ def clusters(draw: st.DrawFn) -> list[NodeReport]:
 def stage_cost(spec: ModelSpec, start: int, end: int, context: int, sessions: int, driver: bool) -> int:
     """Bytes of a stage, reckoned without the code under test."""
     cache = [kv.fixed + kv.per_token * (min(context, kv.window) if kv.window else context) for kv in spec.kv]
-    reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache)
+    reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
     ends = spec.ends_bytes if driver else 0
     return sum(spec.layer_bytes[start:end]) + sum(cache[start:end]) * sessions + ends + reserve
 
