@@ -74,7 +74,7 @@ def test_a_full_queue_is_told_and_the_others_are_served(cluster: Cluster) -> Non
 
     def ask(_: int) -> tuple[int, str | None]:
         arrived.wait()
-        answer = node.chat("Count from 1 to 20", max_tokens=120, ignore_eos=True)
+        answer = node.chat("Count from 1 to 20", max_tokens=300, ignore_eos=True)
         return answer.status, answer.headers.get("Retry-After")
 
     with ThreadPoolExecutor(12) as pool:
