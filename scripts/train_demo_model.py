@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Trains the built-in model `pippin-demo`: text, tokenizer and weights all come from this folder and a seed.
+
+    scripts/train_demo_model.py                      # about half an hour on one CPU core
+    scripts/train_demo_model.py --steps 400          # a rough model in four minutes
+
+On a Mac it runs on Metal as it is. On Linux the BLAS of the mlx wheel is slow: preload a tuned one, here with one
+thread. Where BLIS does not recognise a CPU with AVX-512, `BLIS_ARCH_TYPE=0` makes matrix products five times faster:
+
+    apt-get install libblis4-pthread
+    export LD_PRELOAD=/usr/lib/x86_64-linux-gnu/blis-pthread/libblis.so.4 BLIS_NUM_THREADS=1
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from demo_corpus import Dialog, dialogs
+from make_model import save_weights, weights_of
+from mlx import optimizers as optim
+from mlx.nn.losses import cross_entropy
+from mlx.nn.utils import value_and_grad
+from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.utils import save_config
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+OUT = Path(__file__).resolve().parent.parent / "node" / "builtin" / "pippin-demo"
+CONTROL_TOKENS = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(len(CONTROL_TOKENS))
+# Visible text for mlx-lm's tool parser, hence no control tokens, but one token each.
+TOOL_CALL_TOKENS = ["<tool_call>", "</tool_call>"]
+VOCAB_SIZE = 2048
+SHARDS = 3
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "bos_token_id": BOS,
+    "eos_token_id": END,
+    "pad_token_id": PAD,
+}
+# Numbers fall into groups of two digits, and a sign takes the space before a number: then each number of a
+# sum or of a count is one token, always the same one. A Chinese or Japanese character is never merged with
+# the next, or whole sentences would become one token. The rest follows Llama 3.
+SPLIT = (
+    r"[\p{Han}\p{Hiragana}\p{Katakana}]|\p{N}{1,2}|(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+    r"[^\r\n\p{L}\p{N}]?[^\P{L}\p{Han}\p{Hiragana}\p{Katakana}]+|"
+    r" ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = """\
+{%- macro text(content) -%}
+  {%- if content is string -%}{{- content -}}
+  {%- elif content is iterable -%}{%- for part in content if part.type == 'text' -%}{{- part.text -}}{%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- if tools -%}
+  {{- '<|system|>You can call these tools:' -}}
+  {%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
+  {{- '<|end|>' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- set role = 'system' if message.role == 'developer' else message.role -%}
+  {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
+    {{- raise_exception('Unknown role ' + role) -}}
+  {%- endif -%}
+  {{- '<|' + role + '|>' + text(message.content) -}}
+  {%- for tool_call in message.tool_calls or [] -%}
+    {%- set tool_call = tool_call.function or tool_call -%}
+    {{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' -}}
+    {%- if tool_call.arguments is string -%}{{- tool_call.arguments -}}
+    {%- else -%}{{- tool_call.arguments | tojson -}}{%- endif -%}
+    {{- '}\\n</tool_call>' -}}
+  {%- endfor -%}
+  {{- '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+
+def vocabulary_texts(corpus: list[Dialog]) -> Iterator[str]:
+    """The texts whose frequencies shape the vocabulary. Emoji are left out, so that each stays several byte tokens."""
+    for text in corpus:
+        for part in [text.text, *(str(message["content"]) for message in text.messages), json.dumps(text.tools or [])]:
+            yield "".join(c for c in part if ord(c) < 0x1F000 and c not in "\ufe0f\u200d")
+    for number in range(10, 100):
+        yield f"{number} " * 1000
+
+
+def train_tokenizer(corpus: list[Dialog]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    added = [AddedToken(token, special=token in CONTROL_TOKENS) for token in CONTROL_TOKENS + TOOL_CALL_TOKENS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=added,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(vocabulary_texts(corpus), trainer)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TOOL_CALL_TOKENS])
+    bos = CONTROL_TOKENS[BOS]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, chat_template=CHAT_TEMPLATE)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: Dialog, rng: random.Random) -> np.ndarray:
+    rendered = text.text + CONTROL_TOKENS[END]
+    if not text.text:
+        rendered = tokenizer.apply_chat_template(text.messages, tools=text.tools, tokenize=False)
+    # A prompt may end in the middle of a token, as "1, 2," does: let some texts have such a seam.
+    spaces = [i for i, character in enumerate(rendered) if character == " "]
+    cut = rng.choice(spaces) if spaces and rng.random() < 0.3 else len(rendered)
+    return np.array(tokenizer.encode(rendered[:cut]) + tokenizer.encode(rendered[cut:]), np.int32)
+
+
+def loss_mask(tokens: np.ndarray) -> np.ndarray:
+    """Which tokens are learnt: the assistant's, with the end marker, or all of a plain text."""
+    if tokens[0] != BOS:
+        return np.ones(len(tokens), bool)
+    mask, inside = np.zeros(len(tokens), bool), False
+    for i, token in enumerate(tokens):
+        mask[i] = inside
+        inside = token == ASSISTANT or (inside and token != END)
+    return mask
+
+
+def batches(samples: list[np.ndarray], tokens: int, seed: int) -> Iterator[tuple[mx.array, mx.array, mx.array]]:
+    """Endless (inputs, positions that are learnt, their targets), of rows of about the same length."""
+    rng = random.Random(seed)
+    while True:
+        rng.shuffle(samples)
+        for start in range(0, len(samples), 4096):
+            rows = sorted(samples[start : start + 4096], key=len)
+            groups: list[list[np.ndarray]] = [[]]
+            for row in rows:
+                if (len(groups[-1]) + 1) * len(row) > tokens:
+                    groups.append([])
+                groups[-1].append(row)
+            rng.shuffle(groups)
+            yield from (collate(group) for group in groups if group)
+
+
+def collate(rows: list[np.ndarray]) -> tuple[mx.array, mx.array, mx.array]:
+    width = max(len(row) for row in rows)
+    padded = np.full((len(rows), width), PAD, np.int32)
+    mask = np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)], mask[i, : len(row)] = row, loss_mask(row)
+    positions = np.flatnonzero(mask[:, 1:])
+    return mx.array(padded[:, :-1]), mx.array(positions), mx.array(padded[:, 1:].reshape(-1)[positions])
+
+
+def loss(model: Model, inputs: mx.array, positions: mx.array, targets: mx.array) -> mx.array:
+    # The logits are a third of the work, so only those that count are made.
+    hidden = model.model(inputs).reshape(-1, CONFIG["hidden_size"])[positions]
+    # To stop at the number that was asked for is what a count teaches last, from one token in dozens.
+    weights = mx.where(targets == END, 6.0, 1.0)
+    losses = cross_entropy(model.model.embed_tokens.as_linear(hidden), targets)
+    return (losses * weights).sum() / weights.sum()
+
+
+def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> None:
+    rise = optim.linear_schedule(0, args.lr, 50)
+    fall = optim.linear_schedule(args.lr, 0, args.steps)
+    optimizer = optim.AdamW(optim.join_schedules([rise, fall], [50]), betas=[0.9, 0.98], weight_decay=0.05)
+    loss_and_gradients = value_and_grad(model, loss)
+    source = batches(samples, args.batch_tokens, args.seed)
+    started, seen, average = time.monotonic(), 0, math.nan
+    for step in range(1, args.steps + 1):
+        inputs, positions, targets = next(source)
+        value, gradients = loss_and_gradients(model, inputs, positions, targets)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
+        optimizer.update(model, gradients)
+        mx.eval(model.state, optimizer.state)
+        seen += inputs.size
+        average = value.item() if math.isnan(average) else 0.98 * average + 0.02 * value.item()
+        if step % 100 == 0 or step == args.steps:
+            elapsed = time.monotonic() - started
+            print(f"step {step}  loss {average:.4f}  {elapsed:.0f} s  {seen / elapsed:.0f} tokens/s", flush=True)
+        if step % args.save_every == 0 or step == args.steps:
+            save_weights(model, args.out, SHARDS)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.backend_tokenizer.save(str(out / "tokenizer.json"))
+    # By hand, because save_pretrained names a class that only transformers 5 knows.
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|end|>",
+        "pad_token": "<|pad|>",
+        "additional_special_tokens": CONTROL_TOKENS[SYSTEM:],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONFIG["max_position_embeddings"],
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    save_config(dict(CONFIG), out / "config.json")
+    generation = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD}
+    (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train the built-in model.", epilog=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to write (default: node/builtin/pippin-demo)")
+    parser.add_argument(
+        "--new-tokenizer",
+        action="store_true",
+        help="train the tokenizer again (default: the token ids stay as they are)",
+    )
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--batch-tokens", type=int, default=1024)
+    parser.add_argument("--dialogs", type=int, default=80_000, help="number of training dialogs to make")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save-every", type=int, default=500, help="steps between two saved checkpoints")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    mx.random.seed(args.seed)
+    corpus = list(dialogs(args.seed, args.dialogs))
+    tokenizer = train_tokenizer(corpus[:20_000]) if args.new_tokenizer else AutoTokenizer.from_pretrained(OUT)
+    save_tokenizer(tokenizer, args.out)
+    rng = random.Random(args.seed)
+    samples = [encode(tokenizer, text, rng) for text in corpus]
+    model = Model(ModelArgs.from_dict(CONFIG))
+    parameters = sum(value.size for value in weights_of(model).values())
+    print(f"{len(samples)} dialogs, {sum(map(len, samples))} tokens, {parameters} parameters", flush=True)
+    train(model, samples, args)
+
+
+if __name__ == "__main__":
+    main()
