@@ -13,12 +13,13 @@ from node.rpc.frame_codec import encode
 
 log = logging.getLogger(__name__)
 
-SEND_TIMEOUT_S = 20.0
-"""A peer that takes no bytes for this long is gone: its window (MBs) is full and it reads nothing."""
-
 
 class Link:
-    """Sends frames in order. Once broken it stays so; `on_broken` is called once, with the reason, unless closed."""
+    """Sends frames in order. Once broken it stays so; `on_broken` is called once, with the reason, unless closed.
+
+    There is no timeout on a send: a peer that takes no bytes lets the driver's step time out, which closes its links, and
+    so on round the ring.
+    """
 
     def __init__(
         self, channel: grpc.aio.Channel, method: str, peer: str, on_broken: Callable[[PippinError], None]
@@ -36,10 +37,7 @@ class Link:
         if self._error:
             raise self._error
         try:
-            await asyncio.wait_for(self._call.write(encode(frame)), SEND_TIMEOUT_S)
-        except TimeoutError as error:
-            self._call.cancel()
-            raise PeerUnavailable(f"{self._peer} took no bytes for {SEND_TIMEOUT_S:.0f} s.") from error
+            await self._call.write(encode(frame))
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise

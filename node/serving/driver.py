@@ -49,6 +49,7 @@ class Driver:
         )
         self._wake = asyncio.Event()
         self._in_flight: deque[_InFlight] = deque()
+        self._sending = asyncio.Lock()  # frames leave in the order of their numbers, one at a time
         self._link: Link | None = None
         self._run = time.time_ns()  # above those of this ring's driver before a restart of its node
         self._seq = 0
@@ -135,10 +136,18 @@ class Driver:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
-        if self._broken:
-            return  # meanwhile, or just now: all sessions have been rewound
-        self._in_flight.append(_InFlight(step, frame.seq, time.monotonic()))
-        await link.send(frame)
+        await self._post(link, frame, step)
+
+    async def _post(self, link: Link, frame: Frame, step: Step | None) -> None:
+        """Number a frame and send it, unless the ring broke meanwhile: then all sessions have been rewound."""
+        async with self._sending:
+            if self._broken or link is not self._link or frame.run != self._run:
+                return
+            frame = replace(frame, seq=self._seq)
+            self._seq += 1
+            if step:
+                self._in_flight.append(_InFlight(step, frame.seq, time.monotonic()))
+            await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame) -> None:
         try:
@@ -151,13 +160,12 @@ class Driver:
     async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
         frame = self._frame(ops)
         await self._compute.run(self._runner.apply, ops)
-        if self._link and not self._broken:
-            await self._link.send(frame)
+        if self._link:
+            await self._post(self._link, frame, None)
 
     def _frame(self, ops: tuple[CacheOp, ...]) -> Frame:
-        frame = Frame(self._ring.id, self._ring.fence, self._run, self._seq, ops)
-        self._seq += 1
-        return frame
+        """Without a number yet: that is given when it is sent."""
+        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops)
 
     # --- what comes back --------------------------------------------------------------------------------------------
 
@@ -178,15 +186,27 @@ class Driver:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(step, error)
         elif step:
-            draws = _draws(step)
+            await self._finish_step(step, frame)
+
+    async def _finish_step(self, step: Step, frame: Frame) -> None:
+        draws, onward = _draws(step), None
+        drawn: Sequence[Sampled] = ()
+        try:
+            if draws:
+                go_on = self._scheduler.goes_on(step)
+                drawn, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
+        except PippinError as error:
+            if frame.run == self._run:
+                self._fail_step(step, error)
+            return
+        if frame.run != self._run or self._broken:
+            return
+        self._landed(step, drawn)
+        if onward and self._link:
             try:
-                drawn = await self._compute.run(self._runner.finish, frame, draws) if draws else []
+                await self._post(self._link, onward, self._scheduler.go_on(step))
             except PippinError as error:
-                if frame.run == self._run:
-                    self._fail_step(step, error)
-                return
-            if frame.run == self._run and not self._broken:
-                self._landed(step, drawn)
+                self._break(error)
 
     def _due(self, frame: Frame) -> Step:
         """The step that the frame is the result of. Raises BadRequest, which ends the link, when another one is due."""
@@ -280,4 +300,4 @@ def _draws(step: Step) -> list[Draw]:
 def _draw(session: Session) -> Draw:
     sampling, prompt = session.request.sampling, len(session.request.prompt)
     history = History(session.tokens[:prompt], session.tokens[prompt:]) if sampling.penalizes else History()
-    return Draw(sampling, session.generated, history)
+    return Draw(sampling, session.generated, history, session.ends_with)

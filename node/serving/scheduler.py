@@ -10,7 +10,7 @@ those that begin alike. When a session grows beyond what is left, the last to jo
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
@@ -181,6 +181,21 @@ class Scheduler:
                 if step.samples and not prompt.seat.gone:
                     self._join(prompt)
         self._clear_prompts()
+
+    def goes_on(self, step: Step) -> bool:
+        """Whether the step's lane would step again with the same rows and nothing in between, if none of them ends."""
+        lane = next((lane for lane in self._lanes if lane.number == step.lane), None)
+        changes = lane is None or lane.joining or any(seat.gone for seat in lane.rows)
+        others = self._waiting or self._prompts or self._ops
+        return not changes and not others and self.tokens_held <= self._budget
+
+    def go_on(self, step: Step) -> Step:
+        """The lane's next step, which has begun already, after `step` has landed."""
+        lane = next(lane for lane in self._lanes if lane.number == step.lane)
+        for seat in lane.rows:
+            seat.sent = len(seat.session.tokens)
+        lane.busy = True
+        return replace(step, ops=(), tokens=())
 
     def take_ops(self) -> tuple[CacheOp, ...]:
         """Operations that belong to no step, to go with the next one or alone."""

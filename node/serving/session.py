@@ -39,6 +39,10 @@ class Session:
         """Tokens of KV that are set aside for it now; grows with it."""
         return min(len(self.tokens) + HEADROOM, self.longest)
 
+    def ends_with(self, token: int) -> bool:
+        """Whether this token, as the next one, is the last."""
+        return token in self.request.stop_tokens or self.generated + 1 >= self.request.max_tokens
+
     def accept(self, token: int) -> TokenEvent:
         """Append a sampled token; tells whether it was the last."""
         position = self.generated

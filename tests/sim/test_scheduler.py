@@ -5,6 +5,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,11 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
+        drawn = list(zip(step.rows, tokens, strict=True))
+        go_on = step.samples and self.scheduler.goes_on(step)
+        go_on = go_on and not any(seat.session.ends_with(token) for seat, token in drawn)
+        if go_on and self.random.random() < 0.1:
+            self.cancel()  # while the next step is being computed
         for seat, token in zip(step.rows, tokens, strict=True):
             if step.samples and not seat.gone:
                 session = seat.session
@@ -145,6 +151,9 @@ class World:
                 if event.finish:
                     self.scheduler.finish(session, keep=True)
         self.scheduler.landed(step)
+        if go_on:
+            onward = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
+            self.in_flight.append((onward, self.fake.run(onward)))
 
     def cancel(self) -> None:
         running = [session for session in self.sessions if not session.finished]
