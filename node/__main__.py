@@ -12,7 +12,8 @@ def main() -> None:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # the hub's client tells of every request
+        logging.getLogger(name).setLevel(logging.WARNING)
     sys.exit(_run(options))
 
 

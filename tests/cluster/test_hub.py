@@ -1,0 +1,80 @@
+"""A model that no node has: each fetches from the hub the files of its own layers, and the answer is stock's."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MODEL, ROOT, Cluster, chat_body
+from tests.store.conftest import FakeHub, Server
+
+pytestmark = pytest.mark.slow
+
+ID = "someone/demo"
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+    files = (ROOT / "node" / "builtin" / MODEL).iterdir()
+    hub.repos = {ID: {file.name: file.read_bytes() for file in files}, "someone/gated": {"config.json": b"{}"}}
+    hub.gated = {"someone/gated"}
+    with Server(hub) as server:
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield hub
+        server.shutdown()
+        thread.join()
+
+
+def weights(home: Path) -> set[str]:
+    """The weight files in a node's own cache of the hub."""
+    return {path.name for path in home.glob("hub/models--*/snapshots/*/*.safetensors")}
+
+
+def files_of(hub: FakeHub, start: int, end: int) -> set[str]:
+    """Those of the layers, and for the driver those of all that is no layer."""
+    index = json.loads(hub.repos[ID]["model.safetensors.index.json"])["weight_map"]
+    found = set()
+    for tensor, file in index.items():
+        layer = re.search(r"\.layers\.(\d+)\.", tensor)
+        if start <= int(layer[1]) < end if layer else start == 0:
+            found.add(file)
+    return found
+
+
+def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: dict[str, str]) -> None:
+    homes = [cluster.directory / f"home-{number}" for number in (1, 2)]
+    launched = [
+        cluster.launch(
+            "--stages",
+            "2",
+            environment={
+                "HF_ENDPOINT": hub.url,
+                "HF_HOME": str(home),
+                "HF_HUB_OFFLINE": "0",
+                "HF_HUB_DISABLE_XET": "1",
+            },
+        )
+        for home in homes
+    ]
+    nodes = [node.started() for node in launched]
+    cluster.agreed(*nodes)
+    for node in nodes:
+        answer = node.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64))
+        assert answer.text == stock["Hello"]
+        assert answer.json["model"] == ID
+    status = nodes[0].status()
+    for node, home in zip(nodes, homes, strict=True):
+        (layers,) = next(each["layers"] for each in status["nodes"] if each["name"] == node.name)
+        assert weights(home) == files_of(hub, layers["start"], layers["end"])
+
+    gated = nodes[0].post("/v1/chat/completions", chat_body("Hello", model="someone/gated"))
+    assert (gated.status, gated.error["code"]) == (403, "model_gated")
+    unknown = nodes[1].post("/v1/chat/completions", chat_body("Hello", model="someone/unknown"))
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    assert nodes[1].chat("Hello", model=ID, max_tokens=64).text == stock["Hello"]
