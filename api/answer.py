@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from api.text import StopMatcher
-from node.core.types import Finish, TokenEvent
+from node.core.generation import Finish, TokenEvent
 from node.engine.tokenizer import Tokenizer
 
 

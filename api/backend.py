@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import ModelEntry
 from node.engine.tokenizer import Tokenizer
 
 

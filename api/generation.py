@@ -10,7 +10,7 @@ from api.answer import Answer, Delta
 from api.backend import Backend, Model
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
-from node.core.types import GenerateRequest, Sampling
+from node.core.generation import GenerateRequest, Sampling
 
 AT_ONCE = 16
 """Choices of one request that run at the same time: enough to fill a batch, and a long list fills no queue."""

@@ -14,7 +14,7 @@ from api.answer import Delta, TokenText
 from api.backend import Backend
 from api.generation import Choice, Job, run_all, usage
 from api.stream import EventStream, Pace
-from node.core.types import Finish
+from node.core.generation import Finish
 
 STREAM = web.RequestKey("stream", EventStream)
 """The request's stream, for the middleware, which writes errors into it."""

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from api.errors import Unsupported
 from api.message import Message
 from node.core.errors import BadRequest
-from node.core.types import Sampling
+from node.core.generation import Sampling
 
 MAX_INT = 2**31 - 1
 SEEDS = 2**63

@@ -1,9 +1,7 @@
 """The nouns that all parts share. Frozen, typed, without behaviour beyond what their fields imply."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -270,62 +268,3 @@ class ClusterView:
     peers: tuple[PeerView, ...]
     """Every node known, this one included."""
     placement: Placement
-
-
-# --- generation -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy. The RNG is a counter keyed by (seed, position)."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    """None: none wanted; k: of the chosen token and of the k likeliest."""
-
-    @property
-    def penalizes(self) -> bool:
-        """Whether drawing needs to know the tokens so far."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """What a gateway asks of a driver, in tokens."""
-
-    id: str
-    model: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    stop_tokens: frozenset[int] = frozenset()
-    """Tokens that end the generation (EOS); empty to go on to max_tokens."""
-    sampling: Sampling = Sampling()
-    resume: tuple[int, ...] = ()
-    """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
-
-
-Finish = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One generated token. Positions count from 0 at the first generated token, without gaps.
-
-    The token that ends a generation with `stop` is itself a control token; a gateway never shows it.
-    """
-
-    position: int
-    token: int
-    logprob: float | None = None
-    top: Sequence[tuple[int, float]] = ()
-    finish: Finish | None = None
-    cached_tokens: int = 0
-    """Prompt tokens whose KV was reused; told with the first token that a driver gives."""

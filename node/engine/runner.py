@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Frame
-from node.core.types import Sampling
+from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
 from node.engine.sampling import History, Sampled, sample
 from node.engine.stage import Stage

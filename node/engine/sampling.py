@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from node.core.types import Sampling
+from node.core.generation import Sampling
 
 
 class History(NamedTuple):

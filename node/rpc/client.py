@@ -9,7 +9,8 @@ from typing import Self
 import grpc
 
 from node.core.errors import PippinError
-from node.core.types import GenerateRequest, Heartbeat, ModelSpec, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Heartbeat, ModelSpec
 from node.rpc.boundary import calling
 from node.rpc.channel_options import OPTIONS
 from node.rpc.link import Link

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Protocol
 
 from node.core.frames import Frame
-from node.core.types import GenerateRequest, Heartbeat, ModelSpec, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Heartbeat, ModelSpec
 
 
 class ControlHandler(Protocol):

@@ -1,6 +1,6 @@
 """Requests and token events of the data plane as messages. Written by hand: this is on the token path."""
 
-from node.core.types import Finish, GenerateRequest, TokenEvent
+from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.rpc.mapping import from_message, to_message
 from node.wire import serving_pb2 as pb
 

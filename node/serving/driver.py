@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, error_from, told
 from node.core.frames import CacheOp, Frame
-from node.core.types import GenerateRequest, Ring, RingLoad, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import History, Sampled

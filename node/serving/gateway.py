@@ -13,7 +13,8 @@ from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.control.status import build_status
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
-from node.core.types import ClusterView, GenerateRequest, LoadState, ModelEntry, Ring, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import ClusterView, LoadState, ModelEntry, Ring
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.rings import Rings

@@ -12,7 +12,8 @@ from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.errors import PippinError, RingLost, StaleFence, told
 from node.core.frames import Frame
-from node.core.types import GenerateRequest, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import LoadReport, LoadState, Placement, Ring, RingLoad, Shard
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk, release_memory

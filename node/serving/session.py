@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
-from node.core.types import Finish, GenerateRequest, TokenEvent
+from node.core.generation import Finish, GenerateRequest, TokenEvent
 
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""

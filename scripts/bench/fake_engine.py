@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from node.core.frames import Frame
-from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import ModelEntry
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 

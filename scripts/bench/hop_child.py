@@ -14,7 +14,8 @@ import numpy as np
 from hop import BYTES
 
 from node.core.frames import Frame, Tensor
-from node.core.types import Fence, GenerateRequest, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Fence
 from node.engine.codec import pack, unpack
 from node.engine.compute import Compute
 from node.rpc.client import RpcClient

@@ -16,7 +16,8 @@ from aiohttp import web
 from api.app import create_app
 from api.stream import Pace
 from node.core.errors import ModelNotFound, PippinError
-from node.core.types import GenerateRequest, ModelEntry, TokenEvent
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import ModelEntry
 from node.engine.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"

@@ -5,7 +5,7 @@ import math
 import mlx.core as mx
 import pytest
 
-from node.core.types import Sampling
+from node.core.generation import Sampling
 from node.engine.sampling import History, Sampled, sample, score
 
 LOGITS = [2.0, 1.0, 0.0, -1.0, -2.0]

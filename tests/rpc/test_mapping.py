@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core import types
+from node.core.generation import GenerateRequest, Sampling, TokenEvent
 from node.core.types import (
     Fence,
-    GenerateRequest,
     Heartbeat,
     KvCost,
     Link,
@@ -24,10 +24,8 @@ from node.core.types import (
     Refusal,
     Ring,
     RingLoad,
-    Sampling,
     Shard,
     StageSpec,
-    TokenEvent,
 )
 from node.rpc.mapping import from_message, to_message
 from node.rpc.token_codec import decode_event, decode_request, encode_event, encode_request

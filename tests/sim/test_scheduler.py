@@ -11,7 +11,7 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
-from node.core.types import GenerateRequest, Sampling
+from node.core.generation import GenerateRequest, Sampling
 from node.serving.scheduler import Limits, Scheduler, Step
 from node.serving.session import Session
 
