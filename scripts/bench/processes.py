@@ -103,10 +103,13 @@ class Child:
         end([self.process])
 
     def ask(self, timeout_s: float = 600.0, **question: Any) -> dict[str, Any]:
+        self.tell(**question)
+        return self.answer(timeout_s)
+
+    def tell(self, **question: Any) -> None:
         assert self.process.stdin
         self.process.stdin.write(json.dumps(question).encode() + b"\n")
         self.process.stdin.flush()
-        return self.answer(timeout_s)
 
     def answer(self, timeout_s: float = 600.0) -> dict[str, Any]:
         """The next line. Raises SystemExit when the child failed, ended, or says nothing for so long."""

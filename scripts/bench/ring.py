@@ -1,7 +1,8 @@
 """A ring of `node` processes against stock mlx-lm in one process: same machine, same model, same BLAS, a core for each.
 
 Parts:
-  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step
+  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (layers and
+     blocking sockets, nothing else), which show how much of it two or three processes can keep on this machine at all
   b  many sessions: tokens/s in total of a ring of 2 against mlx_lm's BatchGenerator
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   d  one hop between two processes, in microseconds, and where they go; needs no model
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import bare
 import hop
 import processes
 import ring_nodes
@@ -113,6 +115,9 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
         if "a" in parts:
             with ring_nodes.running(3, model, scratch, options.preload) as ring:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
+            for stages in (2, 3):
+                with bare.running(stages, model, options.preload) as circle:
+                    rows.append(_told(ring_parts.bare(stock, circle, options)))
     return rows
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import prompts
 import psutil
+from bare import BareRing
 from figures import Row, at_least, median
 from processes import Child
 from ring_nodes import NodeRing
@@ -96,7 +97,7 @@ def interleave(count: int, stock: Side, ring: Side) -> Pairs:
     return Pairs([pair[0] for pair in found], [pair[1] for pair in found])
 
 
-def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing, split: Run) -> Pairs:
+def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing | BareRing, split: Run) -> Pairs:
     return interleave(count, Side(alone, [stock.process.pid]), Side(split, ring.pids))
 
 
@@ -106,8 +107,7 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
     tokens: int = options.tokens
 
     def alone() -> float:
-        seconds: float = stock.ask(do="single", prompt=prompt, tokens=tokens)["rest"]
-        return (tokens - 1) / seconds
+        return _single_rate(stock, prompt, tokens)
 
     def split() -> float:
         return asyncio.run(ring.stream(prompt, tokens)).rate
@@ -115,6 +115,26 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
     stages = len(ring.cores)
     pairs = _pairs(3 * options.pairs, stock, alone, ring, split)  # cheap, and its target asks for a per cent
     return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
+
+
+def _single_rate(stock: Child, prompt: list[int], tokens: int) -> float:
+    seconds: float = stock.ask(do="single", prompt=prompt, tokens=tokens)["rest"]
+    return (tokens - 1) / seconds
+
+
+def bare(stock: Child, ring: BareRing, options: argparse.Namespace) -> Row:
+    """As (a), of a ring that is nothing but layers and sockets."""
+    prompt = prompts.token_ids(options.prompt_tokens)
+    tokens: int = options.tokens
+
+    def alone() -> float:
+        return _single_rate(stock, prompt, tokens)
+
+    def split() -> float:
+        return (tokens - 1) / ring.seconds(prompt, tokens)
+
+    pairs = _pairs(3 * options.pairs, stock, alone, ring, split)
+    return pairs.row("a", f"one stream, bare ring of {len(ring.children)}")
 
 
 def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: int) -> Row:
