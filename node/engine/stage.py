@@ -266,6 +266,8 @@ def _last(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.
     """Of what travels, only each row's last valid token."""
     axis = shape.index(LENGTH)
     length = tensor.shape[axis]
+    if length == 1:
+        return tensor
     if not any(valid != length for valid in lengths):
         return mx.take(tensor, mx.array([length - 1]), axis)
     index = mx.array([max(valid, 1) - 1 for valid in lengths])
