@@ -114,6 +114,19 @@ class PeerTimeout(PeerUnavailable):
     code = "peer_timeout"
 
 
+class SecretMismatch(PeerUnavailable):
+    """The peer has another secret, or one of the two has none."""
+
+    code = "secret_mismatch"
+
+
+class NotAdmitted(PippinError):
+    """The caller's address is of no network of one's own, and no secret is set by which it could show who it is."""
+
+    code = "not_admitted"
+    status = 403
+
+
 class StaleFence(PippinError):
     """A message of a lower term or epoch: its sender has been replaced."""
 

@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 import grpc
 
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from, told
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, error_from, told
 
 log = logging.getLogger(__name__)
 
@@ -24,40 +23,22 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 
-Unary = Callable[[Any, Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
-Stream = Callable[[Any, Any, grpc.aio.ServicerContext[Any, Any]], AsyncGenerator[Any, None]]
+_TLS_SIGNS = {
+    "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name",
+    "WRONG_VERSION_NUMBER": "has no secret, and this node has one",
+}
+"""What gRPC says of a handshake that failed, and what it means here."""
+_LONGEST = 2000
+"""Characters of a message or a hint: gRPC refuses metadata of more than 8 KB, and with it the whole answer."""
 
 
-def unary(method: Unary) -> Unary:
-    """Answers whatever `method` raises as a gRPC status."""
-
-    @wraps(method)
-    async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await method(self, request, context)
-        except Exception as error:  # noqa: BLE001 - the RPC boundary
-            await _abort(context, error)
-
-    return guarded
-
-
-def stream(method: Stream) -> Stream:
-    """The same for a method that yields messages. The generator is closed when the caller goes away."""
-
-    @wraps(method)
-    async def guarded(
-        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncGenerator[Any, None]:
-        messages = method(self, request, context)
-        try:
-            async for message in messages:
-                yield message
-        except Exception as error:  # noqa: BLE001 - the RPC boundary
-            await _abort(context, error)
-        finally:
-            await messages.aclose()
-
-    return guarded
+@asynccontextmanager
+async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Inside, whatever is raised is answered as a gRPC status."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the RPC boundary
+        await _abort(context, error)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
@@ -68,10 +49,10 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     said = told(error)
     metadata = (
         ("pippin-code", said.code),
-        ("pippin-message", quote(said.message)),
-        ("pippin-hint", quote(said.hint)),
+        ("pippin-message", quote(said.message)[:_LONGEST]),
+        ("pippin-hint", quote(said.hint)[:_LONGEST]),
     )
-    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message, metadata)
+    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[:_LONGEST], metadata)
     raise AssertionError("abort returned")
 
 
@@ -102,4 +83,9 @@ def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
         return error_from(code, message, hint=unquote(said.get("pippin-hint", "")))
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return PeerTimeout(f"{peer} did not answer in time.")
-    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {error.details()}.")
+    details = error.details() or ""
+    for sign, what in _TLS_SIGNS.items():
+        if sign in details:
+            hint = "Give all nodes of a cluster the same --cluster and --secret-file."
+            return SecretMismatch(f"{peer} {what}.", hint=hint)
+    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {details}.")

@@ -12,9 +12,11 @@ from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Heartbeat, ModelSpec
 from node.rpc.boundary import calling
-from node.rpc.channel_options import OPTIONS
+from node.rpc.channel_options import CHANNEL_OPTIONS
+from node.rpc.checks import checked_heartbeat, checked_spec
 from node.rpc.link import Link
 from node.rpc.mapping import from_message, to_message
+from node.rpc.security import Security
 from node.rpc.server import FRAMES_METHOD
 from node.rpc.token_codec import decode_event, encode_request
 from node.wire import control_pb2, serving_pb2
@@ -30,7 +32,9 @@ DESCRIBE_TIMEOUT_S = 60.0
 class RpcClient:
     """Keeps a channel for each peer and purpose: frames and files must not delay heartbeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security | None = None) -> None:
+        """With `security` it talks only to nodes that know the same secret."""
+        self._security = security
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -54,9 +58,15 @@ class RpcClient:
     def _channel(self, peer: str, purpose: str) -> grpc.aio.Channel:
         key = (peer, purpose)
         if key not in self._channels:
-            own_connection = ("grpc.use_local_subchannel_pool", 1)
-            self._channels[key] = grpc.aio.insecure_channel(peer, options=[*OPTIONS, own_connection])
+            self._channels[key] = self._connect(peer)
         return self._channels[key]
+
+    def _connect(self, peer: str) -> grpc.aio.Channel:
+        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        if self._security is None:
+            return grpc.aio.insecure_channel(peer, options=options)
+        options.append(("grpc.ssl_target_name_override", self._security.server_name))
+        return grpc.aio.secure_channel(peer, self._security.channel_credentials(), options=options)
 
     def _control(self, peer: str) -> ControlStub:
         return ControlStub(self._channel(peer, "control"))
@@ -65,7 +75,7 @@ class RpcClient:
         message = to_message(heartbeat, control_pb2.Heartbeat)
         with calling(peer):
             answer = await self._control(peer).Exchange(message, timeout=timeout_s)
-        return from_message(answer, Heartbeat)
+        return from_message(checked_heartbeat(answer), Heartbeat)
 
     async def probe(self, peer: str, timeout_s: float) -> float:
         """The round trip in milliseconds."""
@@ -88,7 +98,7 @@ class RpcClient:
             answer = await self._control(peer).Describe(
                 control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S
             )
-        return from_message(answer, ModelSpec)
+        return from_message(checked_spec(answer), ModelSpec)
 
     async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """The driver ends every stream by its own deadlines; closing the generator cancels the session."""

@@ -13,6 +13,11 @@ from node.core.types import Fence
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 
 _LENGTH = struct.Struct("<I")
+_MAX_HEADER_BYTES = 1 << 20
+_MOST = 1 << 14
+"""Operations of a frame, rows of a lane."""
+_MOST_TENSORS = 64
+_MOST_DIMENSIONS = 8
 
 _KINDS: dict[type[CacheOp], Op.Kind] = {
     Open: Op.OPEN,
@@ -53,12 +58,15 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """Raises BadRequest when the bytes are no frame or their count is not what the header says."""
+    """Raises BadRequest when the bytes are no frame, their count is not what the header says, or it names too much."""
     try:
         (size,) = _LENGTH.unpack_from(data)
+        if size > _MAX_HEADER_BYTES:
+            raise BadRequest(f"A frame's header has {size:,} bytes; {_MAX_HEADER_BYTES:,} are the most.")
         header = Header.FromString(data[4 : 4 + size])
     except (struct.error, DecodeError) as error:
         raise BadRequest(f"A frame of {len(data)} bytes has no readable header: {error}.") from error
+    _check(header)
     metas = [*header.tensors, *([header.tokens] if header.HasField("tokens") else [])]
     expected = 4 + size + sum(meta.bytes for meta in metas)
     if expected != len(data):
@@ -77,6 +85,18 @@ def decode(data: bytes) -> Frame:
         sampled=header.sampled,
         failure=_failure(header),
     )
+
+
+def _check(header: Header) -> None:
+    """Before anything is made of it. A row that a filter names twice would be copied: caches never grow that way."""
+    rows = max((len(op.rows) for op in header.ops), default=0)
+    if max(len(header.ops), len(header.lengths), rows) > _MOST:
+        raise BadRequest(f"A frame has {len(header.ops)} operations, {max(len(header.lengths), rows)} rows.")
+    if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
+        raise BadRequest("A frame filters a lane with a row named twice.")
+    dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
+    if len(header.tensors) > _MOST_TENSORS or dimensions > _MOST_DIMENSIONS:
+        raise BadRequest(f"A frame has {len(header.tensors)} tensors, of {dimensions} dimensions.")
 
 
 def _failure(header: Header) -> Failure | None:

@@ -8,11 +8,13 @@ import grpc
 
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
-from node.rpc.boundary import stream, unary
-from node.rpc.channel_options import OPTIONS
+from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
+from node.rpc.checks import checked_heartbeat
 from node.rpc.frame_codec import decode
+from node.rpc.guard import Guard
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
 from node.rpc.mapping import from_message, to_message
+from node.rpc.security import Security
 from node.rpc.token_codec import decode_request, encode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -30,9 +32,14 @@ FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 class RpcServer:
     """Bound before it serves, so that the port is known to those who answer its calls."""
 
-    def __init__(self, hosts: Sequence[str], port: int) -> None:
-        """Port 0 is chosen by the system, the same for all hosts. Raises PortTaken. Needs a running loop."""
-        self._server = grpc.aio.server(options=OPTIONS)
+    def __init__(self, hosts: Sequence[str], port: int, security: Security | None = None) -> None:
+        """Port 0 is chosen by the system, the same for all hosts. Raises PortTaken. Needs a running loop.
+
+        Without `security` anybody on the networks of this machine may call.
+        """
+        guard = Guard(anywhere=security is not None)
+        self._server = grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        self._credentials = security.server_credentials() if security else None
         self.port = port
         for host in hosts:
             self.port = self._bind(host)
@@ -40,6 +47,8 @@ class RpcServer:
     def _bind(self, host: str) -> int:
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         try:
+            if self._credentials:
+                return self._server.add_secure_port(address, self._credentials)
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise PortTaken(
@@ -61,26 +70,21 @@ class _Control(ControlServicer):
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
 
-    @unary
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
-        answer = self._handler.exchange(from_message(request, Heartbeat))
+        answer = self._handler.exchange(from_message(checked_heartbeat(request), Heartbeat))
         return to_message(answer, control_pb2.Heartbeat)
 
-    @unary
     async def Leave(self, request: control_pb2.Departure, context: Context) -> control_pb2.Empty:
         self._handler.leave(request.id, request.incarnation)
         return control_pb2.Empty()
 
-    @unary
     async def Probe(self, request: control_pb2.Empty, context: Context) -> control_pb2.Empty:
         return request
 
-    @unary
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
         await self._handler.want(request.model)
         return control_pb2.Empty()
 
-    @unary
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
         return to_message(await self._handler.describe(request.model), control_pb2.ModelSpec)
 
@@ -89,7 +93,6 @@ class _Serving(ServingServicer):
     def __init__(self, handler: ServingHandler) -> None:
         self._handler = handler
 
-    @stream
     async def Generate(
         self, request: serving_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
@@ -105,12 +108,10 @@ class _Files(FilesServicer):
     def __init__(self, handler: FilesHandler) -> None:
         self._handler = handler
 
-    @unary
     async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.FileListing:
         files = await asyncio.to_thread(self._handler.listing, request.model)
         return serving_pb2.FileListing(files=[serving_pb2.FileEntry(name=name, size=size) for name, size in files])
 
-    @stream
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
@@ -123,15 +124,9 @@ class _Files(FilesServicer):
 def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:
     """Frames come as they are on the wire: no (de)serializer is given, so gRPC hands over the bytes."""
 
-    async def receive(_: None, frames: AsyncIterator[bytes], __: Context) -> bytes:
+    async def receive(frames: AsyncIterator[bytes], _: Context) -> bytes:
         await serving.frames(decode(data) async for data in frames)
         return b""
 
-    guarded = unary(receive)
-
-    async def method(frames: AsyncIterator[bytes], context: Context) -> bytes:
-        answer: bytes = await guarded(None, frames, context)
-        return answer
-
     service, name = FRAMES_METHOD.strip("/").split("/")
-    return grpc.method_handlers_generic_handler(service, {name: grpc.stream_unary_rpc_method_handler(method)})
+    return grpc.method_handlers_generic_handler(service, {name: grpc.stream_unary_rpc_method_handler(receive)})

@@ -1,6 +1,7 @@
 """Frames survive the wire, and damaged ones are refused."""
 
 import contextlib
+import struct
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,13 @@ from node.core.errors import BadRequest
 from node.core.frames import Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor, Trim
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
+from node.wire.frame_pb2 import Header, Op, TensorMeta
 
 numbers = st.integers(0, 2**31)
 ops = st.one_of(
     st.builds(Open, numbers),
     st.builds(Merge, numbers, numbers),
-    st.builds(Filter, numbers, st.lists(numbers, max_size=5).map(tuple)),
+    st.builds(Filter, numbers, st.lists(numbers, max_size=5, unique=True).map(tuple)),
     st.builds(Trim, numbers, numbers),
     st.builds(Drop, numbers),
     st.builds(Keep, numbers, numbers, numbers),
@@ -57,3 +59,28 @@ def test_truncated_is_refused(frame: Frame, cut: int) -> None:
 def test_garbage_never_crashes(data: bytes) -> None:
     with contextlib.suppress(BadRequest):
         decode(data)
+
+
+def header(**fields: object) -> bytes:
+    data = Header(ring="r", **fields).SerializeToString()
+    return struct.pack("<I", len(data)) + data
+
+
+TOO_MUCH = {
+    "operations": header(ops=[Op(kind=Op.OPEN, lane=1)] * 20_000),
+    "rows": header(ops=[Op(kind=Op.FILTER, rows=range(20_000))]),
+    "a row named twice": header(ops=[Op(kind=Op.FILTER, rows=[0, 0])]),
+    "lengths": header(lengths=[1] * 20_000),
+    "tensors": header(tensors=[TensorMeta()] * 65),
+    "dimensions": header(tensors=[TensorMeta(shape=[1] * 9)]),
+    "dimensions of the tokens": header(tokens=TensorMeta(shape=[1] * 9)),
+    "more bytes than there are": header(tensors=[TensorMeta(bytes=2**64 - 1)]),
+    "an operation that there is not": header(ops=[Op(kind=99)]),
+    "a long header": header(failure={"message": "x" * (1 << 20)}),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+def test_a_frame_that_names_too_much_is_refused(case: str) -> None:
+    with pytest.raises(BadRequest):
+        decode(TOO_MUCH[case])

@@ -1,0 +1,132 @@
+"""What a peer's word must look like before any part of a node computes with it: bounded, finite, and of one piece.
+
+Checked on the messages themselves, so that nothing is made of one that is refused. That it is true is another matter:
+see docs/threat-model.md.
+"""
+
+import math
+from collections.abc import Sized
+
+from node.core.errors import Incompatible
+from node.wire import control_pb2 as pb
+
+MOST = 1024
+"""Nodes, rings, loads or addresses that one message may name."""
+MOST_MODELS = 16_384
+MOST_LAYERS = 65_536
+LONGEST_NAME = 512
+"""Characters of an id, a name or an address. A file's name has 255 at most, a model's id two of them."""
+LONGEST_TEXT = 65_536
+"""Characters of an error's text."""
+_COUNTER = 1 << 53
+"""Terms, epochs and incarnations are below it, so that there is always a next one."""
+_SIZE = 1 << 60
+"""Bytes and tokens."""
+
+
+def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
+    """Raises Incompatible."""
+    _check_report(message.report)
+    if message.HasField("placement"):
+        _check_placement(message.placement)
+    return message
+
+
+def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
+    """Raises Incompatible."""
+    _few("layers", message.layer_bytes, MOST_LAYERS)
+    _few("layers", message.kv, MOST_LAYERS)
+    _few("cuts", message.cuts, MOST_LAYERS)
+    costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
+    _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
+    _names(message.id)
+    return message
+
+
+def _check_report(report: pb.NodeReport) -> None:
+    info = report.info
+    _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
+    if not info.id:
+        raise Incompatible("A node without an id speaks.")
+    _few("addresses", info.addresses, MOST)
+    _below("counters", _COUNTER, info.incarnation, report.term, report.fence.term, report.fence.epoch)
+    _below("ports", 1 << 16, info.grpc_port, info.api_port)
+    _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
+    _names(report.head)
+    _few("models", report.models, MOST_MODELS)
+    _few("preloaded models", report.preload, MOST)
+    _names(*report.models, *report.preload)
+    _few("loads", report.loads, MOST)
+    for load in report.loads:
+        _names(load.ring, load.shard.model)
+        _layers(load.shard.start, load.shard.end)
+        _finite(load.progress)
+        _few("characters of an error", load.error, LONGEST_TEXT)
+    _few("rings", report.rings, MOST)
+    for ring in report.rings:
+        _names(ring.ring)
+        _finite(ring.tokens_per_second)
+    _few("links", report.links, MOST)
+    for link in report.links:
+        _names(link.to, link.address, link.interface, link.kind)
+        _finite(link.rtt_ms)
+    _few("peers", report.peers, MOST)
+    for hint in report.peers:
+        _few("addresses", hint.addresses, MOST)
+        _names(hint.id, *hint.addresses)
+        _below("ports", 1 << 16, hint.grpc_port)
+
+
+def _check_placement(placement: pb.Placement) -> None:
+    _below("counters", _COUNTER, placement.fence.term, placement.fence.epoch)
+    _names(placement.head)
+    _few("rings", placement.rings, MOST)
+    for ring in placement.rings:
+        _check_ring(ring)
+    _few("refusals", placement.refused, MOST)
+    for refusal in placement.refused:
+        _names(refusal.model, refusal.code)
+        _few("characters of a refusal", refusal.message + refusal.hint, LONGEST_TEXT)
+
+
+def _check_ring(ring: pb.Ring) -> None:
+    """Its stages hold each layer once, in order, each on a node of its own."""
+    _names(ring.id, ring.model)
+    _few("stages", ring.stages, MOST)
+    _below("counters", _COUNTER, ring.fence.term, ring.fence.epoch)
+    _below("tokens", 1 << 31, ring.context, ring.max_sessions)
+    starts = [stage.start for stage in ring.stages]
+    ends = [stage.end for stage in ring.stages]
+    nodes = {stage.node for stage in ring.stages}
+    _names(*nodes)
+    if not starts or starts != [0, *ends[:-1]] or len(nodes) < len(starts):
+        raise Incompatible(f"The stages of ring {ring.id} make no whole model, each on a node of its own.")
+    for start, end in zip(starts, ends, strict=True):
+        _layers(start, end)
+
+
+def _layers(start: int, end: int) -> None:
+    if not start < end <= MOST_LAYERS:
+        raise Incompatible(f"A peer speaks of the layers {start} to {end}, which no model has.")
+
+
+def _few(what: str, items: Sized, most: int) -> None:
+    if len(items) > most:
+        raise Incompatible(f"A peer names {len(items):,} {what}; {most:,} are the most.")
+
+
+def _names(*names: str) -> None:
+    """They are shown in terminals and written to logs."""
+    for name in names:
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise Incompatible(f"A peer uses the name {name[:40]!r}, of {len(name):,} characters.")
+
+
+def _below(what: str, bound: int, *numbers: int) -> None:
+    if max(numbers) >= bound:
+        raise Incompatible(f"A peer speaks of {max(numbers):,} {what}, which is beyond all reason.")
+
+
+def _finite(number: float) -> None:
+    if not 0 <= number < math.inf:
+        raise Incompatible(f"A peer tells a measurement of {number}.")

@@ -1,0 +1,88 @@
+"""Stands before every method of the gRPC server: who may call, how much may be said, and how errors are answered."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from node.core.errors import BadRequest, NotAdmitted
+from node.rpc.addresses import host_of, is_near
+from node.rpc.boundary import answering
+from node.rpc.channel_options import MAX_CONTROL_BYTES
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # at run time it takes no parameters
+Read = Callable[[bytes], Any]
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """`anywhere`: TLS has made sure of the callers; else their address must be of one's own network.
+
+    Up to here messages are bytes, so that one that is too long or is none gets an error of the tree. Frames stay bytes:
+    their codec has bounds of its own.
+    """
+
+    def __init__(self, *, anywhere: bool) -> None:
+        self._anywhere = anywhere
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None  # there is no such method; gRPC says so
+        read, write = handler.request_deserializer, handler.response_serializer
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(self._taking_frames(handler.stream_unary))
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, read), None, write)
+        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, read), None, write)
+
+    def _answering(self, method: Any, read: Read) -> Any:
+        async def call(data: bytes, context: Context) -> Any:
+            async with answering(context):
+                self._admit(context)
+                return await method(_message(read, data), context)
+
+        return call
+
+    def _streaming(self, method: Any, read: Read) -> Any:
+        """The method's generator is closed when the caller goes away."""
+
+        async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
+            async with answering(context):
+                self._admit(context)
+                async with aclosing(method(_message(read, data), context)) as messages:
+                    async for message in messages:
+                        yield message
+
+        return call
+
+    def _taking_frames(self, method: Any) -> Any:
+        async def call(frames: AsyncIterator[bytes], context: Context) -> Any:
+            async with answering(context):
+                self._admit(context)
+                return await method(frames, context)
+
+        return call
+
+    def _admit(self, context: Context) -> None:
+        host = host_of(context.peer())
+        if not self._anywhere and not is_near(host):
+            raise NotAdmitted(
+                f"Without a secret, calls are taken from private and link-local addresses only, not from {host}.",
+                hint="Start all nodes with one --secret-file.",
+            )
+
+
+def _message(read: Read, data: bytes) -> Any:
+    if len(data) > MAX_CONTROL_BYTES:
+        raise BadRequest(f"A message of {len(data):,} bytes came; {MAX_CONTROL_BYTES:,} are the most.")
+    try:
+        return read(data)
+    except DecodeError as error:
+        raise BadRequest(f"A message of {len(data):,} bytes can't be read: {error}.") from error

@@ -1,0 +1,86 @@
+"""A real gRPC server on loopback, with handlers that only remember what came."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from node.core.errors import StaleFence
+from node.core.frames import Frame, Tensor
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Fence, Heartbeat, Memory, ModelSpec, NodeInfo, NodeReport
+from node.rpc.client import RpcClient
+from node.rpc.security import Security
+from node.rpc.server import RpcServer
+
+
+def report(node: str, **facts: Any) -> NodeReport:
+    info = NodeInfo(node, 1, f"name-of-{node}", "home", "0.1.0", 1, ("127.0.0.1",), 7001, 7002)
+    return NodeReport(info, Memory(100, 90), **facts)
+
+
+def frame(data: bytes) -> Frame:
+    return Frame("ring-1", Fence(1, 1), 0, 0, lane=0, tensors=(Tensor("uint8", (1, 1, len(data)), data),))
+
+
+class Handlers:
+    """All three. One token is given for each of the prompt; a frame of a ring that is not `ring-1` is refused."""
+
+    def __init__(self) -> None:
+        self.heartbeats: list[Heartbeat] = []
+        self.frames_taken: asyncio.Queue[Frame] = asyncio.Queue()
+
+    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
+        self.heartbeats.append(heartbeat)
+        return Heartbeat(report("server"))
+
+    def leave(self, node_id: str, incarnation: int) -> None: ...
+
+    async def want(self, model: str) -> None: ...
+
+    async def describe(self, model: str) -> ModelSpec:
+        raise NotImplementedError(model)
+
+    async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        for position, token in enumerate(request.prompt):
+            yield TokenEvent(position, token)
+
+    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+        async for each in frames:
+            if each.ring != "ring-1":
+                raise StaleFence(f"This node is not part of ring {each.ring}.")
+            self.frames_taken.put_nowait(each)
+
+    def listing(self, model: str) -> list[tuple[str, int]]:
+        return [("config.json", 2)]
+
+    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
+        yield b"{}", ""
+        yield b"", "digest"
+
+
+@contextlib.asynccontextmanager
+async def serving(security: Security | None = None) -> AsyncIterator[tuple[Handlers, str]]:
+    """The handlers, and the address of their server."""
+    handlers = Handlers()
+    server = RpcServer(["127.0.0.1"], 0, security)
+    await server.start(handlers, handlers, handlers)
+    try:
+        yield handlers, f"127.0.0.1:{server.port}"
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Handlers, str]]:
+    """An open server."""
+    async with serving() as both:
+        yield both
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RpcClient]:
+    async with RpcClient() as client:
+        yield client

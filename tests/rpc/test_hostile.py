@@ -1,0 +1,223 @@
+"""A peer that says too much, or nonsense, gets an error; the node answers the next one as before."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
+from node.core.frames import Frame
+from node.core.generation import GenerateRequest
+from node.core.types import Heartbeat
+from node.rpc import channel_options, guard
+from node.rpc import server as server_module
+from node.rpc.boundary import to_error
+from node.rpc.channel_options import MAX_CONTROL_BYTES
+from node.rpc.checks import LONGEST_NAME, MOST, MOST_LAYERS, MOST_MODELS
+from node.rpc.client import RpcClient
+from node.rpc.mapping import to_message
+from node.rpc.server import FRAMES_METHOD
+from node.wire import control_pb2 as pb
+from tests.rpc.conftest import Handlers, frame, report, serving
+
+EXCHANGE = "/pippin.control.Control/Exchange"
+
+
+async def answer(peer: str, method: str, data: bytes) -> PippinError:
+    """What a server says to bytes that no honest node sends."""
+    async with grpc.aio.insecure_channel(peer) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary(method)(data, timeout=20)
+    return to_error(error.value, peer)
+
+
+async def still_serves(client: RpcClient, peer: str) -> None:
+    assert (await client.exchange(peer, Heartbeat(report("honest")), 5)).report.info.id == "server"
+    tokens = [event.token async for event in client.generate(peer, "r", GenerateRequest("r", "m", (1, 2), 2))]
+    assert tokens == [1, 2]
+
+
+def many_stages(ring: pb.Ring, count: int) -> None:
+    for layer in range(count):
+        ring.stages.add(node=f"n{layer}", start=layer, end=layer + 1)
+
+
+def a_ring(message: pb.Heartbeat, *stages: tuple[str, int, int]) -> None:
+    ring = message.placement.rings.add(id="r", model="m", context=100, max_sessions=1)
+    for node, start, end in stages:
+        ring.stages.add(node=node, start=start, end=end)
+
+
+HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
+    "no report at all": lambda m: m.ClearField("report"),
+    "a name that moves the cursor": lambda m: setattr(m.report.info, "name", "\x1b[2J"),
+    "a name of two lines": lambda m: setattr(m.report.info, "name", "mini\n12:00:00 ERROR all is lost"),
+    "a long name": lambda m: setattr(m.report.info, "name", "x" * (LONGEST_NAME + 1)),
+    "too many addresses": lambda m: m.report.info.addresses.extend(["10.0.0.1"] * (MOST + 1)),
+    "a port that is none": lambda m: setattr(m.report.info, "grpc_port", 1 << 16),
+    "too many models": lambda m: m.report.models.extend(["m"] * (MOST_MODELS + 1)),
+    "too many to load": lambda m: m.report.preload.extend(["m"] * (MOST + 1)),
+    "too many peers": lambda m: [m.report.peers.add(id=str(n)) for n in range(MOST + 1)],
+    "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MOST + 1)),
+    "too many links": lambda m: [m.report.links.add() for _ in range(MOST + 1)],
+    "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MOST + 1)],
+    "a rate that is no number": lambda m: m.report.rings.add(ring="r", tokens_per_second=float("nan")),
+    "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
+    "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
+    "too many loads": lambda m: [m.report.loads.add() for _ in range(MOST + 1)],
+    "layers backwards": lambda m: m.report.loads.add(shard=pb.Shard(model="m", start=5, end=4)),
+    "too many layers": lambda m: m.report.loads.add(shard=pb.Shard(model="m", end=MOST_LAYERS + 1)),
+    "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
+    "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),
+    "an epoch after which none can come": lambda m: setattr(m.placement.fence, "epoch", (1 << 64) - 1),
+    "too many placed rings": lambda m: [a_ring(m, ("a", 0, 1)) for _ in range(MOST + 1)],
+    "a ring of nobody": a_ring,
+    "a ring that lacks its first layers": lambda m: a_ring(m, ("a", 1, 8)),
+    "a ring with a gap": lambda m: a_ring(m, ("a", 0, 3), ("b", 4, 8)),
+    "a ring that holds layers twice": lambda m: a_ring(m, ("a", 0, 5), ("b", 4, 8)),
+    "a ring with an empty stage": lambda m: a_ring(m, ("a", 0, 4), ("b", 4, 4), ("c", 4, 8)),
+    "a ring with a node twice": lambda m: a_ring(m, ("a", 0, 4), ("a", 4, 8)),
+    "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MOST + 1),
+    "too many refusals": lambda m: [m.placement.refused.add() for _ in range(MOST + 1)],
+}
+
+
+@pytest.mark.parametrize("case", HEARTBEATS)
+async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case: str) -> None:
+    handlers, peer = served
+    message = to_message(Heartbeat(report("hostile")), pb.Heartbeat)
+    HEARTBEATS[case](message)
+    assert isinstance(await answer(peer, EXCHANGE, message.SerializeToString()), Incompatible)
+    assert not handlers.heartbeats
+    await still_serves(client, peer)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        EXCHANGE,
+        "/pippin.control.Control/Want",
+        "/pippin.control.Control/Describe",
+        "/pippin.serving.Files/List",
+        "/pippin.serving.Files/Read",
+        "/pippin.serving.Serving/Generate",
+    ],
+)
+async def test_bytes_that_are_no_message(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:
+    _, peer = served
+    assert isinstance(await answer(peer, method, b"\xff" * 50), BadRequest)
+    too_long = await answer(peer, method, bytes(MAX_CONTROL_BYTES + 1))
+    assert isinstance(too_long, BadRequest)
+    assert f"{MAX_CONTROL_BYTES:,}" in too_long.message
+    await still_serves(client, peer)
+
+
+async def test_a_message_larger_than_any_frame(served: tuple[Handlers, str], client: RpcClient) -> None:
+    """GRPC refuses it when it has read its length, before its bytes."""
+    _, peer = served
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(peer, options=options) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary(EXCHANGE)(bytes(channel_options.MAX_MESSAGE_BYTES + 1), timeout=20)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await still_serves(client, peer)
+
+
+async def test_headers_without_end(served: tuple[Handlers, str], client: RpcClient) -> None:
+    _, peer = served
+    async with grpc.aio.insecure_channel(peer, options=[("grpc.max_metadata_size", 1 << 24)]) as channel:
+        metadata = tuple((f"header-{n}", "x" * 1000) for n in range(1000))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary(EXCHANGE)(b"", timeout=20, metadata=metadata)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await still_serves(client, peer)
+
+
+async def test_bytes_that_are_no_frame_end_their_link_only(served: tuple[Handlers, str], client: RpcClient) -> None:
+    handlers, peer = served
+    link = client.link(peer, lambda reason: None)
+    await link.send(frame(b"before"))
+    assert isinstance(await answer_to_frame(peer, b"\xff" * 50), BadRequest)
+    assert isinstance(await answer_to_frame(peer, b"\xff\xff\xff\x7f"), BadRequest)
+    await link.send(frame(b"after"))
+    assert [bytes((await next_frame(handlers)).tensors[0].data) for _ in range(2)] == [b"before", b"after"]
+    link.close()
+
+
+async def next_frame(handlers: Handlers) -> Frame:
+    return await asyncio.wait_for(handlers.frames_taken.get(), 5)
+
+
+async def answer_to_frame(peer: str, data: bytes) -> PippinError:
+    async with grpc.aio.insecure_channel(peer) as channel:
+        call = channel.stream_unary(FRAMES_METHOD)()
+        await call.write(data)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+    return to_error(error.value, peer)
+
+
+async def test_more_calls_than_a_node_takes(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that say nothing, up to the most that there may be; when they end, there is room again."""
+    monkeypatch.setattr(server_module, "MAX_CALLS", 20)
+    async with serving() as (_, peer):
+        async with grpc.aio.insecure_channel(peer) as channel:
+            calls = [channel.stream_unary(FRAMES_METHOD)() for _ in range(30)]
+            codes = [asyncio.create_task(call.code()) for call in calls]
+            async with asyncio.timeout(5):
+                while sum(code.done() for code in codes) < 10:
+                    await asyncio.wait([code for code in codes if not code.done()], return_when="FIRST_COMPLETED")
+            assert {code.result() for code in codes if code.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            with pytest.raises(PippinError):
+                await client.probe(peer, 5)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(codes, timeout=5)
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await client.probe(peer, 5)
+                except PippinError:
+                    continue
+                break
+        await still_serves(client, peer)
+
+
+async def test_one_connection_has_so_many_streams(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More wait at their sender, and another connection is served meanwhile."""
+    options = dict(channel_options.SERVER_OPTIONS) | {"grpc.max_concurrent_streams": 10}
+    monkeypatch.setattr(server_module, "SERVER_OPTIONS", tuple(options.items()))
+    async with serving() as (_, peer), grpc.aio.insecure_channel(peer) as channel:
+        calls = [channel.stream_unary(FRAMES_METHOD)() for _ in range(10)]
+        for call in calls:
+            await call.wait_for_connection()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/pippin.control.Control/Probe")(b"", timeout=0.5)
+        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await still_serves(client, peer)
+
+
+async def test_callers_from_elsewhere_are_not_let_in_without_a_secret(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "host_of", lambda _: "203.0.113.9")
+    async with serving() as (handlers, peer):
+        with pytest.raises(NotAdmitted, match=r"203\.0\.113\.9.*--secret-file"):
+            await client.exchange(peer, Heartbeat(report("far")), 5)
+        with pytest.raises(NotAdmitted):
+            await anext(client.generate(peer, "r", GenerateRequest("r", "m", (1, 2), 2)))
+        assert isinstance(await answer_to_frame(peer, b""), NotAdmitted)
+        assert not handlers.heartbeats
+
+
+async def test_an_error_of_any_length_arrives(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers have little room, and what does not fit would take the error's code along."""
+
+    def exchange(self: Handlers, heartbeat: Heartbeat) -> Heartbeat:
+        raise StaleFence("é" * 100_000, hint="€" * 100_000)
+
+    monkeypatch.setattr(Handlers, "exchange", exchange)
+    async with serving() as (_, peer):
+        with pytest.raises(StaleFence, match="^éééé"):
+            await client.exchange(peer, Heartbeat(report("caller")), 5)
