@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 
 from node.options import Options, parse_options
@@ -18,6 +19,7 @@ def main() -> None:
 
 
 def _run(options: Options) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC's core tells of each handshake that fails
     # Imported here, so that --help and mistakes are answered at once.
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.daemon import Daemon, HostFacts  # noqa: PLC0415

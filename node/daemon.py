@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 
 from api.server import ApiServer
@@ -26,8 +27,10 @@ from node.host import memory
 from node.host.chip import chip_name
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
+from node.host.secret import read_secret
 from node.options import Options
 from node.rpc.client import RpcClient
+from node.rpc.security import secure
 from node.rpc.server import RpcServer
 from node.serving.gateway import Gateway
 from node.serving.rings import Rings
@@ -63,7 +66,9 @@ class Daemon:
     """One node; to be made inside a running loop. `run` ends when the node has been told to stop."""
 
     def __init__(self, options: Options, data: DataDirectory, facts: HostFacts) -> None:
-        """Raises PortTaken."""
+        """Raises PortTaken, SecretUnusable."""
+        secret = read_secret(options.secret_file)
+        security = secure(secret, options.cluster) if secret else None
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
         self._options = options
@@ -71,7 +76,7 @@ class Daemon:
         interfaces = self._interfaces()
         self._memory = facts.memory
         self._api = ApiServer(hosts, options.api_port)
-        self._rpc = RpcServer(hosts, options.grpc_port)
+        self._rpc = RpcServer(hosts, options.grpc_port, security)
         info = NodeInfo(
             id=data.identity.id,
             incarnation=data.identity.incarnation,
@@ -85,12 +90,15 @@ class Daemon:
             chip=facts.chip,
         )
         self._compute = Compute()
-        self._client = RpcClient()
+        self._client = RpcClient(security)
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
         self._models: tuple[str, ...] = ()
         self._preload: tuple[str, ...] = ()
         hub = Hub()
-        self._contacts = Contacts(info.id, info.cluster, self._client, interfaces)
+        self._contacts = Contacts(info.id, info.cluster, self._client, interfaces, anywhere=security is not None)
+        fingerprint = security.fingerprint if security else ""
+        discovery = Discovery(info, _multicast(interfaces), self._contacts.advert, fingerprint=fingerprint)
+        self._discovery = discovery if options.mdns else None
         self._agent = Agent(info, data.identity.term, self._contacts, self._report, data.save_term)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
         self._rings = Rings(
@@ -113,8 +121,9 @@ class Daemon:
             self._files.of_tokenizer,
             self._head.want,
             started_at=int(time.time()),
+            open_cluster=security is None and not _is_loopback(options.host),
+            other_secret=lambda: discovery.refused,
         )
-        self._discovery = Discovery(info, _multicast(interfaces), self._contacts.hint) if options.mdns else None
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
 
@@ -229,6 +238,10 @@ class Daemon:
                 named = self._agent.is_head
                 await (self._discovery.serve_name(self._agent.info.cluster) if named else self._discovery.drop_name())
             await self._agent.changed.wait()
+
+
+def _is_loopback(host: str) -> bool:
+    return bool(host) and ip_address(host).is_loopback
 
 
 def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ class Options:
     name: str
     """For people; nodes know each other by id."""
     cluster: str = "home"
+    secret_file: Path | None = None
+    """Holds the cluster's secret; None: see node.host.secret."""
     models: tuple[str, ...] = ()
     """To load at start, in this order."""
     models_dirs: tuple[Path, ...] = ()
@@ -73,6 +75,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     return Options(
         name=found.name,
         cluster=found.cluster,
+        secret_file=found.secret_file,
         models=tuple(dict.fromkeys(found.model)),
         models_dirs=tuple(dict.fromkeys(found.models_dir)),
         api_port=found.api_port,
@@ -151,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     network = parser.add_argument_group("network")
     add = network.add_argument
     add("--cluster", metavar="NAME", default="home", type=_cluster, help="nodes of one name join (default: home)")
+    add("--secret-file", metavar="FILE", type=_path, help="only nodes with the same secret join; or PIPPIN_SECRET")
     add("--name", default=_hostname(), type=_text, help="this node's name for people (default: %(default)s)")
     add("--peer", metavar="HOST:PORT", action="append", default=[], type=_peer, help="a node's gRPC port; repeatable")
     add("--no-mdns", action="store_true", help="neither announce this node nor look for others; use --peer")

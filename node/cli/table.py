@@ -71,6 +71,8 @@ def _columns(row: Sequence[str], widths: Iterable[int]) -> str:
 
 
 def _refusal(node: Json, version: str) -> str:
+    if node.get("reason") == "secret":
+        return "not joined: no common secret"
     if node["version"] == version:
         return "not joined"  # the warnings have the reason
     return f"not joined: runs {node['version']}, cluster runs {version}"

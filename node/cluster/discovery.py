@@ -11,7 +11,7 @@ to 127.0.0.1 with that address as multicast interface reaches other processes of
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is documented, but missing from __all__
     AddressResolver,
@@ -23,7 +23,7 @@ from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is docum
 )
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from node.core.types import NodeInfo, PeerHint
+from node.core.types import Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 
 SERVICE = "_pippin._tcp.local."
 _HTTP = "_http._tcp.local."
@@ -31,6 +31,10 @@ _NAME_TTL_S = 10
 """After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
 _RESOLVE_MS = 3000
 _NAME_CHECK_MS = 500
+_LONGEST_NAME = 60
+"""Characters: an advert has room for 255 bytes a value."""
+_MOST_REFUSED = 64
+"""Shown at most: anybody on the network can invent adverts."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +42,16 @@ _log = logging.getLogger(__name__)
 class Discovery:
     """Advertises this node and tells of others of its cluster."""
 
-    def __init__(self, info: NodeInfo, interfaces: Sequence[str], on_hint: Callable[[PeerHint], None]) -> None:
-        """`interfaces`: this machine's IPv4 addresses to use; none for all. `on_hint` runs on the event loop."""
+    def __init__(
+        self, info: NodeInfo, interfaces: Sequence[str], on_hint: Callable[[PeerHint], None], *, fingerprint: str = ""
+    ) -> None:
+        """`interfaces`: this machine's IPv4 addresses to use; none for all. `on_hint` runs on the event loop.
+
+        `fingerprint`: of the cluster's secret, empty if it has none. Nodes with another one are not told.
+        """
         self._info = info
+        self._fingerprint = fingerprint
+        self._refused: dict[str, PeerView] = {}
         self._interfaces = interfaces
         self._on_hint = on_hint
         self._zeroconf: AsyncZeroconf | None = None
@@ -56,6 +67,11 @@ class Discovery:
     def hints(self) -> tuple[PeerHint, ...]:
         """All that was heard of since the start, for trying again those that could not be reached."""
         return tuple(self._hints.values())
+
+    @property
+    def refused(self) -> tuple[PeerView, ...]:
+        """Nodes that are here under the cluster's name, and have another secret."""
+        return tuple(self._refused.values())
 
     async def start(self) -> bool:
         """Advertise and listen; False, with a warning, if the network has no multicast."""
@@ -139,6 +155,8 @@ class Discovery:
         text = {
             "id": info.id,
             "cluster": info.cluster,
+            "name": info.name[:_LONGEST_NAME],
+            "secret": self._fingerprint,
             "version": info.version,
             "protocol": str(info.protocol),
             "api": str(info.api_port),
@@ -168,6 +186,7 @@ class Discovery:
 
     def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is ServiceStateChange.Removed:
+            self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
             return
         advert = AsyncServiceInfo(service_type, name)
         if advert.load_from_cache(zeroconf):
@@ -187,9 +206,33 @@ class Discovery:
         node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())
         if text.get("cluster") != self._info.cluster or not node or node == self._info.id:
             return
+        if (text.get("secret") or "") != self._fingerprint:
+            self._refuse(node, text, addresses, advert.port or 0)
+            return
+        self._refused.pop(node, None)
         if addresses and advert.port:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
             self._on_hint(hint)
+
+    def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
+        if node in self._refused or len(self._refused) >= _MOST_REFUSED:
+            return
+        name = _shown(text.get("name")) or ", ".join(addresses)
+        info = NodeInfo(
+            id=node,
+            incarnation=0,
+            name=name,
+            cluster=self._info.cluster,
+            version=_shown(text.get("version")),
+            protocol=0,
+            addresses=addresses,
+            grpc_port=port,
+            api_port=0,
+        )
+        theirs = "another secret" if text.get("secret") else "no secret"
+        reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
+        _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
+        self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
 
     async def _strangers(self, zeroconf: Zeroconf, host: str) -> set[str]:
         """Addresses that go by the name and belong to no node of this cluster."""
@@ -216,6 +259,11 @@ def _bindable(address: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _shown(text: str | None) -> str:
+    """What anybody on the network may have written, fit to be shown."""
+    return "".join(char for char in text or "" if char.isprintable())[:_LONGEST_NAME]
 
 
 def _bare(addresses: Sequence[str] | set[str]) -> list[str]:

@@ -66,11 +66,13 @@ class Membership:
         suspect_after_s: float = 1.5,  # three heartbeats of 0.5 s: one may be lost and one late, as happens on Wi-Fi
         fail_after_s: float = 3.0,  # a dead node must be shown within 5 s; this leaves room for a stalled event loop
         forget_after_s: float = 300.0,  # long enough that its user, back at the desk, still sees which Mac is missing
+        most_nodes: int = 256,  # a peer can invent as many as it likes
     ) -> None:
         self._info = self_info
         self._suspect_after = suspect_after_s
         self._fail_after = fail_after_s
         self._forget_after = forget_after_s
+        self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
         self._ticked: float | None = None
@@ -86,9 +88,17 @@ class Membership:
         peer = self._peers.get(info.id)
         if peer and _outdated(info, peer):
             return []
+        forgotten: list[Change] = []
+        if peer is None and len(self._peers) >= self._most_nodes:
+            gone = [node for node, known in self._peers.items() if known.state not in _PRESENT]
+            if not gone:
+                return []
+            oldest = min(gone, key=lambda node: self._peers[node].seen)
+            del self._peers[oldest]
+            forgotten = [Forgotten(oldest)]
         if info.protocol != self._info.protocol:
-            return self._refuse(report, now)
-        return self._admit(report, peer, now)
+            return forgotten + self._refuse(report, now)
+        return forgotten + self._admit(report, peer, now)
 
     def unreachable(self, node: str, now: float) -> list[Change]:
         """A connection to the node was reset or refused: suspect at once, failed unless it is heard soon."""

@@ -24,10 +24,6 @@ TICK_S = 0.2
 """How often time's passing is looked at: a tenth of what it takes to suspect a node."""
 
 
-MAX_NUMBER = 1 << 53
-"""Terms, epochs and incarnations are below it. One that a broken peer made up must not be carried on for good."""
-
-
 class Agent:
     """`facts` gives this node's report without what the agent knows itself: election, placement, links, peers."""
 
@@ -123,10 +119,7 @@ class Agent:
         return self.heartbeat_for(info.id)
 
     def heard(self, heartbeat: Heartbeat) -> None:
-        """A peer told its state, in a call or in an answer. Raises Incompatible when its numbers make no sense."""
-        report = heartbeat.report
-        if max(report.term, report.fence.term, report.fence.epoch, report.info.incarnation) >= MAX_NUMBER:
-            raise Incompatible(f"{report.info.name!r:.40} tells of a term, an epoch or a start beyond all reason.")
+        """A peer told its state, in a call or in an answer."""
         self._note(self._membership.heard(heartbeat.report, time.monotonic()))
         for hint in heartbeat.report.peers:
             if self._contacts.hint_of(hint.id) is None:

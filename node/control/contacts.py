@@ -3,16 +3,18 @@
 import asyncio
 import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from node.cluster.topology import Topology
-from node.core.errors import PeerTimeout, PippinError
+from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.signal import Signal
 from node.core.types import Heartbeat, Link, NodeState, PeerHint
 from node.host.interfaces import Interface, interface_towards
+from node.rpc.addresses import is_near
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ PROBE_S = 5.0
 """How often each of a node's addresses is measured: a plugged or pulled cable is noticed within two rounds."""
 GONE_INTERVAL_S = 2.0
 """How often a node that is gone is tried: it may come back at its old address without an advert."""
+MOST_NODES = 256
+"""To keep in touch with. Anybody on the network can invent adverts."""
 
 
 class Talk(Protocol):
@@ -39,11 +43,15 @@ class Talk(Protocol):
 
 
 class Contacts:
-    def __init__(self, self_id: str, cluster: str, client: RpcClient, interfaces: Sequence[Interface]) -> None:
+    def __init__(
+        self, self_id: str, cluster: str, client: RpcClient, interfaces: Sequence[Interface], *, anywhere: bool
+    ) -> None:
+        """`anywhere`: nodes prove who they are, so any address may be called; else only those of one's own network."""
         self._self_id = self_id
         self._cluster = cluster
         self._client = client
         self._interfaces = interfaces
+        self._anywhere = anywhere
         self._hints: dict[str, PeerHint] = {}
         self._kept: dict[str, asyncio.Task[None]] = {}
         self._topology = Topology()
@@ -57,14 +65,37 @@ class Contacts:
 
         Loopback counts only where this node is on it, too: a machine whose cable is pulled advertises nothing else.
         """
-        if not any(interface.kind == "loopback" for interface in self._interfaces):
-            hint = replace(hint, addresses=tuple(filter(_leads_outward, hint.addresses)))
-        self._learn(hint)
+        self._learn(replace(hint, addresses=tuple(filter(self._may_call, hint.addresses))))
+
+    def advert(self, hint: PeerHint) -> None:
+        """The same by word of mDNS, where anybody can say anything: it never takes away a way that works."""
+        known, way = self._hints.get(hint.id), self._topology.best(hint.id, time.monotonic())
+        if known and way:
+            if hint.grpc_port != known.grpc_port:
+                return
+            hint = replace(hint, addresses=tuple(dict.fromkeys((way.address, *hint.addresses))))
+        self.hint(hint)
+
+    def _may_call(self, address: str) -> bool:
+        try:
+            loopback = ipaddress.ip_address(address).is_loopback
+        except ValueError:
+            return False  # a name may lead anywhere
+        if loopback and not any(interface.kind == "loopback" for interface in self._interfaces):
+            return False
+        return self._anywhere or is_near(address)
 
     def _learn(self, hint: PeerHint) -> None:
-        if hint.id != self._self_id and hint.addresses and self._hints.get(hint.id) != hint:
-            self._hints[hint.id] = hint
-            self._hinted.notify()
+        if hint.id == self._self_id or not hint.addresses or self._hints.get(hint.id) == hint:
+            return
+        if hint.id not in self._hints and len(self._hints) >= MOST_NODES:
+            now = time.monotonic()
+            silent = next((node for node in self._hints if not self._topology.best(node, now)), None)
+            if silent is None:
+                return
+            self.forget(silent)
+        self._hints[hint.id] = hint
+        self._hinted.notify()
 
     def knows(self, hint: PeerHint) -> bool:
         """Whether the node is known, at that port."""
@@ -119,20 +150,39 @@ class Contacts:
     async def _seek(self, peer: str, talk: Talk) -> None:
         """Find out who is at an address that the user gave; contact is kept by its id from then on."""
         host, _, port = peer.rpartition(":")
+        told = ""
         while True:
             try:
-                answer = await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
+                address, answer = await self._call_any(host.strip("[]"), int(port), talk)
             except PippinError as error:
-                log.debug("%s: %s", peer, error)
+                log.log(logging.DEBUG if error.code == told else logging.WARNING, "--peer %s: %s", peer, error)
+                told = error.code
             else:
+                told = ""
                 info = answer.report.info
                 if info.id == self._self_id:
                     return
                 if info.cluster == self._cluster and info.id not in self._hints:
-                    addresses = tuple(dict.fromkeys((host.strip("[]"), *info.addresses)))
-                    self._learn(PeerHint(info.id, addresses, int(port)))
+                    others = filter(self._may_call, info.addresses)
+                    self._learn(PeerHint(info.id, tuple(dict.fromkeys((address, *others))), int(port)))
                 _tell(talk, answer)
             await asyncio.sleep(GONE_INTERVAL_S)
+
+    async def _call_any(self, host: str, port: int, talk: Talk) -> tuple[str, Heartbeat]:
+        """The first of a host's addresses that answers. Raises what the last one gave, or NotAdmitted."""
+        failure: PippinError = PeerUnavailable(f"{host} has no address.")
+        for address in await _addresses_of(host):
+            try:
+                if not self._anywhere and not is_near(address):
+                    raise NotAdmitted(
+                        f"Without a secret, only private and link-local addresses are called, not {address}.",
+                        hint="Start all nodes with one --secret-file.",
+                    )
+                peer = _join(address, port)
+                return address, await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
+            except PippinError as error:
+                failure = error
+        raise failure
 
     async def _keep(self, node: str, talk: Talk) -> None:
         """Exchange heartbeats for as long as the node is remembered."""
@@ -197,11 +247,13 @@ def _tell(talk: Talk, answer: Heartbeat) -> None:
         log.warning("heartbeat: %s", error)
 
 
-def _leads_outward(address: str) -> bool:
+async def _addresses_of(host: str) -> list[str]:
+    """Of a name, or the address itself. Raises PeerUnavailable."""
     try:
-        return not ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name, from somebody's --peer
-        return True
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise PeerUnavailable(f"{host} has no address: {error.strerror}.") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _join(host: str, port: int) -> str:

@@ -23,7 +23,8 @@ so that a cluster that has just started says `loading` and not `idle`.
     roles          head; driver and stage (a driver is the first stage, so it has both); gateway: every live node
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from node.core.health import Issue, diagnose
@@ -35,8 +36,18 @@ _HERE = (NodeState.ALIVE, NodeState.SUSPECT)
 """A suspect still counts: most suspicions pass, and its ring works until it is declared failed."""
 
 
-def build_status(view: ClusterView, *, api: str = "", open_cluster: bool = False) -> Json:
-    """`api` is the base URL to show; without it, the head's first address. `open_cluster`: no secret is set."""
+def build_status(
+    view: ClusterView, *, api: str = "", open_cluster: bool = False, other_secret: Sequence[PeerView] = ()
+) -> Json:
+    """`api` is the base URL to show; without it, the head's first address. `open_cluster`: no secret is set.
+
+    `other_secret`: nodes of the cluster's name that have another one. A node that was in the cluster before is shown as
+    refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
+    """
+    here = {peer.report.info.id for peer in view.peers if peer.state in _HERE}
+    other_secret = [peer for peer in other_secret if peer.report.info.id not in here]
+    refused = {peer.report.info.id for peer in other_secret}
+    view = replace(view, peers=tuple(peer for peer in view.peers if peer.report.info.id not in refused))
     peers = {peer.report.info.id: peer for peer in view.peers}
     rings = view.placement.rings
     models = [_model(model, view, peers) for model in _wanted(view)]
@@ -49,9 +60,10 @@ def build_status(view: ClusterView, *, api: str = "", open_cluster: bool = False
         "term": view.term,
         "epoch": view.placement.fence.epoch,
         "api": api or _api_of(peers[view.head].report.info if view.head in peers else me),
-        "nodes": [_node(peer, view) for peer in _in_ring_order(view)],
+        "nodes": [_node(peer, view) for peer in _in_ring_order(view)]
+        + [_node(peer, view) | {"reason": "secret"} for peer in other_secret],
         "models": models,
-        "warnings": [_warning(issue) for issue in diagnose(view, is_open=open_cluster)],
+        "warnings": [_warning(issue) for issue in diagnose(view, is_open=open_cluster, other_secret=other_secret)],
     }
 
 
@@ -154,6 +166,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "id": info.id,
         "name": info.name,
         "state": _node_state(peer, placed),
+        "reason": "version" if peer.state is NodeState.REFUSED else "",
         "roles": _roles(peer, view),
         "version": info.version,
         "address": host_port(info.addresses[0], info.grpc_port) if info.addresses else "",

@@ -4,12 +4,14 @@
 here and nowhere else. `diagnose` finds all issues of a view.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState, PeerView, Refusal
 
+_NAMED = 5
+"""Nodes that one line names."""
 SLOW_LINK_MS = 5.0
 """A wired hop takes below 1 ms. At 5 ms a hop, a ring of three loses 15 ms on every token."""
 
@@ -31,6 +33,7 @@ class Code(StrEnum):
     LOAD_FAILED = "load-failed"
     NODE_FAILED = "node-failed"
     VERSION_MISMATCH = "version-mismatch"
+    SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
     SLOW_LINK = "slow-link"
     LOADING = "loading"
     OPEN_CLUSTER = "open-cluster"
@@ -97,6 +100,18 @@ def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
     )
 
 
+def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
+    """Nodes of the cluster's name with another secret: a Mac whose secret was forgotten, or a neighbour's cluster."""
+    told = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_NAMED]]
+    more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    return Issue(
+        Code.SECRET_MISMATCH,
+        Severity.WARNING,
+        f"Not joined, though of the same cluster name: {', '.join(told)}{more}.",
+        "Start all of your nodes with one --secret-file. If these are not yours, choose another --cluster name.",
+    )
+
+
 def slow_link(node: str, neighbour: str, link: Link) -> Issue:
     if link.kind == "wi-fi":
         text = f"{node} reaches {neighbour} over Wi-Fi ({link.rtt_ms:.1f} ms per token)."
@@ -117,8 +132,8 @@ def open_cluster() -> Issue:
     return Issue(
         Code.OPEN_CLUSTER,
         Severity.INFO,
-        "No secret is set: every machine on this network can join the cluster.",
-        "Use it on networks you trust only.",
+        "No secret is set: every machine on this network can join the cluster and read what passes through it.",
+        "Start all nodes with one --secret-file, or use this on networks that you trust only.",
     )
 
 
@@ -130,12 +145,16 @@ def is_slow(link: Link) -> bool:
     return link.kind == "wi-fi" or (link.rtt_ms > SLOW_LINK_MS and link.kind != "loopback")
 
 
-def diagnose(view: ClusterView, *, is_open: bool = False) -> tuple[Issue, ...]:
-    """All issues of a cluster as one node sees it, gravest first. `is_open`: no secret is set."""
+def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence[PeerView] = ()) -> tuple[Issue, ...]:
+    """All issues of a cluster as one node sees it, gravest first.
+
+    `is_open`: no secret is set. `other_secret`: nodes of the same cluster name that have another one.
+    """
     found = [model_refused(refusal) for refusal in view.placement.refused]
     found += _node_issues(view)
     found += _load_issues(view)
     found += _link_issues(view)
+    found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
     gravity = list(Severity)
     return tuple(sorted(found, key=lambda issue: gravity.index(issue.severity)))

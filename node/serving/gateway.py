@@ -14,7 +14,7 @@ from node.control.contacts import Contacts
 from node.control.status import build_status
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ClusterView, LoadState, ModelEntry, Ring
+from node.core.types import ClusterView, LoadState, ModelEntry, PeerView, Ring
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.rings import Rings
@@ -54,6 +54,9 @@ class Gateway:
         tokenizer_files: TokenizerFiles,
         want: Callable[[str], Awaitable[None]],
         started_at: int,
+        *,
+        open_cluster: bool,
+        other_secret: Callable[[], Sequence[PeerView]],
     ) -> None:
         self._agent = agent
         self._contacts = contacts
@@ -63,6 +66,8 @@ class Gateway:
         self._tokenizer_files = tokenizer_files
         self._want_here = want
         self._started_at = started_at
+        self._open_cluster = open_cluster
+        self._other_secret = other_secret
         self._tokenizers: dict[str, Tokenizer] = {}
         self._tokenizer_locks: dict[str, asyncio.Lock] = {}
 
@@ -78,7 +83,7 @@ class Gateway:
         ]
 
     def status(self) -> dict[str, Any]:
-        return build_status(self._agent.view())
+        return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
     def health(self) -> dict[str, Any]:
         view = self._agent.view()

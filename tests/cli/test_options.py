@@ -30,6 +30,7 @@ def test_defaults(monkeypatch):
         (["--name", " Anna's Mac "], "name", "Anna's Mac"),
         (["--cluster", "Lab-2"], "cluster", "lab-2"),
         (["--data-dir", "~/x"], "data_dir", Path.home() / "x"),
+        (["--secret-file", "~/x"], "secret_file", Path.home() / "x"),
         (["--memory", "1.5GiB"], "memory", 3 * 2**29),
         (["--stages", "2"], "stages", 2),
         (["--peer", "10.0.0.2:1", "--peer", "mini.local:65535"], "peers", (("10.0.0.2", 1), ("mini.local", 65535))),

@@ -81,3 +81,8 @@ def test_names_cannot_move_the_cursor(status):
 def test_a_node_refused_at_the_same_version_names_none(status):
     status["nodes"][3]["version"] = "0.1.0"
     assert "mini-4    not joined\n" in render(status)
+
+
+def test_a_node_of_another_secret_says_so(status):
+    status["nodes"][3]["reason"] = "secret"
+    assert "mini-4    not joined: no common secret\n" in render(status)

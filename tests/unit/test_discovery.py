@@ -23,17 +23,17 @@ def info(node: str, *, cluster: str = "discovery-test", port: int = 7001) -> Nod
 class Started:
     """A discovery that collects its hints."""
 
-    def __init__(self, node: NodeInfo) -> None:
+    def __init__(self, node: NodeInfo, fingerprint: str = "") -> None:
         self.hints: asyncio.Queue[PeerHint] = asyncio.Queue()
-        self.discovery = Discovery(node, LOOPBACK, self.hints.put_nowait)
+        self.discovery = Discovery(node, LOOPBACK, self.hints.put_nowait, fingerprint=fingerprint)
 
     async def next(self) -> PeerHint:
         return await asyncio.wait_for(self.hints.get(), 5)
 
 
 @contextlib.asynccontextmanager
-async def started(*nodes: NodeInfo) -> AsyncIterator[list[Started]]:
-    all_ = [Started(node) for node in nodes]
+async def started(*nodes: NodeInfo, fingerprint: str = "") -> AsyncIterator[list[Started]]:
+    all_ = [Started(node, fingerprint) for node in nodes]
     try:
         assert all(await asyncio.gather(*(s.discovery.start() for s in all_)))
         yield all_
@@ -127,3 +127,63 @@ async def test_an_address_that_this_machine_lacks_is_passed_over(caplog):
     found = Discovery(info("a"), ("203.0.113.9", "127.0.0.1"), lambda hint: None)
     assert await found.start()
     await found.stop()
+
+
+async def refused(by: Started, *nodes: str) -> dict[str, str]:
+    """Why each is refused, once it is these."""
+    async with asyncio.timeout(5):
+        while True:
+            reasons = {peer.report.info.id: peer.reason for peer in by.discovery.refused}
+            if reasons.keys() == set(nodes):
+                return reasons
+            await asyncio.sleep(0.02)
+
+
+async def test_nodes_of_another_secret_are_shown_and_not_told(caplog):
+    async with started(info("a"), info("b", port=7003), fingerprint="f00d") as (a, b):
+        assert (await a.next()).id == "b"
+        assert (await b.next()).id == "a"
+        async with started(info("c", port=7005)) as (c,):
+            assert await refused(c, "a", "b") == dict.fromkeys("ab", "it has a secret and this node has none")
+            assert await refused(a, "c") == {"c": "it has no secret"}
+            async with started(info("d", port=7007), fingerprint="beef"):
+                assert (await refused(a, "c", "d"))["d"] == "it has another secret"
+        assert await refused(a) == {}, "they said goodbye"
+        assert a.hints.empty()
+        assert c.hints.empty()
+    assert "d (127.0.0.1) does not join: it has another secret" in caplog.text
+
+
+async def test_a_node_that_is_given_the_secret_is_told():
+    async with started(info("a"), fingerprint="f00d") as (a,):
+        async with started(info("b", port=7003)):
+            await refused(a, "b")
+        async with started(dataclasses.replace(info("b", port=7005), incarnation=2), fingerprint="f00d"):
+            assert (await a.next()).grpc_port == 7005
+            assert await refused(a) == {}
+
+
+async def test_the_advert_holds_no_more_than_the_fingerprint():
+    node = dataclasses.replace(info("a"), name="é" * 400)
+    advert = Discovery(node, LOOPBACK, lambda hint: None, fingerprint="f00d")._advert()
+    assert advert.decoded_properties["secret"] == "f00d"
+    assert set(advert.decoded_properties) == {
+        "id",
+        "cluster",
+        "name",
+        "secret",
+        "version",
+        "protocol",
+        "api",
+        "incarnation",
+    }
+    assert all(len(key) + len(value or b"") < 255 for key, value in advert.properties.items())
+
+
+async def test_invented_nodes_are_shown_up_to_a_bound_and_without_control_characters():
+    async with started(info("a"), fingerprint="f00d") as (a,):
+        for number in range(100):
+            text = {"name": "evil\x1b[2J\n", "version": "1", "secret": "x"}
+            a.discovery._refuse(f"n{number}", text, LOOPBACK, 7001)
+        assert len(a.discovery.refused) == 64
+        assert {peer.report.info.name for peer in a.discovery.refused} == {"evil[2J"}

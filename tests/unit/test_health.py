@@ -138,3 +138,11 @@ def test_gravest_first():
     peers = (peer("a", loads=(load(LoadState.LOADING),)), peer("b", NodeState.FAILED))
     issues = diagnose(view(*peers, refused=(Refusal("m", "no_capacity", "t"),)), is_open=True)
     assert [issue.code for issue in issues] == [Code.NO_CAPACITY, Code.NODE_FAILED, Code.LOADING, Code.OPEN_CLUSTER]
+
+
+def test_nodes_of_another_secret_are_one_issue():
+    others = [peer(f"mini-{number}", NodeState.REFUSED, reason="it has no secret") for number in range(7)]
+    issue = only(diagnose(view(peer("a")), other_secret=others))
+    assert (issue.code, issue.severity) == (Code.SECRET_MISMATCH, Severity.WARNING)
+    assert "mini-0 (it has no secret), mini-1" in issue.text
+    assert issue.text.endswith("mini-4 (it has no secret) and 2 more.")

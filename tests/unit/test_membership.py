@@ -171,3 +171,17 @@ def test_ticks_that_are_always_late_still_see_a_failure(members):
 def test_unknown_nodes_are_no_error(members):
     assert members.unreachable("nobody", 1.0) == []
     assert members.goodbye("nobody", 1.0) == []
+
+
+def test_invented_nodes_take_the_place_of_those_that_are_gone():
+    """Of the longest gone first; nodes that are here keep theirs, and no more of them fit."""
+    members = Membership(SELF, most_nodes=3)
+    for number in range(3):
+        assert members.heard(report(id=f"x{number}"), number / 10) == [Joined(f"x{number}", 3)]
+    assert members.heard(report(id="x3"), 0.5) == []
+    members.goodbye("x1", 1.0)
+    members.goodbye("x0", 1.1)
+    assert members.heard(report(id="x4"), 1.2) == [Forgotten("x1"), Joined("x4", 3)]
+    assert members.heard(report(id="x5", protocol=2), 1.3)[0] == Forgotten("x0")
+    assert {r.info.id for r in members.alive()} == {"x2", "x4"}
+    assert members.heard(report(id="x2"), 1.4) == []

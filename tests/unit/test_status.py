@@ -236,3 +236,12 @@ def test_open_cluster_is_told_when_asked():
     assert build_status(view(peer("1")))["warnings"] == []
     (warning,) = build_status(view(peer("1")), open_cluster=True)["warnings"]
     assert (warning["code"], warning["severity"]) == ("open-cluster", "info")
+
+
+def test_nodes_of_another_secret_are_shown_as_refused():
+    """Also one that was in the cluster; but no advert takes out of it who is there."""
+    strangers = [peer(node, NodeState.REFUSED) for node in ("1", "2", "9")]
+    status = build_status(view(peer("1"), peer("2", NodeState.FAILED)), other_secret=strangers)
+    shown = [(node["id"], node["state"], node["reason"]) for node in status["nodes"]]
+    assert shown == [("id-1", "idle", ""), ("id-2", "refused", "secret"), ("id-9", "refused", "secret")]
+    assert [warning["code"] for warning in status["warnings"]] == ["secret-mismatch"]

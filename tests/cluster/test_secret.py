@@ -1,0 +1,105 @@
+"""Nodes with a secret form a cluster; nodes without it, or with another, neither get in nor do harm."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
+
+pytestmark = pytest.mark.slow
+
+SECRET = "correct horse battery staple"
+
+
+def warning(node: Node, code: str) -> str:
+    """Its text, when the status has it."""
+    return next((each["text"] for each in node.status()["warnings"] if each["code"] == code), "")
+
+
+@pytest.fixture(scope="module")
+def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("secret") / "secret"
+    file.write_text(SECRET + "\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory, secret_file: Path) -> Iterator[Cluster]:
+    """Three nodes that split the model: two have the secret from the file, one from the environment."""
+    with running_cluster(tmp_path_factory.mktemp("ring")) as cluster:
+        options = ["--model", MODEL, "--stages", "3"]
+        for _ in range(2):
+            cluster.launch(*options, "--secret-file", str(secret_file))
+        cluster.launch(*options, environment={"PIPPIN_SECRET": SECRET})
+        cluster.ready(*[node.started() for node in cluster.nodes])
+        yield cluster
+
+
+def test_a_ring_with_a_secret_answers(ring: Cluster, stock: dict[str, str]) -> None:
+    for node in ring.nodes:
+        assert node.chat("Hello").text == stock["Hello"]
+        assert node.streamed("Hello") == stock["Hello"]
+        assert not warning(node, "open-cluster")
+        assert SECRET not in node.written
+
+
+@pytest.mark.parametrize(
+    ("environment", "why", "told"),
+    [({}, "it has no secret", "this node has none"), ({"PIPPIN_SECRET": "x" * 20}, "another secret", "another secret")],
+    ids=["none", "another"],
+)
+def test_a_node_without_the_secret_stays_outside(
+    ring: Cluster, stock: dict[str, str], tmp_path: Path, environment: dict[str, str], why: str, told: str
+) -> None:
+    """It has the cluster's name, hears its adverts, and is given a node's address."""
+    first = ring.nodes[0]
+    before = ring.ready(*ring.nodes)
+    peer = before["nodes"][0]["address"]
+    with running_cluster(tmp_path) as outside:
+        outside.name = ring.name
+        options = ["--peer", peer, "--model", MODEL]
+        stranger = outside.launch(*options, name="stranger", environment=environment).started()
+        until(lambda: first.state_of(stranger) == "refused", 10, "the stranger is shown as refused")
+        until(lambda: told in warning(stranger, "secret-mismatch"), 10, "the stranger is told why")
+        assert f"stranger ({why if environment else 'it has no secret'})" in warning(first, "secret-mismatch")
+        (row,) = [node for node in first.status()["nodes"] if node["name"] == "stranger"]
+        assert row["reason"] == "secret"
+        outside.ready(stranger)  # a cluster of its own
+        assert stranger.chat("Hello").text == stock["Hello"]
+        until(lambda: "--peer" in stranger.written, 10, "its log says that the peer does not take it")
+        until(lambda: "stranger" in first.written and why in first.written, 10, "so does the other's log")
+        after = ring.ready(*ring.nodes)
+        assert (after["head"], after["term"], after["epoch"]) == (before["head"], before["term"], before["epoch"])
+        for node in ring.nodes:
+            assert node.chat("Hello").text == stock["Hello"]
+        shown = subprocess.run(
+            [BIN / "cluster", "status", "--api", first.url], check=True, capture_output=True, text=True, timeout=20
+        )
+        assert "stranger  not joined: no common secret" in shown.stdout
+    until(lambda: first.state_of(stranger) == "", 10, "its goodbye takes it out of the status")
+
+
+def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_path: Path) -> None:
+    """Least of all without one: that would be an open node."""
+    short = tmp_path / "short"
+    short.write_text("secret\n")
+    cases = {
+        ("--secret-file", str(tmp_path / "nothing")): "can't be read",
+        ("--secret-file", str(short)): "6 bytes; at least 16",
+        (): "PIPPIN_SECRET has 0 bytes",
+    }
+    for number, (options, said) in enumerate(cases.items()):
+        node = cluster.launch(*options, name=f"case-{number}", environment={} if options else {"PIPPIN_SECRET": " "})
+        assert node.wait(20) == 1
+        assert said in node.written
+
+
+def test_an_open_cluster_says_so(three: Cluster, cluster: Cluster) -> None:
+    """Unless it is one of this machine alone."""
+    node = cluster.launch(host="").started()
+    assert "--secret-file" in until(lambda: node.status()["warnings"], 5, "a warning")[0]["hint"]
+    assert "every machine" in warning(node, "open-cluster")
+    assert not warning(three.nodes[0], "open-cluster")

@@ -1,0 +1,207 @@
+"""Whom a node calls: what hints, adverts and --peer may lead it to."""
+
+import asyncio
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from node.control import contacts as module
+from node.control.contacts import MOST_NODES, Contacts
+from node.core.errors import PeerUnavailable, SecretMismatch
+from node.core.types import Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
+from node.host.interfaces import Interface
+from node.rpc.addresses import host_of, is_near
+
+ETHERNET = Interface("en0", "ethernet", ("192.168.1.2",))
+LOOPBACK = Interface("lo", "loopback", ("127.0.0.1",))
+MIXED = ("192.168.1.5", "8.8.8.8", "127.0.0.1", "100.64.0.9", "2a02::5", "fd00::5", "printer.local")
+
+
+class Client:
+    """Remembers who was called; those of `answers` do."""
+
+    def __init__(self, answers=()):
+        self.answers = answers
+        self.called = []
+        self.failure = PeerUnavailable("nobody there")
+
+    async def exchange(self, peer, heartbeat, timeout_s):
+        return await self.call(peer, Heartbeat(report("peer")))
+
+    async def probe(self, peer, timeout_s):
+        return await self.call(peer, 1.0)
+
+    async def call(self, peer, answer):
+        self.called.append(peer)
+        await asyncio.sleep(0)
+        if peer in self.answers:
+            return answer
+        raise self.failure
+
+    def drop(self, peer): ...
+
+
+def report(node):
+    return NodeReport(NodeInfo(node, 1, node, "home", "0.1.0", 1, ("192.168.1.5",), 7001, 7002), Memory(1, 1))
+
+
+def contacts(client=None, *, interfaces=(ETHERNET,), anywhere=False):
+    return Contacts("me", "home", client or Client(), interfaces, anywhere=anywhere)
+
+
+TALK = SimpleNamespace(
+    heartbeat_for=lambda _: Heartbeat(report("me")),
+    heard=lambda _: None,
+    unreachable=lambda _: None,
+    state_of=lambda _: NodeState.ALIVE,
+)
+
+
+@contextlib.asynccontextmanager
+async def running(known, *peers):
+    task = asyncio.create_task(known.run(TALK, peers))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(ask):
+    async with asyncio.timeout(5):
+        while True:
+            if found := ask():
+                return found
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("anywhere", "interface", "kept"),
+    [
+        (False, ETHERNET, ("192.168.1.5", "fd00::5")),
+        (False, LOOPBACK, ("192.168.1.5", "127.0.0.1", "fd00::5")),
+        (True, ETHERNET, ("192.168.1.5", "8.8.8.8", "100.64.0.9", "2a02::5", "fd00::5")),
+    ],
+)
+def test_addresses_that_may_be_called(anywhere, interface, kept):
+    """Without a secret those of one's own network; names, which a peer could have lead anywhere, never."""
+    known = contacts(interfaces=(interface,), anywhere=anywhere)
+    known.hint(PeerHint("peer", MIXED, 7001))
+    assert known.hint_of("peer").addresses == kept
+
+
+async def test_an_advert_does_not_take_away_a_way_that_works():
+    known = contacts(Client(["192.168.1.5:7001"]))
+    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known):
+        await until(known.links)
+    known.advert(PeerHint("peer", ("192.168.1.66",), 6666))
+    assert known.address_of("peer") == "192.168.1.5:7001"
+    known.advert(PeerHint("peer", ("192.168.1.66",), 7001))
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "192.168.1.66")
+    assert known.address_of("peer") == "192.168.1.5:7001"
+
+
+def test_an_advert_moves_a_node_that_does_not_answer():
+    known = contacts()
+    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    known.advert(PeerHint("peer", ("192.168.1.6",), 7005))
+    assert known.address_of("peer") == "192.168.1.6:7005"
+
+
+async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer():
+    known = contacts(Client(["192.168.1.5:7001"]))
+    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known):
+        await until(known.links)
+    for number in range(2 * MOST_NODES):
+        known.advert(PeerHint(f"x{number}", ("192.168.1.66",), 7001))
+    kept = [node for node in ("peer", *(f"x{number}" for number in range(2 * MOST_NODES))) if known.hint_of(node)]
+    assert len(kept) == MOST_NODES
+    assert kept[0] == "peer"
+    assert kept[-1] == f"x{2 * MOST_NODES - 1}"
+
+
+@pytest.mark.parametrize(
+    ("anywhere", "called"), [(False, ["[fd00::5]:7001"]), (True, ["8.8.8.8:7001", "[fd00::5]:7001"])]
+)
+async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, called):
+    async def addresses_of(host):
+        assert host == "mini-2.local"
+        return ["8.8.8.8", "fd00::5"]
+
+    monkeypatch.setattr(module, "_addresses_of", addresses_of)
+    client = Client(["[fd00::5]:7001"])
+    known = contacts(client, anywhere=anywhere)
+    async with running(known, "mini-2.local:7001"):
+        await until(lambda: known.hint_of("peer"))
+    assert client.called[: len(called)] == called
+    assert known.hint_of("peer").addresses == ("fd00::5", "192.168.1.5")
+
+
+async def test_a_far_peer_is_not_called_without_a_secret(caplog):
+    client = Client()
+    async with running(contacts(client), "203.0.113.9:7001"):
+        await until(lambda: caplog.records)
+    assert "203.0.113.9" in caplog.text
+    assert "--secret-file" in caplog.text
+    assert not client.called
+
+
+async def test_why_a_peer_does_not_answer_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(module, "GONE_INTERVAL_S", 0.0)
+    client = Client()
+    with caplog.at_level(logging.WARNING):
+        async with running(contacts(client), "192.168.1.5:7001"):
+            await until(lambda: len(client.called) > 5)
+            client.failure = SecretMismatch("192.168.1.5:7001 has another secret.")
+            await until(lambda: len(caplog.records) > 1)
+            called = len(client.called)
+            await until(lambda: len(client.called) > called + 5)
+    assert [record.message for record in caplog.records] == [
+        "--peer 192.168.1.5:7001: nobody there",
+        "--peer 192.168.1.5:7001: 192.168.1.5:7001 has another secret.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "near"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("10.255.0.1", True),
+        ("172.16.0.1", True),
+        ("172.32.0.1", False),
+        ("192.168.0.1", True),
+        ("192.169.0.1", False),
+        ("169.254.7.7", True),
+        ("fe80::1%en0", True),
+        ("fd12::1", True),
+        ("::ffff:192.168.1.5", True),
+        ("::ffff:8.8.8.8", False),
+        ("100.64.0.1", False),
+        ("8.8.8.8", False),
+        ("2001:4860:4860::8888", False),
+        ("0.0.0.0", False),
+        ("mini-1.local", False),
+        ("", False),
+    ],
+)
+def test_what_is_near(address, near):
+    assert is_near(address) is near
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.168.1.5:4711", "192.168.1.5"),
+        ("ipv6:%5B::1%5D:4711", "::1"),
+        ("ipv6:%5Bfe80::1%25en0%5D:4711", "fe80::1%en0"),
+        ("unix:/tmp/socket", ""),
+        ("", ""),
+    ],
+)
+def test_the_host_of_a_caller(peer, host):
+    assert host_of(peer) == host
