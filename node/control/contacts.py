@@ -150,15 +150,15 @@ class Contacts:
     async def _seek(self, peer: str, talk: Talk) -> None:
         """Find out who is at an address that the user gave; contact is kept by its id from then on."""
         host, _, port = peer.rpartition(":")
-        told = ""
+        told: set[str] = set()
         while True:
             try:
                 address, answer = await self._call_any(host.strip("[]"), int(port), talk)
             except PippinError as error:
-                log.log(logging.DEBUG if error.code == told else logging.WARNING, "--peer %s: %s", peer, error)
-                told = error.code
+                log.log(logging.DEBUG if str(error) in told else logging.WARNING, "--peer %s: %s", peer, error)
+                told.add(str(error))
             else:
-                told = ""
+                told.clear()
                 info = answer.report.info
                 if info.id == self._self_id:
                     return

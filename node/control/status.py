@@ -46,6 +46,7 @@ def build_status(
     """
     here = {peer.report.info.id for peer in view.peers if peer.state in _HERE}
     other_secret = [peer for peer in other_secret if peer.report.info.id not in here]
+    other_secret.sort(key=lambda peer: (peer.report.info.name, peer.report.info.id))
     refused = {peer.report.info.id for peer in other_secret}
     view = replace(view, peers=tuple(peer for peer in view.peers if peer.report.info.id not in refused))
     peers = {peer.report.info.id: peer for peer in view.peers}

@@ -19,6 +19,9 @@ from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
 from node.engine.plan import Plan
 
+_MOST_CACHES = 4096
+"""Lanes and prefixes. A driver has one for each session and each prompt that it remembers: some hundreds at most."""
+
 
 @dataclass
 class _Lane:
@@ -175,6 +178,8 @@ class Stage:
 
     def apply(self, op: CacheOp) -> None:
         """Apply one cache operation. Raises PippinError when it does not fit; the caches are as before then."""
+        if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MOST_CACHES:
+            raise PippinError(f"There are {_MOST_CACHES} lanes and prefixes already: the driver has lost count.")
         match op:
             case Open(lane):
                 self._lanes[lane] = self._fresh()

@@ -26,6 +26,7 @@ _STATUS = {
 _TLS_SIGNS = {
     "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name",
     "WRONG_VERSION_NUMBER": "has no secret, and this node has one",
+    "Socket closed": "hangs up before a word is said: it may have a secret, and this node none",
 }
 """What gRPC says of a handshake that failed, and what it means here."""
 _LONGEST = 2000
@@ -85,7 +86,7 @@ def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
         return PeerTimeout(f"{peer} did not answer in time.")
     details = error.details() or ""
     for sign, what in _TLS_SIGNS.items():
-        if sign in details:
+        if sign in details and "failed to connect" in details:
             hint = "Give all nodes of a cluster the same --cluster and --secret-file."
             return SecretMismatch(f"{peer} {what}.", hint=hint)
     return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {details}.")

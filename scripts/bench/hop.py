@@ -34,22 +34,35 @@ def measure(trips: int) -> list[Row]:
     here, there = cores[0], cores[1 % len(cores)]
     warm = _linked(here, there, trips, 0)
     cold = _linked(here, there, max(trips // 10, 50), SWEEP_BYTES)
+    tls = _linked(here, there, trips, 0, secret=True)
     tcp = _tcp(here, there, trips)
     total = [hop[UNPACKED] - hop[COMPUTED] for hop in warm]
     rows = [
-        *(_row(what, warm, spans) | _row("", cold, spans, " cold") for what, spans in SPANS.items()),
+        *(
+            _row(what, warm, spans) | _row("", cold, spans, " cold") | _row("", tls, spans, " TLS")
+            for what, spans in SPANS.items()
+        ),
         _figures("blocking TCP, half a round trip", [ns / 2 for ns in tcp[int(len(tcp) * WARM_UP) :]]),
     ]
     rows[len(SPANS) - 1] |= at_most(median(total) / 1000, TARGET_US)
-    notes = [f"cold: each stage reads {SWEEP_BYTES >> 20} MiB before it sends, as if they were weights"]
+    notes = [
+        f"cold: each stage reads {SWEEP_BYTES >> 20} MiB before it sends, as if they were weights",
+        "TLS: as the first columns, between nodes with a secret",
+    ]
     if cores[0] is not None:
         notes.append(f"cores {here} and {there}: each process has one for its loop, its compute and gRPC's own threads")
     report(f"One hop of {BYTES} bytes over loopback, {len(warm)} hops", rows, notes)
     return rows
 
 
-def _linked(here: int | None, there: int | None, trips: int, sweep_bytes: int) -> list[list[int]]:
-    with Child("hop_child.py", "far", core=there) as far, Child("hop_child.py", "near", core=here) as near:
+def _linked(
+    here: int | None, there: int | None, trips: int, sweep_bytes: int, *, secret: bool = False
+) -> list[list[int]]:
+    kind = "-tls" if secret else ""
+    with (
+        Child("hop_child.py", f"far{kind}", core=there) as far,
+        Child("hop_child.py", f"near{kind}", core=here) as near,
+    ):
         far_port, near_port = far.answer()["port"], near.answer()["port"]
         far.ask(peer=near_port, sweep_bytes=sweep_bytes)
         mine = near.ask(peer=far_port, sweep_bytes=sweep_bytes, trips=trips)

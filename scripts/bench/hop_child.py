@@ -21,6 +21,7 @@ from node.engine.compute import Compute
 from node.rpc.client import RpcClient
 from node.rpc.frame_codec import decode, encode
 from node.rpc.link import Link
+from node.rpc.security import secure
 from node.rpc.server import RpcServer
 
 
@@ -82,9 +83,10 @@ class End:
         raise NotImplementedError
 
 
-async def link_end(*, near: bool) -> None:
+async def link_end(*, near: bool, tls: bool) -> None:
     end = End()
-    server = RpcServer(["127.0.0.1"], 0)
+    security = secure(b"of the benchmark alone", "bench") if tls else None
+    server = RpcServer(["127.0.0.1"], 0, security)
     nothing: Any = None  # no control plane and no files: nobody asks for them
     end.compute.start()
 
@@ -101,7 +103,7 @@ async def link_end(*, near: bool) -> None:
         return frame
 
     with mock.patch("node.rpc.link.encode", timed_encode), mock.patch("node.rpc.server.decode", timed_decode):
-        async with RpcClient() as client:
+        async with RpcClient(security) as client:
             await server.start(nothing, end, nothing)
             say({"port": server.port})
             question = await asyncio.to_thread(listen)
@@ -170,7 +172,7 @@ def main() -> None:
         case "tcp-near":
             tcp_near()
         case role:
-            asyncio.run(link_end(near=role == "near"))
+            asyncio.run(link_end(near=role.startswith("near"), tls=role.endswith("-tls")))
 
 
 if __name__ == "__main__":

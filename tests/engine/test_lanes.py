@@ -186,3 +186,12 @@ def test_padding_is_refused_where_it_would_be_wrong(tmp_path):
     ring.apply(Open(1), Merge(0, 1))
     with pytest.raises(PippinError, match="right-padded"):
         ring.step(token_array([[1, 2], [3]]), lengths=(2, 1))
+
+
+def test_lanes_without_end_are_refused(llama):
+    ring = Stages(llama).ring(0, 2, 4)
+    with pytest.raises(PippinError, match="lost count"):
+        ring.apply(*[Open(lane) for lane in range(10_000)])
+    ring.apply(*[Drop(lane) for lane in range(10_000)])
+    ring.apply(Open(1))
+    ring.step(prompt(5), lane=1)
