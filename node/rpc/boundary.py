@@ -53,7 +53,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
         ("pippin-message", quote(said.message)[:_LONGEST]),
         ("pippin-hint", quote(said.hint)[:_LONGEST]),
     )
-    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[:_LONGEST], metadata)
+    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[: _LONGEST // 10], metadata)
     raise AssertionError("abort returned")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sized
 
 from node.core.errors import Incompatible
 from node.wire import control_pb2 as pb
+from node.wire import serving_pb2
 
 MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
@@ -40,6 +41,19 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
     _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
     _names(message.id)
+    return message
+
+
+def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.GenerateRequest:
+    """Numbers that no array takes would fail the step of all who share it. Raises Incompatible."""
+    sampling = message.sampling
+    _names(message.id, message.ring, message.model)
+    if not message.prompt:
+        raise Incompatible(f"Request {message.id} has an empty prompt.")
+    _below("tokens", 1 << 31, message.max_tokens, sampling.top_k, sampling.logprobs)
+    _finite(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+    _finite(abs(sampling.presence_penalty), abs(sampling.frequency_penalty))
+    _finite(*map(abs, sampling.logit_bias.values()))
     return message
 
 
@@ -127,6 +141,7 @@ def _below(what: str, bound: int, *numbers: int) -> None:
         raise Incompatible(f"A peer speaks of {max(numbers):,} {what}, which is beyond all reason.")
 
 
-def _finite(number: float) -> None:
-    if not 0 <= number < math.inf:
-        raise Incompatible(f"A peer tells a measurement of {number}.")
+def _finite(*numbers: float) -> None:
+    for number in numbers:
+        if not 0 <= number < math.inf:
+            raise Incompatible(f"A peer speaks of {number} where a finite number of at least 0 is due.")

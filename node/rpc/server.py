@@ -9,7 +9,7 @@ import grpc
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
-from node.rpc.checks import checked_heartbeat
+from node.rpc.checks import checked_heartbeat, checked_request
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -96,7 +96,7 @@ class _Serving(ServingServicer):
     async def Generate(
         self, request: serving_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
-        events = self._handler.generate(request.ring, decode_request(request))
+        events = self._handler.generate(request.ring, decode_request(checked_request(request)))
         try:
             async for event in events:
                 yield serving_pb2.TokenEvents(events=[encode_event(event)])

@@ -19,6 +19,7 @@ from node.rpc.client import RpcClient
 from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
 from node.wire import control_pb2 as pb
+from node.wire import serving_pb2
 from tests.rpc.conftest import Handlers, frame, report, serving
 
 EXCHANGE = "/pippin.control.Control/Exchange"
@@ -90,6 +91,27 @@ async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case:
     HEARTBEATS[case](message)
     assert isinstance(await answer(peer, EXCHANGE, message.SerializeToString()), Incompatible)
     assert not handlers.heartbeats
+    await still_serves(client, peer)
+
+
+REQUESTS: dict[str, Callable[[serving_pb2.GenerateRequest], object]] = {
+    "no prompt": lambda m: m.ClearField("prompt"),
+    "more tokens than can be counted": lambda m: setattr(m, "max_tokens", (1 << 32) - 1),
+    "more candidates than can be counted": lambda m: setattr(m.sampling, "top_k", (1 << 32) - 1),
+    "more log-probabilities than can be counted": lambda m: setattr(m.sampling, "logprobs", (1 << 32) - 1),
+    "a temperature that is no number": lambda m: setattr(m.sampling, "temperature", float("nan")),
+    "a temperature below zero": lambda m: setattr(m.sampling, "temperature", -1.0),
+    "a penalty without end": lambda m: setattr(m.sampling, "presence_penalty", float("-inf")),
+    "a bias that is no number": lambda m: m.sampling.logit_bias.update({1: float("nan")}),
+}
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+async def test_requests(served: tuple[Handlers, str], client: RpcClient, case: str) -> None:
+    _, peer = served
+    message = serving_pb2.GenerateRequest(id="r", ring="r", model="m", prompt=[1], max_tokens=5)
+    REQUESTS[case](message)
+    assert isinstance(await answer(peer, "/pippin.serving.Serving/Generate", message.SerializeToString()), Incompatible)
     await still_serves(client, peer)
 
 
