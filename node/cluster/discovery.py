@@ -215,7 +215,8 @@ class Discovery:
             self._on_hint(hint)
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
-        if node in self._refused or len(self._refused) >= _MOST_REFUSED:
+        known = self._refused.get(node)
+        if not known and len(self._refused) >= _MOST_REFUSED:
             return
         name = _shown(text.get("name")) or ", ".join(addresses)
         info = NodeInfo(
@@ -231,7 +232,8 @@ class Discovery:
         )
         theirs = "another secret" if text.get("secret") else "no secret"
         reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
-        _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
+        if not known or known.reason != reason:
+            _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
         self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
 
     async def _strangers(self, zeroconf: Zeroconf, host: str) -> set[str]:

@@ -74,6 +74,9 @@ class Contacts:
             if hint.grpc_port != known.grpc_port:
                 return
             hint = replace(hint, addresses=tuple(dict.fromkeys((way.address, *hint.addresses))))
+        if not self._anywhere and not any(map(is_near, hint.addresses)):
+            where = ", ".join(hint.addresses)
+            log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
         self.hint(hint)
 
     def _may_call(self, address: str) -> bool:

@@ -205,3 +205,9 @@ def test_what_is_near(address, near):
 )
 def test_the_host_of_a_caller(peer, host):
     assert host_of(peer) == host
+
+
+def test_a_node_with_public_addresses_only_is_not_passed_over_in_silence(caplog):
+    contacts().advert(PeerHint("peer", ("203.0.113.9", "2a02::5"), 7001))
+    assert "203.0.113.9, 2a02::5" in caplog.text
+    assert "--secret-file" in caplog.text
