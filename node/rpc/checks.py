@@ -57,6 +57,12 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
     return message
 
 
+def checked_file(message: serving_pb2.FileRequest) -> serving_pb2.FileRequest:
+    """Raises Incompatible."""
+    _below("bytes", _SIZE, message.offset)
+    return message
+
+
 def _check_report(report: pb.NodeReport) -> None:
     info = report.info
     _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)

@@ -9,7 +9,7 @@ import grpc
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
-from node.rpc.checks import checked_heartbeat, checked_request
+from node.rpc.checks import checked_file, checked_heartbeat, checked_request
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -115,6 +115,7 @@ class _Files(FilesServicer):
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
+        checked_file(request)
         chunks = await asyncio.to_thread(self._handler.read, request.model, request.name, request.offset)
         while chunk := await asyncio.to_thread(next, chunks, None):
             data, sha256 = chunk

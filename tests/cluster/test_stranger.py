@@ -1,0 +1,131 @@
+"""A stranger in an open cluster that tells well-formed lies: it may disturb, but reads no file and crashes nothing."""
+
+import asyncio
+import json
+
+import pytest
+
+from node import PROTOCOL
+from node.core.errors import Incompatible, ModelNotFound, StaleFence
+from node.core.frames import Frame, Open, Tensor
+from node.core.generation import GenerateRequest
+from node.core.types import (
+    Fence,
+    Heartbeat,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    PeerHint,
+    Placement,
+    Ring,
+    StageSpec,
+)
+from node.rpc.client import RpcClient
+from tests.conftest import MODEL, Cluster, until
+
+pytestmark = pytest.mark.slow
+
+OUTSIDE = ["../../../../etc", "/etc", "..", "~", ".ssh/id", "a/../../b", "a\x00b", "C:\\x"]
+FILES = [
+    "node.json",
+    "lock",
+    "../node.json",
+    "/etc/passwd",
+    "model.py",
+    "../../config.json",
+    ".ssh",
+    "config.json/../x.py",
+]
+
+
+class Stranger:
+    """Claims to be head of a term far ahead, with more memory than all others."""
+
+    def __init__(self, client: RpcClient, peer: str, cluster: str) -> None:
+        self.client, self.peer = client, peer
+        self.info = NodeInfo("evil", 1, "evil", cluster, "0.1.0", PROTOCOL, ("127.0.0.1",), 1, 1)
+        self.term = 1000
+
+    async def say(self, *rings: Ring, preload: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> NodeReport:
+        """One more placement; what the node says of itself."""
+        self.term += 1
+        report = NodeReport(
+            self.info,
+            Memory(1 << 50, 1 << 50),
+            term=self.term,
+            head="evil",
+            fence=Fence(self.term, 1),
+            models=models,
+            preload=preload,
+            min_stages=1000,
+            peers=(PeerHint("nobody", ("127.0.0.1", "8.8.8.8"), 9),),
+        )
+        placement = Placement(Fence(self.term, 1), "evil", rings)
+        return (await self.client.exchange(self.peer, Heartbeat(report, placement), 5)).report
+
+    async def until_loaded(self, ring: Ring) -> str:
+        """How loading the node's part of a ring ended."""
+        async with asyncio.timeout(20):
+            while True:
+                for load in (await self.say(ring)).loads:
+                    if load.ring == ring.id and load.state in ("ready", "failed"):
+                        return load.error or load.state
+                await asyncio.sleep(0.1)
+
+
+async def lie(peer: str, cluster: str) -> None:
+    async with RpcClient() as client:
+        evil = Stranger(client, peer, cluster)
+        me = (await evil.say()).info.id
+        for number, model in enumerate(OUTSIDE):
+            if model.isprintable():  # else no heartbeat may hold it
+                ring = Ring(f"r{number}", model, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1)
+                assert "model_not_found" in await evil.until_loaded(ring)
+            with pytest.raises(ModelNotFound):
+                await client.listing(peer, model)
+            with pytest.raises(ModelNotFound):
+                await client.describe(peer, model)
+            with pytest.raises(ModelNotFound):
+                await anext(client.read(peer, model, "config.json", 0))
+        for name in FILES:
+            with pytest.raises(ModelNotFound):
+                await anext(client.read(peer, MODEL, name, 0))
+        with pytest.raises(Incompatible):
+            await anext(client.read(peer, MODEL, "config.json", (1 << 64) - 1))
+        far = Ring("far", MODEL, (StageSpec("evil", 0, 60_000), StageSpec(me, 60_000, 65_000)), 100, 1)
+        assert (await evil.until_loaded(far)) != "ready"
+        await nonsense_to_a_stage(evil, Ring("own", MODEL, (StageSpec("evil", 0, 4), StageSpec(me, 4, 8)), 100, 1))
+        await evil.say(preload=tuple(OUTSIDE[:4]), models=("../x", MODEL))
+        with pytest.raises(StaleFence):
+            await anext(client.generate(peer, "no ring", GenerateRequest("r", MODEL, (1,), 1)))
+
+
+async def nonsense_to_a_stage(evil: Stranger, ring: Ring) -> None:
+    """Of a ring in which the stranger is the driver, so that its frames are taken."""
+    assert await evil.until_loaded(ring) == "ready"
+    shapes = [(), (0,), (1, 1), (1, 0, 64), (2**31, 2**31, 2**31), (1, 1, 3)]
+    for run, shape in enumerate(shapes):
+        broken = asyncio.Event()
+        link = evil.client.link(evil.peer, lambda reason, broken=broken: broken.set())
+        tensor = Tensor("float32", shape, b"\x00" * 12)
+        await link.send(Frame(ring.id, ring.fence, run, 0, (Open(1),), lane=1, tensors=(tensor,), sampled=True))
+        await asyncio.wait_for(broken.wait(), 10)  # there is nobody onward
+        link.close()
+
+
+def test_lies_of_a_stranger(cluster: Cluster) -> None:
+    node = cluster.launch("--no-mdns", "--model", MODEL).started()
+    before = cluster.ready(node)["nodes"][0]
+    text = node.chat("Hello").text
+    secrets = (cluster.directory / node.name / "node.json").read_text()
+    asyncio.run(asyncio.wait_for(lie(before["address"], cluster.name), 60))
+    assert node.process.poll() is None
+    until(
+        lambda: node.state_of(node) != "loading" and node.status()["head"] == before["id"],
+        15,
+        "it is its own head again",
+    )
+    cluster.ready(node)
+    assert node.chat("Hello").text == text
+    assert json.loads(secrets)["id"] == json.loads((cluster.directory / node.name / "node.json").read_text())["id"]
+    assert "Traceback" not in node.written
