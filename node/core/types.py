@@ -186,7 +186,7 @@ class NodeState(StrEnum):
     FAILED = "failed"
     LEFT = "left"
     REFUSED = "refused"
-    """It speaks another protocol version."""
+    """It speaks another protocol version, or has another secret."""
 
 
 # --- placement ------------------------------------------------------------------------------------------------------
