@@ -60,6 +60,11 @@ class Runner:
         return self._stage.plan.batchable
 
     @property
+    def pads(self) -> bool:
+        """Whether the rows of a step of prompts may differ in length."""
+        return self._stage.plan.pads
+
+    @property
     def vocabulary(self) -> int:
         """Token ids are below it; MLX does not check, and reads beyond its arrays."""
         return self._stage.plan.vocabulary
@@ -72,7 +77,7 @@ class Runner:
     # --- the driver ---
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
-        """Operations and the driver's layers, on rows of equal length; gives the frame for the next stage."""
+        """Operations and the driver's layers; gives the frame for the next stage. Rows differ in length as the frame says."""
         with _step():
             self._apply(frame.ops)
             return self._begin(frame, tokens)
@@ -80,7 +85,7 @@ class Runner:
     def _begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
         assert frame.lane is not None
         ids = token_array(tokens)
-        tensors = pack(self._stage.begin(frame.lane, ids))
+        tensors = pack(self._stage.begin(frame.lane, ids, frame.lengths))
         return replace(frame, tensors=tensors, tokens=pack([ids])[0] if self._stage.plan.reads_tokens else None)
 
     def finish(self, frame: Frame, draws: Sequence[Draw], *, go_on: bool) -> tuple[list[Sampled], Frame | None]:
@@ -100,11 +105,11 @@ class Runner:
         assert frame.lane is not None
         with _step():
             self._apply(frame.ops)
-            hidden = self._stage.begin(frame.lane, token_array(tokens))
-            return self._draw(hidden, draws) if draws else []
+            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths)
+            return self._draw(hidden, draws, frame.lengths) if draws else []
 
-    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
-        logits = self._stage.finish(hidden)
+    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> list[Sampled]:
+        logits = self._stage.finish(hidden, lengths)
         return sample(
             logits,
             [draw.sampling for draw in draws],

@@ -255,7 +255,10 @@ class Stage:
         lane = self._lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
-        kept = [caches.single(cache, row) for cache in lane.caches]
+        fresh = self._fresh().caches  # for those that no layer fills, of which mlx-lm can't take a part
+        kept = [
+            new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
+        ]
         mx.eval(caches.states(kept))
         self._prefixes[prefix] = _Lane(kept, [lane.positions[row]])
 

@@ -15,9 +15,10 @@ from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import History, Sampled
 from node.rpc.link import Link
+from node.serving.limits import Limits
 from node.serving.onward import Onward
 from node.serving.rate import Rate
-from node.serving.scheduler import Limits, Scheduler, Step
+from node.serving.scheduler import Scheduler, Step
 from node.serving.session import Seat, Session
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ RESTART_DELAY_S = 0.3
 class _InFlight:
     step: Step
     seq: int
-    sent_at: float
+    begun_at: float
 
 
 class Driver:
@@ -46,10 +47,15 @@ class Driver:
         self._runner = runner
         self._onward = onward  # None: the ring is this node alone
         self._scheduler = Scheduler(
-            limits, stages=len(ring.stages), batchable=runner.batchable, trimmable=runner.trimmable
+            limits,
+            stages=len(ring.stages),
+            batchable=runner.batchable,
+            pads=runner.pads,
+            trimmable=runner.trimmable,
         )
         self._wake = asyncio.Event()
         self._in_flight: deque[_InFlight] = deque()
+        self._landed_at = 0.0
         self._sending = asyncio.Lock()  # frames leave in the order of their numbers, one at a time
         self._link: Link | None = None
         self._run = time.time_ns()  # above those of this ring's driver before a restart of its node
@@ -128,18 +134,19 @@ class Driver:
                 return
 
     async def _send(self, step: Step) -> None:
-        frame = replace(self._frame(step.ops), lane=step.lane, sampled=step.samples)
+        frame = replace(self._frame(step.ops), lane=step.lane, sampled=step.samples, lengths=step.lengths)
+        begun_at = time.monotonic()
         if self._onward is None:
-            await self._run_alone(step, frame)
+            await self._run_alone(step, frame, begun_at)
             return
         link = self._link = self._link or self._onward.open(self._break)
         try:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
-        await self._post(link, frame, step)
+        await self._post(link, frame, step, begun_at)
 
-    async def _post(self, link: Link, frame: Frame, step: Step | None) -> None:
+    async def _post(self, link: Link, frame: Frame, step: Step | None, begun_at: float = 0.0) -> None:
         """Number a frame and send it, unless the ring broke meanwhile: then all sessions have been rewound."""
         async with self._sending:
             if self._broken or link is not self._link or frame.run != self._run:
@@ -147,16 +154,16 @@ class Driver:
             frame = replace(frame, seq=self._seq)
             self._seq += 1
             if step:
-                self._in_flight.append(_InFlight(step, frame.seq, time.monotonic()))
+                self._in_flight.append(_InFlight(step, frame.seq, begun_at or time.monotonic()))
             await link.send(frame)
 
-    async def _run_alone(self, step: Step, frame: Frame) -> None:
+    async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         try:
             drawn = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draws(step))
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            self._landed(step, drawn)
+            self._landed(step, drawn, time.monotonic() - begun_at)
 
     async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
         frame = self._frame(ops)
@@ -182,14 +189,18 @@ class Driver:
         if frame.run != self._run or self._broken:
             return  # a leftover from before the fresh start
         self._broken_since = 0.0
-        step = self._due(frame) if frame.lane is not None else None
+        due = self._due(frame) if frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
-            self._fail_step(step, error)
-        elif step:
-            await self._finish_step(step, frame)
+            self._fail_step(due.step if due else None, error)
+        elif due:
+            await self._finish_step(due, frame)
 
-    async def _finish_step(self, step: Step, frame: Frame) -> None:
+    async def _finish_step(self, due: _InFlight, frame: Frame) -> None:
+        # From when it had the ring to itself: so long it held up what came behind it.
+        now = time.monotonic()
+        seconds, self._landed_at = now - max(due.begun_at, self._landed_at), now
+        step = due.step
         draws, onward = _draws(step), None
         drawn: Sequence[Sampled] = ()
         try:
@@ -202,29 +213,28 @@ class Driver:
             return
         if frame.run != self._run or self._broken:
             return
-        self._landed(step, drawn)
+        self._landed(step, drawn, seconds)
         if onward and self._link:
             try:
                 await self._post(self._link, onward, self._scheduler.go_on(step))
             except PippinError as error:
                 self._break(error)
 
-    def _due(self, frame: Frame) -> Step:
+    def _due(self, frame: Frame) -> _InFlight:
         """The step that the frame is the result of. Raises BadRequest, which ends the link, when another one is due."""
         due = self._in_flight[0] if self._in_flight else None
         if due is None or (due.seq, due.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
-        self._in_flight.popleft()
-        return due.step
+        return self._in_flight.popleft()
 
-    def _landed(self, step: Step, drawn: Sequence[Sampled]) -> None:
+    def _landed(self, step: Step, drawn: Sequence[Sampled], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         now = time.monotonic()
         for seat, sampled in zip(step.rows, drawn, strict=bool(drawn)):
             if not seat.gone:
                 self._rate.count(now)
                 self._emit(seat, sampled)
-        self._scheduler.landed(step)
+        self._scheduler.landed(step, seconds)
 
     def _emit(self, seat: Seat, sampled: Sampled) -> None:
         session = seat.session
@@ -289,7 +299,7 @@ class Driver:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while not self._closed:
             await asyncio.sleep(WATCH_S)
-            if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > STEP_TIMEOUT_S:
+            if self._in_flight and time.monotonic() - self._in_flight[0].begun_at > STEP_TIMEOUT_S:
                 self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
 
 

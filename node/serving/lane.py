@@ -16,8 +16,8 @@ class Lane:
 
     number: int
     rows: list[Seat] = field(default_factory=list)
-    joining: list[tuple[Seat, int]] = field(default_factory=list)
-    """Seats whose prompt is done, and the lanes in which it was done."""
+    joining: list[tuple[list[Seat], int]] = field(default_factory=list)
+    """Seats whose prompts are done, and the lanes in which they are the rows."""
     coming: list[Seat] = field(default_factory=list)
     """Seats that are to join once their prompt is done."""
     busy: bool = False
@@ -25,7 +25,10 @@ class Lane:
 
     def seats(self) -> list[Seat]:
         """All that count towards its size, in the order in which they came."""
-        return [seat for seat in (*self.rows, *(seat for seat, _ in self.joining), *self.coming) if not seat.gone]
+        return [seat for seat in (*self._present(), *self.coming) if not seat.gone]
+
+    def _present(self) -> list[Seat]:
+        return [*self.rows, *(seat for seats, _ in self.joining for seat in seats)]
 
     @property
     def idle(self) -> bool:
@@ -35,28 +38,37 @@ class Lane:
     @property
     def ready(self) -> bool:
         """Idle, with rows that want another step."""
-        return self.idle and not all(seat.gone for seat in (*self.rows, *(seat for seat, _ in self.joining)))
+        return self.idle and not all(seat.gone for seat in self._present())
+
+    @property
+    def crowded(self) -> bool:
+        """Rows are there of seats that are gone."""
+        return any(seat.gone for seat in self._present())
+
+    def arrive(self, seats: list[Seat], source: int) -> None:
+        """Their prompts are done in lane `source`: they join with the next step."""
+        self.coming = [seat for seat in self.coming if seat not in seats]
+        self.joining.append((seats, source))
 
     def prepare(self, keep_as: KeepAs) -> list[CacheOp]:
         """Let those go that are gone, and let those join that wait."""
-        ops: list[CacheOp] = []
-        staying = [row for row, seat in enumerate(self.rows) if not seat.gone]
-        if len(staying) < len(self.rows):
-            for row, seat in enumerate(self.rows):
-                ops += keep(seat, self.number, row, keep_as)
-            ops.append(Filter(self.number, tuple(staying)) if staying else Drop(self.number))
-            self.rows = [self.rows[row] for row in staying]
-        for seat, source in self.joining:
-            if seat.gone:
-                ops += [*keep(seat, source, 0, keep_as), Drop(source)]
-            else:
-                ops.append(Merge(self.number, source))
-                self.rows.append(seat)
+        ops, self.rows = part(self.rows, self.number, keep_as)
+        for seats, source in self.joining:
+            parting, staying = part(seats, source, keep_as)
+            ops += [*parting, Merge(self.number, source)] if staying else parting
+            self.rows += staying
         self.joining = []
         return ops
 
 
-def keep(seat: Seat, lane: int, row: int, keep_as: KeepAs) -> list[CacheOp]:
-    """Keep the KV of a seat that is gone, if that is wanted."""
-    number = keep_as(seat) if seat.gone and seat.keep else None
-    return [] if number is None else [Keep(lane, row, number)]
+def part(rows: list[Seat], lane: int, keep_as: KeepAs) -> tuple[list[CacheOp], list[Seat]]:
+    """Let those rows of a lane go that are gone, their KV kept if that is wanted; and who stays."""
+    staying = [row for row, seat in enumerate(rows) if not seat.gone]
+    if len(staying) == len(rows):
+        return [], rows
+    ops: list[CacheOp] = []
+    for row, seat in enumerate(rows):
+        number = keep_as(seat) if seat.gone and seat.keep else None
+        ops += [] if number is None else [Keep(lane, row, number)]
+    ops.append(Filter(lane, tuple(staying)) if staying else Drop(lane))
+    return ops, [rows[row] for row in staying]

@@ -22,8 +22,8 @@ from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.rpc.client import RpcClient
 from node.serving.driver import Driver
+from node.serving.limits import Limits
 from node.serving.onward import Onward
-from node.serving.scheduler import Limits
 from node.serving.worker import Worker
 
 log = logging.getLogger(__name__)

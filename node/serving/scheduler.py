@@ -1,8 +1,9 @@
 """Decides what steps next: which sessions share a lane, whose prompt advances, and which caches are kept. Pure.
 
-Sessions wait in order of arrival until there is KV for them. Then their prompt is run in chunks in a lane of its own,
-a few prompts in turn; done, they join one of as many lanes as the ring has stages, where all rows step together. Between
-two chunks every lane steps once, so a long prompt delays running streams by one chunk at most.
+Sessions wait in order of arrival until there is KV for them. Then their prompt is run in a lane of its own, in chunks, or
+together with others when they are short; such lanes take turns. Done, they join one of as many lanes as the ring has
+stages, where all rows step together. Between two chunks every lane steps once, and a chunk is no longer than streams
+may be held up.
 
 KV is accounted in tokens: the placement set aside `max_sessions` times the context. Sessions are charged for what their
 caches have allocated, a lane for its longest row times its rows; what is left holds the KV of finished sessions for
@@ -11,55 +12,27 @@ those that begin alike. When a session grows beyond what is left, the last to jo
 
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import cache
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
-from node.core.frames import CacheOp, Drop, Forget, Keep, Open, Reuse
-from node.core.types import KvCost
-from node.serving.lane import Lane, keep
+from node.core.frames import CacheOp, Forget, Keep, Merge, Open, Reuse
+from node.serving.lane import Lane, part
+from node.serving.limits import Limits
 from node.serving.prefixes import Prefixes
+from node.serving.prompts import Pace, Prompts
 from node.serving.session import Seat, Session
 
-PROMPTS_AT_ONCE = 4
-"""Prompts that are run in turn: a short one does not wait for a long one, and none becomes slow for want of turns."""
+LONG_PROMPTS = 4
+"""Prompts of more than a step that are run in turn: none becomes slow for want of turns. Short ones go past the others."""
 FIRST_PROMPT_LANE = 1 << 16
 """Lanes of prompts have numbers from here on; those below are where sessions decode."""
-
-ALLOCATED = 256
-"""Tokens; the steps in which mlx-lm's caches grow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    context: int
-    max_sessions: int
-    """Sessions of the whole context for which there is KV."""
-    max_queue: int
-    max_rows: int
-    """Sessions in a lane."""
-    chunk: int
-    """Tokens of a prompt in one step."""
-    kv: tuple[KvCost, ...] = (KvCost(1),)
-    """Of each layer of the model."""
-
-    def charge(self, tokens: int) -> int:
-        """What a sequence takes of the KV set aside, in tokens of a sequence of the whole context.
-
-        It is the share of the layer for which it is largest, so it holds on every stage, whatever layers that has. A
-        recurrent layer's state is as large for one token as for all, so there every session is charged the context.
-        """
-        return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
-
-
-@cache
-def _charge(kv: tuple[KvCost, ...], context: int, tokens: int) -> int:
-    whole = [(cost.bytes_for(tokens), cost.bytes_for(context)) for cost in set(kv)]
-    return max((-(-part * context // most) for part, most in whole if most), default=tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Do `ops`, then run `tokens`, one row for each seat; `samples` when each row yields its session's next token."""
+    """Do `ops`, then run `tokens`, one row for each seat; `samples` when each row yields its session's next token.
+
+    Rows of a step of prompts may differ in length.
+    """
 
     lane: int
     ops: tuple[CacheOp, ...]
@@ -67,33 +40,29 @@ class Step:
     tokens: tuple[tuple[int, ...], ...]
     samples: bool
 
-
-@dataclass(slots=True, eq=False)
-class _Prompt:
-    """A prompt that is being run in a lane of its own."""
-
-    seat: Seat
-    lane: int
-    home: Lane
-    under_way: int = 0
-    """Chunks that have not come back."""
-
     @property
-    def ready(self) -> bool:
-        return not self.seat.gone and self.seat.sent < len(self.seat.session.tokens)
+    def lengths(self) -> tuple[int, ...]:
+        """Of the rows, if they differ."""
+        lengths = tuple(map(len, self.tokens))
+        return lengths if len(set(lengths)) > 1 else ()
 
 
 class Scheduler:
-    """`stages` of the ring; `batchable`: the model's sessions can share a lane; `trimmable`: its caches can go back."""
+    """`stages` of the ring; `batchable`: the model's sessions can share a lane; `pads`: so can prompts of different
+    lengths; `trimmable`: its caches can go back.
+    """
 
-    def __init__(self, limits: Limits, *, stages: int, batchable: bool, trimmable: bool) -> None:
+    def __init__(self, limits: Limits, *, stages: int, batchable: bool, pads: bool, trimmable: bool) -> None:
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
+        self._stages = stages
         self._max_rows = limits.max_rows if batchable else 1
+        self._pads = pads
         self._trimmable = trimmable
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
-        self._prompts: deque[_Prompt] = deque()
+        self._prompts: deque[Prompts] = deque()
+        self._pace = Pace(limits.chunk)
         self._waiting: deque[Session] = deque()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
@@ -160,26 +129,31 @@ class Scheduler:
         self._make_room()
         self._admit()
         lane = next((lane for lane in self._lanes if lane.ready), None)
-        prompt = next((prompt for prompt in self._prompts if prompt.ready), None)
-        decoding = sum(1 for lane in self._lanes if lane.rows or lane.joining)
-        if lane and (prompt is None or self._steps_since_chunk < decoding):
+        prompts = next((prompts for prompts in self._prompts if prompts.ready), None)
+        if lane and (prompts is None or self._steps_since_chunk < self._decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
-        if prompt:
+        if prompts:
             self._steps_since_chunk = 0
-            return self._prefill(prompt)
+            return self._prefill(prompts)
         return None
 
-    def landed(self, step: Step) -> None:
-        """A step came back; the caller has given its sessions their tokens."""
+    @property
+    def _decoding(self) -> int:
+        return sum(1 for lane in self._lanes if lane.rows or lane.joining)
+
+    def landed(self, step: Step, seconds: float) -> None:
+        """A step came back, which held up others for so long; the caller has given its sessions their tokens."""
         for lane in self._lanes:
             if lane.number == step.lane:
                 lane.busy = False
-        for prompt in list(self._prompts):
-            if prompt.lane == step.lane:
-                prompt.under_way -= 1
-                if step.samples and not prompt.seat.gone:
-                    self._join(prompt)
+                self._pace.decode_s = seconds
+        for prompts in list(self._prompts):
+            if prompts.lane == step.lane:
+                prompts.under_way -= 1
+                prompts.token_s = self._pace.took(step.tokens, seconds)
+                if step.samples and not prompts.gone:
+                    self._join(prompts)
         self._clear_prompts()
 
     def goes_on(self, step: Step) -> bool:
@@ -204,9 +178,9 @@ class Scheduler:
         return ops
 
     def _clear_lanes(self) -> None:
-        """Free lanes that nobody is left in; the others free what they can with their next step."""
+        """Free the rows of those that are gone; lanes that are under way do so with their next step."""
         for lane in self._lanes:
-            if lane.idle and not lane.ready:
+            if lane.idle and lane.crowded:
                 self._ops += lane.prepare(self._keep_as)
 
     def _decode(self, lane: Lane) -> Step:
@@ -219,28 +193,36 @@ class Scheduler:
         lane.busy = True
         return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
 
-    def _prefill(self, prompt: _Prompt) -> Step:
-        self._prompts.remove(prompt)
-        self._prompts.append(prompt)
-        seat, tokens = prompt.seat, prompt.seat.session.tokens
-        begin, end = seat.sent, min(seat.sent + self._limits.chunk, len(tokens))
-        seat.sent = end
-        prompt.under_way += 1
-        return Step(prompt.lane, self.take_ops(), (seat,), (tuple(tokens[begin:end]),), samples=end == len(tokens))
+    def _prefill(self, prompts: Prompts) -> Step:
+        self._prompts.remove(prompts)
+        self._prompts.append(prompts)
+        ops = self.take_ops()
+        parting, prompts.seats = part(prompts.seats, prompts.lane, self._keep_as)
+        prompts.begun = True
+        prompts.under_way += 1
+        tokens = prompts.chunk(self._chunk(prompts.token_s))
+        return Step(prompts.lane, (*ops, *parting), tuple(prompts.seats), tokens, samples=not prompts.ready)
 
-    def _join(self, prompt: _Prompt) -> None:
-        self._prompts.remove(prompt)
-        prompt.home.coming.remove(prompt.seat)
-        prompt.home.joining.append((prompt.seat, prompt.lane))
-        if not self._trimmable:  # the only position to which a later session can go back
-            self._ops += [Keep(prompt.lane, 0, number) for number in [self._keep_as(prompt.seat)] if number is not None]
+    def _chunk(self, token_s: float = 0.0) -> int:
+        """Tokens for the next step of prompts, of which one takes so long if that is known."""
+        decoding = self._decoding
+        return self._pace.tokens(max(1, self._stages - decoding) if decoding else 0, token_s)
+
+    def _join(self, prompts: Prompts) -> None:
+        self._prompts.remove(prompts)
+        prompts.home.arrive(prompts.seats, prompts.lane)
+        if self._trimmable:
+            return
+        for row, seat in enumerate(prompts.seats):  # the only position to which a later session can go back
+            number = None if seat.gone else self._keep_as(seat)
+            self._ops += [] if number is None else [Keep(prompts.lane, row, number)]
 
     def _clear_prompts(self) -> None:
         """Drop the lanes of prompts that nobody waits for, once their last chunk is back."""
-        for prompt in [prompt for prompt in self._prompts if prompt.seat.gone and not prompt.under_way]:
-            self._prompts.remove(prompt)
-            prompt.home.coming.remove(prompt.seat)
-            self._ops += [*keep(prompt.seat, prompt.lane, 0, self._keep_as), Drop(prompt.lane)]
+        for prompts in [prompts for prompts in self._prompts if prompts.gone and not prompts.under_way]:
+            self._prompts.remove(prompts)
+            prompts.home.coming = [seat for seat in prompts.home.coming if not seat.gone]
+            self._ops += part(prompts.seats, prompts.lane, self._keep_as)[0]
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -255,27 +237,39 @@ class Scheduler:
         return sum(self._size(lane) for lane in self._lanes)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._prompts) < PROMPTS_AT_ONCE:
-            session = self._waiting[0]
+        while session := self._next_in_line():
             homes = [lane for lane in self._lanes if len(lane.seats()) < self._max_rows]
             home = min(
                 homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.seats())), default=None
             )
             if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
                 return
-            self._waiting.popleft()
+            self._waiting.remove(session)
             self._begin(session, home)
             self._evict()
 
+    def _next_in_line(self) -> Session | None:
+        """Who came first; while enough long prompts are run, the first whose prompt takes one step."""
+        long = sum(1 for prompts in self._prompts if prompts.seats[0].ahead > self._limits.chunk)
+        if long < LONG_PROMPTS:
+            return self._waiting[0] if self._waiting else None
+        return next((session for session in self._waiting if len(session.tokens) <= self._limits.chunk), None)
+
     def _begin(self, session: Session, home: Lane) -> None:
-        lane = self._next_lane
-        self._next_lane += 1
         match = self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
-        session.seat = Seat(session, sent=reused, cached=reused)
-        home.coming.append(session.seat)
-        self._ops.append(Reuse(lane, match.prefix, match.tokens) if match else Open(lane))
-        self._prompts.append(_Prompt(session.seat, lane, home))
+        seat = session.seat = Seat(session, sent=reused, cached=reused)
+        home.coming.append(seat)
+        lane = self._next_lane
+        self._next_lane += 1
+        self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
+        most = self._chunk()
+        for prompts in self._prompts:
+            if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
+                prompts.seats.append(seat)
+                self._ops.append(Merge(prompts.lane, lane))
+                return
+        self._prompts.append(Prompts(lane, home, [seat], reused))
 
     def _make_room(self) -> None:
         """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""

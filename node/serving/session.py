@@ -68,3 +68,8 @@ class Seat:
     """The row is to be freed; what still comes back for it is ignored."""
     keep: bool = False
     """Its KV is worth keeping for a later session that begins alike."""
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that the stages have yet to be sent."""
+        return len(self.session.tokens) - self.sent

@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from node.core.errors import PippinError
-from node.core.frames import Drop, Filter, Merge, Open
-from node.engine.architectures import ALONE, UNPADDED
+from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse
+from node.engine.architectures import ALONE
 from node.engine.codec import token_array
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS
@@ -145,39 +145,48 @@ def test_steps_that_do_not_fit_are_refused(llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BATCHED if name.partition("/")[0] not in UNPADDED])
-def test_right_padded_prefill_equals_each_alone(name, tmp_path):
-    """Three prompts of different lengths in two padded chunks, of which one is out of tokens in the second."""
+@pytest.mark.parametrize("name", BATCHED)
+def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
+    """Prompts in one step, of different lengths where the model pads; one is kept, and two go on from there together."""
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
-    assert plan.pads
-    stages = Stages(directory)
+    lengths = (LENGTHS, (3, 1)) if plan.pads else ((9, 9, 9), (2, 2))
+    stages, whole = Stages(directory), Whole(directory)
     middle = plan.cuts[len(plan.cuts) // 2]
-    rows = [prompt(length, seed=length)[0].tolist() for length in LENGTHS]
-    finals, decoded = zip(
-        *(_padded(stages.ring(*bounds), rows) for bounds in ((0, plan.layers), (0, middle, plan.layers))), strict=True
-    )
-    assert same(*finals)
-    assert same(*decoded)
-    whole = Whole(directory)
-    for row, tokens in enumerate(rows):
-        one = whole.fresh()
-        logits = one.step(mx.array([tokens], mx.int32))
-        assert mx.allclose(_finite(finals[0][row]), _finite(logits[0, -1]), rtol=1e-3, atol=1e-3)
-        assert mx.allclose(_finite(decoded[0][row]), _finite(one.step(likeliest(logits))[0]), rtol=1e-3, atol=1e-3)
+    begun, gone_on = ([prompt(n, seed=n + k)[0].tolist() for k, n in enumerate(each)] for each in lengths)
+    one, two = (_together(stages.ring(*cut), begun, gone_on) for cut in ((0, plan.layers), (0, middle, plan.layers)))
+    assert all(same(a, b) for a, b in zip(one, two, strict=True))
+
+    first, decoded, second = two
+    for row, tokens in enumerate(begun):
+        alone = whole.fresh()
+        logits = alone.step(mx.array([tokens], mx.int32))
+        assert _close(first[row], logits[0, -1])
+        assert _close(decoded[row], alone.step(likeliest(logits))[0, -1])
+    for row, tokens in enumerate(gone_on):
+        alone = whole.fresh()
+        alone.step(mx.array([begun[1]], mx.int32))
+        assert _close(second[row], alone.step(mx.array([tokens], mx.int32))[0, -1])
 
 
-def _padded(ring, rows):
-    """Logits after the prefill, and after a token more of each."""
-    ring.apply(Open(1), Open(2), Open(3), Drop(9), Merge(9, 1), Merge(9, 2), Merge(9, 3))
-    finals = [None] * len(rows)
-    for begin, end in ((0, 6), (6, 13)):
-        chunk = [row[begin:end] for row in rows]
-        lengths = tuple(map(len, chunk))
-        logits = ring.step(token_array(chunk), 9, lengths, every=False)
-        finals = [logits[k] if lengths[k] else final for k, final in enumerate(finals)]
-    final = mx.stack(finals)
-    return final, ring.step(likeliest(final[:, None]), lane=9)
+def _together(ring, begun, gone_on):
+    """Logits of each after its prompt, after a token more, and of those that go on from the second prompt."""
+    ring.apply(Open(1), Open(2), Merge(1, 2), Open(3), Merge(1, 3))
+    first = _prompts(ring, 1, begun)
+    ring.apply(Keep(1, 1, prefix=1), Drop(9), Merge(9, 1))
+    decoded = ring.step(likeliest(first[:, None]), lane=9, every=False)
+    kept = len(begun[1])
+    ring.apply(Drop(9), Reuse(4, 1, kept), Reuse(5, 1, kept), Merge(4, 5))
+    return first, decoded, _prompts(ring, 4, gone_on)
+
+
+def _prompts(ring, lane, rows):
+    lengths = tuple(map(len, rows))
+    return ring.step(token_array(rows), lane, lengths if len(set(lengths)) > 1 else (), every=False)
+
+
+def _close(a, b):
+    return mx.allclose(_finite(a), _finite(b), rtol=1e-3, atol=1e-3)
 
 
 def test_padding_is_refused_where_it_would_be_wrong(tmp_path):

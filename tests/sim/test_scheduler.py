@@ -12,7 +12,9 @@ import pytest
 from node.core.errors import Overloaded
 from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
-from node.serving.scheduler import Limits, Scheduler, Step
+from node.serving.limits import Limits
+from node.serving.prompts import LEAST_CHUNK, STALL_S
+from node.serving.scheduler import FIRST_PROMPT_LANE, LONG_PROMPTS, Scheduler, Step
 from node.serving.session import Session
 
 Row = tuple[int, ...]
@@ -37,9 +39,10 @@ def expected(request: GenerateRequest) -> list[int]:
 class FakeStages:
     """What all stages do alike: rows of tokens instead of KV. Strict: an operation that does not fit is an error."""
 
-    def __init__(self, *, trimmable: bool) -> None:
+    def __init__(self, *, pads: bool, trimmable: bool) -> None:
         self.lanes: dict[int, list[Row]] = {}
         self.prefixes: dict[int, Row] = {}
+        self.pads = pads
         self.trimmable = trimmable
 
     def apply(self, op: CacheOp) -> None:
@@ -68,7 +71,12 @@ class FakeStages:
 
     def run(self, step: Step) -> list[int]:
         rows = self.lanes[step.lane]
-        assert len(rows) == len(step.tokens)
+        assert len(rows) == len(step.tokens) == len(step.rows)
+        assert all(step.tokens)
+        if len(step.rows) > 1 and step.lane >= FIRST_PROMPT_LANE:
+            assert len(set(map(len, rows))) == 1  # they begin side by side
+        assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
+        assert self.pads or not step.lengths
         self.lanes[step.lane] = [(*row, *tokens) for row, tokens in zip(rows, step.tokens, strict=True)]
         return [next_token(row) for row in self.lanes[step.lane]]
 
@@ -85,34 +93,43 @@ class World:
         self.random = random.Random(seed)
         self.stages = self.random.randint(1, 4)
         self.limits = Limits(
-            context=self.random.choice([64, 300, 2000]),
-            max_sessions=self.random.randint(1, 4),
+            context=self.random.choice([64, 300, 3000]),
+            max_sessions=self.random.choice([1, 2, 4, 12]),
             max_queue=self.random.choice([4, 100]),
-            max_rows=self.random.randint(1, 8),
-            chunk=self.random.choice([4, 32]),
+            max_rows=self.random.choice([1, 3, 8, 16]),
+            chunk=self.random.choice([4, 64, 256]),
         )
         self.trimmable = self.random.random() < 0.7
+        self.pads = self.random.random() < 0.7
         self.scheduler = Scheduler(
-            self.limits, stages=self.stages, batchable=self.random.random() < 0.8, trimmable=self.trimmable
+            self.limits,
+            stages=self.stages,
+            batchable=self.random.random() < 0.8,
+            pads=self.pads,
+            trimmable=self.trimmable,
         )
-        self.fake = FakeStages(trimmable=self.trimmable)
+        self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
         self.in_flight: deque[tuple[Step, list[int]]] = deque()
         self.sessions: list[Session] = []
         self.cancelled: set[Session] = set()
         self.refused = 0
         self.cached = 0
+        self.together = 0
+        """Prompts that ran with others in one step."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
 
     def arrive(self) -> None:
         known = self.random.choice(
             [(), self.system, tuple(self.random.choice(self.sessions).tokens) if self.sessions else ()]
         )
-        prompt = (*known, *(self.random.randrange(5000) for _ in range(self.random.randint(1, 40))))
+        own = self.random.choice([1, 5, 5, 6, self.random.randint(1, 40)])
+        prompt = (*known, *(self.random.randrange(5000) for _ in range(own)))
         room = self.limits.context - len(prompt)
         if room < 1:
             return
         stops = frozenset(self.random.sample(range(5000), 60))
-        request = GenerateRequest("x", "m", prompt, self.random.randint(1, min(room, 250)), stops, Sampling())
+        most = min(room, self.random.choice([4, 250]))
+        request = GenerateRequest("x", "m", prompt, self.random.randint(1, most), stops, Sampling())
         session = Session(request)
         try:
             self.scheduler.submit(session)
@@ -131,8 +148,17 @@ class World:
             return False
         for op in step.ops:
             self.fake.apply(op)
+        self.check_prompts(step)
         self.in_flight.append((step, self.fake.run(step)))
         return True
+
+    def check_prompts(self, step: Step) -> None:
+        if step.lane >= FIRST_PROMPT_LANE:
+            assert len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
+            assert not any(seat.gone for seat in step.rows)
+            if len(step.rows) > 1:
+                assert step.samples  # all in one step
+                self.together += len(step.rows)
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
@@ -150,7 +176,7 @@ class World:
                 session.events.put_nowait(event)
                 if event.finish:
                     self.scheduler.finish(session, keep=True)
-        self.scheduler.landed(step)
+        self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]))
         if go_on:
             onward = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
             self.in_flight.append((onward, self.fake.run(onward)))
@@ -164,12 +190,14 @@ class World:
 
     def lose_ring(self) -> None:
         self.in_flight.clear()
-        self.fake = FakeStages(trimmable=self.trimmable)
+        self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
         self.scheduler.rewind()
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
         assert self.scheduler.tokens_held <= budget
+        # What is let go at the stages is let go with its lane's next step.
+        assert self.fake.tokens <= budget + self.limits.context
         if not self.in_flight and self.scheduler.running == 0:
             assert not self.fake.lanes
 
@@ -189,7 +217,8 @@ def run(seed: int) -> World:
     for _ in range(world.random.randint(50, 300)):
         match world.random.random():
             case x if x < 0.12:
-                world.arrive()
+                for _ in range(world.random.choice([1, 1, 12])):
+                    world.arrive()
             case x if x < 0.14:
                 world.cancel()
             case x if x < 0.145:
@@ -223,6 +252,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
         except (AssertionError, KeyError, IndexError, ValueError):
             pytest.fail(f"seed {seed}; replay it with: python {__file__} {seed}")
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
+    assert sum(world.together for world in worlds) > 100
     assert sum(len(world.sessions) for world in worlds) > 500
 
 
@@ -243,12 +273,12 @@ def turn(scheduler: Scheduler) -> Step:
     for seat in step.rows if step.samples else ():
         if seat.session.accept(1).finish:
             scheduler.finish(seat.session, keep=False)
-    scheduler.landed(step)
+    scheduler.landed(step, 0.01)
     return step
 
 
 def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
-    scheduler = Scheduler(limits(), stages=1, batchable=True, trimmable=True)
+    scheduler = Scheduler(limits(), stages=1, batchable=True, pads=True, trimmable=True)
     running = request(5, 500)
     scheduler.submit(running)
     turn(scheduler)
@@ -260,7 +290,7 @@ def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
 
 
 def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
-    scheduler = Scheduler(limits(max_sessions=1), stages=1, batchable=True, trimmable=True)
+    scheduler = Scheduler(limits(max_sessions=1), stages=1, batchable=True, pads=True, trimmable=True)
     for number in range(20):
         scheduler.submit(request(10, 200, first=number))
     large = request(900, 50, first=3000)
@@ -275,14 +305,14 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:
-    scheduler = Scheduler(limits(), stages=3, batchable=True, trimmable=True)
+    scheduler = Scheduler(limits(), stages=3, batchable=True, pads=True, trimmable=True)
     scheduler.submit(request(100, 5))
     steps = [scheduler.next() for _ in range(3)]
     assert [step.tokens[0] for step in steps if step] == [tuple(range(10)), tuple(range(10, 20)), tuple(range(20, 30))]
 
 
 def test_as_many_lanes_decode_as_there_are_stages() -> None:
-    scheduler = Scheduler(limits(), stages=2, batchable=True, trimmable=True)
+    scheduler = Scheduler(limits(), stages=2, batchable=True, pads=True, trimmable=True)
     for number in range(6):
         scheduler.submit(request(5, 100, first=number * 10))
     for _ in range(20):
@@ -293,7 +323,7 @@ def test_as_many_lanes_decode_as_there_are_stages() -> None:
 
 
 def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
-    scheduler = Scheduler(limits(), stages=1, batchable=True, trimmable=True)
+    scheduler = Scheduler(limits(), stages=1, batchable=True, pads=True, trimmable=True)
     first = request(50, 10)
     scheduler.submit(first)
     while not first.finished:
@@ -302,7 +332,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
         for seat in step.rows if step.samples else ():
             if seat.session.accept(1).finish:
                 scheduler.finish(seat.session, keep=True)
-        scheduler.landed(step)
+        scheduler.landed(step, 0.01)
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     scheduler.submit(second)
     step = scheduler.next()
@@ -310,6 +340,208 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
     assert second.seat
     assert second.seat.cached == 59
+
+
+# --- prompts that run together ------------------------------------------------------------------------------------
+
+
+def prompts_of(scheduler: Scheduler, steps: int) -> list[Step]:
+    """The next steps, of prompts alone, all under way at once."""
+    found = [scheduler.next() for _ in range(steps)]
+    assert all(step and step.lane >= FIRST_PROMPT_LANE for step in found)
+    return [step for step in found if step]
+
+
+def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> None:
+    scheduler = Scheduler(limits(max_sessions=8, chunk=64), stages=2, batchable=True, pads=True, trimmable=True)
+    for number in range(16):
+        scheduler.submit(request(8, 5, first=number * 10))
+    one, other = prompts_of(scheduler, 2)
+    assert [len(one.rows), len(other.rows)] == [8, 8]
+    assert not {*one.rows} & {*other.rows}
+    assert one.samples
+    assert other.samples
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pads", "together"),
+    [
+        ((8, 8, 8), False, [3]),
+        ((8, 5, 8), False, [2, 1]),
+        ((8, 5, 8), True, [3]),
+        ((20, 5, 5), True, [2, 1]),  # padded to 20, a third would make 60 tokens
+        ((60, 5, 5), True, [1, 2]),  # longer than a step: in chunks, alone
+        ((30, 30, 2), True, [1, 1, 1]),  # 30 and 2 would be 60
+    ],
+)
+def test_a_step_of_prompts_is_no_longer_than_a_chunk(
+    lengths: Sequence[int], pads: bool, together: Sequence[int]
+) -> None:
+    scheduler = Scheduler(limits(chunk=40), stages=1, batchable=True, pads=pads, trimmable=True)
+    for number, length in enumerate(lengths):
+        scheduler.submit(request(length, 5, first=number * 100))
+    steps = prompts_of(scheduler, len(together))
+    assert [len(step.rows) for step in steps] == together
+    assert all(len(step.rows) * max(map(len, step.tokens)) <= 40 for step in steps)
+
+
+def test_prompts_that_share_a_kept_beginning_run_together() -> None:
+    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
+    system = tuple(range(100, 140))
+    first = Session(GenerateRequest("x", "m", system, 1, frozenset(), Sampling()))
+    scheduler.submit(first)
+    step = scheduler.next()
+    assert step
+    first.accept(1)
+    scheduler.finish(first, keep=True)
+    scheduler.landed(step, 0.01)
+    for number in range(3):
+        prompt = (*system, *range(number, number + 5 + number))
+        scheduler.submit(Session(GenerateRequest("x", "m", prompt, 5, frozenset(), Sampling())))
+    scheduler.submit(request(9, 5, first=2000))
+    alike, other = prompts_of(scheduler, 2)
+    assert [len(tokens) for tokens in alike.tokens] == [5, 6, 7]
+    assert [op.tokens for op in alike.ops if isinstance(op, Reuse)] == [40, 40, 40]
+    assert [len(tokens) for tokens in other.tokens] == [9]
+
+
+def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
+    scheduler = Scheduler(limits(chunk=64), stages=2, batchable=True, pads=True, trimmable=True)
+    fake = FakeStages(pads=True, trimmable=True)
+    scheduler.submit(request(60, 5, first=900))  # its step comes first
+    sessions = [request(6 + number, 5, first=number * 10) for number in range(4)]
+    for session in sessions:
+        scheduler.submit(session)
+    steps = prompts_of(scheduler, 1)
+    scheduler.finish(sessions[1], keep=False)
+    steps += prompts_of(scheduler, 2)
+    scheduler.finish(sessions[2], keep=False)  # while its step is under way
+    for step in steps:
+        for op in step.ops:
+            fake.apply(op)
+        drawn = fake.run(step)
+        for seat, token in zip(step.rows, drawn, strict=True):
+            if not seat.gone:
+                seat.session.accept(token)
+        scheduler.landed(step, 0.01)
+    left = [session for number, session in enumerate(sessions) if number not in (1, 2)]
+    while not all(session.finished for session in left):
+        step = scheduler.next()
+        assert step
+        for op in step.ops:
+            fake.apply(op)
+        for seat, token in zip(step.rows, fake.run(step), strict=True):
+            if not seat.gone and seat.session.accept(token).finish:
+                scheduler.finish(seat.session, keep=False)
+        scheduler.landed(step, 0.01)
+    for session in left:
+        assert session.tokens[len(session.request.prompt) :] == expected(session.request)
+
+
+# --- fairness -----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
+    scheduler = Scheduler(limits(max_sessions=8), stages=1, batchable=True, pads=True, trimmable=True)
+    long = request(500, 5, first=3000)
+    scheduler.submit(long)
+    for turns in range(400):
+        scheduler.submit(request(3, 1, first=turns))
+        turn(scheduler)
+    assert long.finished
+
+
+def test_a_short_prompt_passes_long_ones() -> None:
+    scheduler = Scheduler(limits(max_sessions=16), stages=1, batchable=True, pads=True, trimmable=True)
+    long = [request(900, 5, first=number * 1000) for number in range(LONG_PROMPTS + 2)]
+    for session in long:
+        scheduler.submit(session)
+    turn(scheduler)
+    short = request(8, 1, first=4990)
+    scheduler.submit(short)
+    for _ in range(LONG_PROMPTS + 1):
+        turn(scheduler)
+    assert short.finished
+    assert not any(session.finished for session in long)
+    for _ in range(2000):
+        if all(session.finished for session in long):
+            break
+        turn(scheduler)
+    assert all(session.finished for session in long)
+
+
+def test_many_short_prompts_hold_up_a_stream_by_one_step_at_a_time() -> None:
+    scheduler = Scheduler(limits(max_sessions=16, max_rows=64), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler.submit(request(5, 500))
+    turn(scheduler)
+    for number in range(30):
+        scheduler.submit(request(4, 5, first=number * 10))
+    steps = [turn(scheduler) for _ in range(30)]
+    of_prompts = [step.lane >= FIRST_PROMPT_LANE for step in steps]
+    assert sum(of_prompts) == 15  # two prompts of 4 in a step of 10
+    assert not any(one and other for one, other in itertools.pairwise(of_prompts))
+
+
+# --- how long a chunk may be --------------------------------------------------------------------------------------
+
+
+def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tuple[list[int], float]:
+    """A prompt of 8,000 tokens comes while a stream runs: the sizes of its chunks, and the longest that one took.
+
+    A token of the prompt takes `token_s` and `depth_s` more for each token before it.
+    """
+    scheduler = Scheduler(limits(context=20_000, chunk=512), stages=stages, batchable=True, pads=True, trimmable=True)
+    clock, landed, longest = 0.0, 0.0, 0.0
+    sizes: list[int] = []
+    under_way: deque[tuple[Step, float]] = deque()
+    scheduler.submit(request(5, 10_000))
+    while sum(sizes) < 8000:
+        while len(under_way) < stages and (step := scheduler.next()):
+            under_way.append((step, clock))
+        step, begun = under_way.popleft()
+        prompt = step.lane >= FIRST_PROMPT_LANE
+        seat = step.rows[0]
+        if prompt and len(seat.session.tokens) > 5:
+            size = len(step.tokens[0])
+            took = size * (token_s + depth_s * sum(sizes))
+            sizes.append(size)
+            longest = max(longest, took if len(sizes) > 1 else 0.0)  # nothing is known before the first
+        else:
+            took = decode_s
+        clock = max(clock, begun) + took
+        if step.samples and seat.session.accept(1).finish:
+            scheduler.finish(seat.session, keep=False)
+        scheduler.landed(step, clock - max(begun, landed))
+        landed = clock
+        if scheduler.running == 1 and not scheduler.queued and len(seat.session.tokens) == 10:
+            scheduler.submit(request(8000, 1, first=100))
+    return sizes, longest
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_chunks_get_shorter_as_the_prompt_gets_longer(stages: int) -> None:
+    sizes, longest = stall(stages, token_s=0.0005, depth_s=0.000_000_5, decode_s=0.02)
+    assert sizes[-2] < max(sizes)
+    assert longest < 2 * STALL_S
+    assert min(sizes[:-1]) >= LEAST_CHUNK
+
+
+def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> None:
+    sizes, longest = stall(1, token_s=0.01, depth_s=0.0, decode_s=0.5)
+    assert sizes[1] == 64
+    assert longest <= 1.0
+
+
+def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
+    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler.submit(request(300, 5))
+    sizes = []
+    for _ in range(4):
+        step = scheduler.next()
+        assert step
+        sizes.append(len(step.tokens[0]))
+        scheduler.landed(step, 60.0)
+    assert sizes == [64] * 4
 
 
 if __name__ == "__main__":
