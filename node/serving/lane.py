@@ -7,7 +7,7 @@ from node.core.frames import CacheOp, Drop, Filter, Keep, Merge
 from node.serving.session import Seat
 
 KeepAs = Callable[[Seat], int | None]
-"""The number under which a seat's KV shall be kept; None to let it go."""
+"""The number under which a seat's KV shall be kept; None to let it go. It may add operations, so all go into one list."""
 
 
 @dataclass(slots=True)
@@ -50,25 +50,23 @@ class Lane:
         self.coming = [seat for seat in self.coming if seat not in seats]
         self.joining.append((seats, source))
 
-    def prepare(self, keep_as: KeepAs) -> list[CacheOp]:
+    def prepare(self, ops: list[CacheOp], keep_as: KeepAs) -> None:
         """Let those go that are gone, and let those join that wait."""
-        ops, self.rows = part(self.rows, self.number, keep_as)
+        self.rows = part(self.rows, self.number, ops, keep_as)
         for seats, source in self.joining:
-            parting, staying = part(seats, source, keep_as)
-            ops += [*parting, Merge(self.number, source)] if staying else parting
+            staying = part(seats, source, ops, keep_as)
+            ops += [Merge(self.number, source)] if staying else []
             self.rows += staying
         self.joining = []
-        return ops
 
 
-def part(rows: list[Seat], lane: int, keep_as: KeepAs) -> tuple[list[CacheOp], list[Seat]]:
-    """Let those rows of a lane go that are gone, their KV kept if that is wanted; and who stays."""
+def part(rows: list[Seat], lane: int, ops: list[CacheOp], keep_as: KeepAs) -> list[Seat]:
+    """Let those rows of a lane go that are gone, their KV kept if that is wanted. Gives those that stay."""
     staying = [row for row, seat in enumerate(rows) if not seat.gone]
     if len(staying) == len(rows):
-        return [], rows
-    ops: list[CacheOp] = []
+        return rows
     for row, seat in enumerate(rows):
         number = keep_as(seat) if seat.gone and seat.keep else None
         ops += [] if number is None else [Keep(lane, row, number)]
     ops.append(Filter(lane, tuple(staying)) if staying else Drop(lane))
-    return ops, [rows[row] for row in staying]
+    return [rows[row] for row in staying]

@@ -181,12 +181,13 @@ class Scheduler:
         """Free the rows of those that are gone; lanes that are under way do so with their next step."""
         for lane in self._lanes:
             if lane.idle and lane.crowded:
-                self._ops += lane.prepare(self._keep_as)
+                lane.prepare(self._ops, self._keep_as)
 
     def _decode(self, lane: Lane) -> Step:
         self._lanes.remove(lane)
         self._lanes.append(lane)
-        ops = (*self.take_ops(), *lane.prepare(self._keep_as))
+        lane.prepare(self._ops, self._keep_as)
+        ops = self.take_ops()
         tokens = tuple(tuple(seat.session.tokens[seat.sent :]) for seat in lane.rows)
         for seat in lane.rows:
             seat.sent = len(seat.session.tokens)
@@ -196,12 +197,11 @@ class Scheduler:
     def _prefill(self, prompts: Prompts) -> Step:
         self._prompts.remove(prompts)
         self._prompts.append(prompts)
-        ops = self.take_ops()
-        parting, prompts.seats = part(prompts.seats, prompts.lane, self._keep_as)
+        prompts.seats = part(prompts.seats, prompts.lane, self._ops, self._keep_as)
         prompts.begun = True
         prompts.under_way += 1
         tokens = prompts.chunk(self._chunk(prompts.token_s))
-        return Step(prompts.lane, (*ops, *parting), tuple(prompts.seats), tokens, samples=not prompts.ready)
+        return Step(prompts.lane, self.take_ops(), tuple(prompts.seats), tokens, samples=not prompts.ready)
 
     def _chunk(self, token_s: float = 0.0) -> int:
         """Tokens for the next step of prompts, of which one takes so long if that is known."""
@@ -222,7 +222,7 @@ class Scheduler:
         for prompts in [prompts for prompts in self._prompts if prompts.gone and not prompts.under_way]:
             self._prompts.remove(prompts)
             prompts.home.coming = [seat for seat in prompts.home.coming if not seat.gone]
-            self._ops += part(prompts.seats, prompts.lane, self._keep_as)[0]
+            part(prompts.seats, prompts.lane, self._ops, self._keep_as)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
