@@ -17,6 +17,7 @@ class Footprint:
         self._before = list(accumulate(held, initial=0))
         self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
+        self._head = spec.head_bytes
         self._shared = spec.shared_ends
         # A layer is read before the copy it replaces is dropped, and a lane's caches of a layer grow by copying all its
         # sessions: one of each at a time.
@@ -28,8 +29,11 @@ class Footprint:
         return self._before[end] - self._before[start] + self.reserve + (self._ends if driver or self._shared else 0)
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes that the stage reads for each token, which is what takes its time: weights, as caches are seldom full."""
-        return self._weights[end] - self._weights[start] + (self._ends if driver else 0)
+        """Bytes that the stage reads for each token, which is what takes its time: weights, as caches are seldom full.
+
+        Of the ends that is the head. Where computing binds, it is the same: each weight is multiplied once for a token.
+        """
+        return self._weights[end] - self._weights[start] + (self._head if driver else 0)
 
     @property
     def whole(self) -> int:

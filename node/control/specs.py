@@ -68,12 +68,14 @@ class Specs:
             cuts=plan.cuts,
             max_context=plan.max_context,
             shared_ends=bool(plan.shared),
+            head_bytes=weights.head_bytes,
         )
 
 
 def _checked(spec: ModelSpec) -> ModelSpec:
     """A peer's word on a model, which the head computes with. Raises ModelBroken when it makes no sense."""
     ascending = all(0 < cut < spec.layers for cut in spec.cuts) and tuple(sorted(set(spec.cuts))) == spec.cuts
-    if not (spec.layers and len(spec.kv) == spec.layers and spec.max_context and ascending):
+    sized = spec.layers and len(spec.kv) == spec.layers and spec.head_bytes <= spec.ends_bytes
+    if not (sized and spec.max_context and ascending):
         raise ModelBroken(f"A node's description of {spec.id!r:.60} makes no sense.")
     return spec

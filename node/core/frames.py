@@ -41,14 +41,6 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
-    """Forget the newest `tokens` positions of every row of `lane`."""
-
-    lane: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Drop:
     """Free `lane`."""
 
@@ -80,7 +72,7 @@ class Forget:
     prefix: int
 
 
-CacheOp = Open | Merge | Filter | Trim | Drop | Keep | Reuse | Forget
+CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Forget
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class ModelSpec:
     """Longest sequence in tokens that the model was made for."""
     shared_ends: bool = False
     """Layers read weights that are no layer's (per-layer embeddings), so every stage holds the ends."""
+    head_bytes: int = 0
+    """What the driver reads of the ends for each token: the LM head. Of an embedding beside it, it reads a row."""
 
     @property
     def layers(self) -> int:

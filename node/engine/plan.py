@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes
 from node.core.errors import ModelUnsupported
 from node.core.types import KvCost
 from node.engine.architectures import ALONE, UNPADDED, check_supported
-from node.engine.caches import can_go_back, can_merge, cost, parts
+from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -47,7 +47,6 @@ class Plan:
     """For each layer, the indexes of the caches that it uses."""
     caches: int
     """Caches of a session, over all layers; those that no layer uses are the driver's."""
-    cache_kinds: tuple[str, ...]
     carried: Mapping[int, tuple[int, ...]]
     """For each cut, and for the end of the layers: which arrays of the output before it travel. Usually (0,)."""
     shapes: Mapping[int, tuple[tuple[int, ...], ...]]
@@ -109,7 +108,6 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         cuts=cuts,
         caches_of=run.caches_of,
         caches=len(caches),
-        cache_kinds=tuple(sorted({type(part).__name__ for cache in caches for part in parts(cache)})),
         carried=carried,
         shapes={cut: run.shapes(cut, leaves) for cut, leaves in carried.items()},
         patterns=run.patterns,

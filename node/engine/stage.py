@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.errors import PippinError
-from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse, Trim
+from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
@@ -187,8 +187,6 @@ class Stage:
                 self._merge(lane, source)
             case Filter(lane, rows):
                 self._filter(lane, rows)
-            case Trim(lane, tokens):
-                self._trim(self._lane(lane), tokens)
             case Drop(lane):
                 self._lanes.pop(lane, None)
             case Keep(lane, row, prefix):

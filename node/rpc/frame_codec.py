@@ -8,7 +8,7 @@ import struct
 from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest
-from node.core.frames import CacheOp, Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor, Trim
+from node.core.frames import CacheOp, Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 
@@ -23,7 +23,6 @@ _KINDS: dict[type[CacheOp], Op.Kind] = {
     Open: Op.OPEN,
     Merge: Op.MERGE,
     Filter: Op.FILTER,
-    Trim: Op.TRIM,
     Drop: Op.DROP,
     Keep: Op.KEEP,
     Reuse: Op.REUSE,

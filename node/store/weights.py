@@ -86,6 +86,18 @@ class Weights:
         return self._by_layer[None]
 
     @property
+    def head_bytes(self) -> int:
+        """Of the LM head, or of the embedding where that is the head, too: the largest part of the ends, or as large.
+
+        Tables for layers (per-layer embeddings) may be larger and are no head.
+        """
+        parts: Counter[str] = Counter()
+        for name, tensor in self.tensors.items():
+            if layer_of(name) is None and not is_foreign(name) and "per_layer" not in name:
+                parts[name.rpartition(".")[0]] += tensor.nbytes
+        return max(parts.values(), default=0)
+
+    @property
     def weight_map(self) -> dict[str, str]:
         return {name: tensor.file for name, tensor in self.tensors.items()}
 

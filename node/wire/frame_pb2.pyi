@@ -63,7 +63,6 @@ class Op(_message.Message):
         OPEN: _ClassVar[Op.Kind]
         MERGE: _ClassVar[Op.Kind]
         FILTER: _ClassVar[Op.Kind]
-        TRIM: _ClassVar[Op.Kind]
         DROP: _ClassVar[Op.Kind]
         KEEP: _ClassVar[Op.Kind]
         REUSE: _ClassVar[Op.Kind]
@@ -72,7 +71,6 @@ class Op(_message.Message):
     OPEN: Op.Kind
     MERGE: Op.Kind
     FILTER: Op.Kind
-    TRIM: Op.Kind
     DROP: Op.Kind
     KEEP: Op.Kind
     REUSE: Op.Kind

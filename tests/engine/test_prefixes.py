@@ -1,46 +1,24 @@
-"""Going back, and beginning a session with what another has computed."""
+"""Beginning a session with what another has computed."""
 
 import mlx.core as mx
 import pytest
 
 from node.core.errors import PippinError
-from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse, Trim
+from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
 
 CUT = (0, 1, 4)
 
 
-def test_a_trimmed_lane_goes_on_as_if_nothing_had_been(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    ring, whole = Stages(directory).ring(*CUT), Whole(directory)
-    ring.step(prompt(9))
-    ring.apply(Trim(0, 4), Trim(0, 0))
-    whole.step(prompt(9)[:, :5])
-    assert same(ring.step(prompt(3, seed=5)), whole.step(prompt(3, seed=5)))
-
-
-def test_trim_of_a_batch(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    ring = Stages(directory).ring(*CUT)
-    ring.apply(Open(1), Open(2))
-    tokens = [likeliest(ring.step(prompt(5 + k), lane=k)) for k in (1, 2)]
-    ring.apply(Merge(9, 1), Merge(9, 2))
-    first = ring.step(mx.concatenate(tokens), lane=9)
-    ring.step(likeliest(first), lane=9)
-    ring.apply(Trim(9, 2))
-    assert same(ring.step(mx.concatenate(tokens), lane=9), first)
-
-
 def test_a_full_window_cannot_go_back(tmp_path):
     ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama/sliding"])).ring(*CUT)
     ring.step(prompt(6))
-    ring.apply(Trim(0, 1))
+    ring.apply(Keep(0, 0, prefix=1), Reuse(1, prefix=1, tokens=5))
     ring.step(prompt(6))
+    ring.apply(Keep(0, 0, prefix=2))
     with pytest.raises(PippinError, match="cannot go back"):
-        ring.apply(Trim(0, 1))
-    with pytest.raises(PippinError, match="cannot be trimmed from 11"):
-        ring.apply(Trim(0, 12))
+        ring.apply(Reuse(1, prefix=2, tokens=11))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.core.frames import Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor, Trim
+from node.core.frames import Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
 from node.wire.frame_pb2 import Header, Op, TensorMeta
@@ -18,7 +18,6 @@ ops = st.one_of(
     st.builds(Open, numbers),
     st.builds(Merge, numbers, numbers),
     st.builds(Filter, numbers, st.lists(numbers, max_size=5, unique=True).map(tuple)),
-    st.builds(Trim, numbers, numbers),
     st.builds(Drop, numbers),
     st.builds(Keep, numbers, numbers, numbers),
     st.builds(Reuse, numbers, numbers, numbers),

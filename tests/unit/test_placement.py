@@ -33,7 +33,8 @@ def model(
     max_context: int = 131072,
 ) -> ModelSpec:
     """By default 6.4 GB of layers, 128 KB of cache a token."""
-    return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, tuple(range(1, layers)), max_context)
+    cuts = tuple(range(1, layers))
+    return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, cuts, max_context, head_bytes=ends)
 
 
 def placed(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], **options: object) -> Placement:
@@ -99,6 +100,12 @@ def test_contexts_and_sessions_can_be_limited():
 
 def test_layers_are_balanced_with_the_ends_on_the_driver():
     ring = only([model(ends=800 * MB)], [node("a", 6 * GB), node("b", 6 * GB)], contexts=[8192], max_sessions=[1])
+    assert shape(ring) == [("a", 0, 14), ("b", 14, 32)]
+
+
+def test_an_embedding_beside_the_head_is_held_but_not_read():
+    spec = dataclasses.replace(model(ends=1600 * MB), head_bytes=800 * MB)
+    ring = only([spec], [node("a", 6 * GB), node("b", 6 * GB)], contexts=[8192], max_sessions=[1])
     assert shape(ring) == [("a", 0, 14), ("b", 14, 32)]
 
 
