@@ -58,12 +58,20 @@ def test_bytes_and_files(tmp_path, make_model):
     assert weights.layers == 4
     assert [weights.layer_bytes(n) for n in range(5)] == [3_000] * 4 + [0]
     assert weights.ends_bytes == 5_000 + 100 + 4_000
+    assert weights.head_bytes == 5_000  # of embedding and head the larger
     assert weights.files_for(1, 3, ends=False) == {SECOND}
     assert weights.files_for(1, 2, ends=True) == {FIRST, SECOND, THIRD}
     assert weights.files_for(0, 1, ends=False) == {FIRST}
     assert weights.files_for(2, 2, ends=False) == set()
     assert weights.sizes == {name: (tmp_path / name).stat().st_size for name in (FIRST, SECOND, THIRD)}
     assert Weights.from_json(weights.to_json()) == weights
+
+
+def test_a_table_for_the_layers_is_no_head(tmp_path, make_model, make_safetensors):
+    tensors = {"model.embed_tokens.weight": 30, "model.embed_tokens.scales": 3, "model.embed_tokens_per_layer.weight": 90}
+    make_model(tmp_path, {"model.safetensors": make_safetensors({**tensors, "model.layers.0.w": 10})})
+    weights = Weights.read(tmp_path)
+    assert (weights.head_bytes, weights.ends_bytes) == (33, 123)
 
 
 def test_one_file_without_index(tmp_path, make_model, make_safetensors):
