@@ -3,7 +3,8 @@
 Parts:
   a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (layers and
      blocking sockets, nothing else), which show how much of it two or three processes can keep on this machine at all
-  b  many sessions: tokens/s in total of a ring of 2 against mlx_lm's BatchGenerator
+  b  many sessions: tokens/s in total of a ring of 2 against mlx_lm's BatchGenerator; and of two such processes with half
+     of the sessions each, which show what two of this machine's cores give at all
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   d  one hop between two processes, in microseconds, and where they go; needs no model
 
@@ -112,6 +113,10 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
                 rows += [_told(ring_parts.sessions(stock, ring, options, count)) for count in options.sessions]
             if "c" in parts:
                 rows.append(_told(ring_parts.prefill(stock, ring, options)))
+        if "b" in parts and len(cores := processes.cores()) > 1:
+            other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
+            other.answer()
+            rows += [_told(ring_parts.at_once(stock, other, options, count)) for count in options.sessions]
         if "a" in parts:
             with ring_nodes.running(3, model, scratch, options.preload) as ring:
                 rows.append(_told(ring_parts.single(stock, ring, options)))

@@ -141,19 +141,36 @@ def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: i
     """(b) Tokens a second of many sessions, from the first request sent to the last answer."""
     tokens: int = options.batch_tokens
 
-    def batch() -> list[list[int]]:
-        return [prompts.token_ids(8) for _ in range(count)]
-
-    def alone() -> float:
-        seconds: float = stock.ask(do="batch", prompts=batch(), tokens=tokens)["seconds"]
-        return count * tokens / seconds
-
     def split() -> float:
-        return count * tokens / asyncio.run(ring.batch(batch(), tokens))
+        return count * tokens / asyncio.run(ring.batch(_batch(count), tokens))
 
-    pairs = _pairs(options.pairs, stock, alone, ring, split)
+    pairs = _pairs(options.pairs, stock, lambda: _batch_rate(stock, count, tokens), ring, split)
     target = batch_target(count, bandwidth_bound=options.preload is not None)
     return pairs.row("b", f"{count} sessions, ring of 2") | at_least(pairs.ratio, target)
+
+
+def at_once(stock: Child, other: Child, options: argparse.Namespace, count: int) -> Row:
+    """As (b), of two stock processes with half of the sessions each and no ring between them."""
+    tokens: int = options.batch_tokens
+
+    def both() -> float:
+        for child in (stock, other):
+            child.tell(do="batch", prompts=_batch(count // 2), tokens=tokens)
+        slower: float = max(child.answer()["seconds"] for child in (stock, other))
+        return count * tokens / slower
+
+    alone = Side(lambda: _batch_rate(stock, count, tokens), [stock.process.pid])
+    pairs = interleave(options.pairs, alone, Side(both, [stock.process.pid, other.process.pid]))
+    return pairs.row("b", f"{count} sessions, half in each of 2 stock processes")
+
+
+def _batch(count: int) -> list[list[int]]:
+    return [prompts.token_ids(8) for _ in range(count)]
+
+
+def _batch_rate(stock: Child, count: int, tokens: int) -> float:
+    seconds: float = stock.ask(do="batch", prompts=_batch(count), tokens=tokens)["seconds"]
+    return count * tokens / seconds
 
 
 def prefill(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
