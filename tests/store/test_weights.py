@@ -68,7 +68,11 @@ def test_bytes_and_files(tmp_path, make_model):
 
 
 def test_a_table_for_the_layers_is_no_head(tmp_path, make_model, make_safetensors):
-    tensors = {"model.embed_tokens.weight": 30, "model.embed_tokens.scales": 3, "model.embed_tokens_per_layer.weight": 90}
+    tensors = {
+        "model.embed_tokens.weight": 30,
+        "model.embed_tokens.scales": 3,
+        "model.embed_tokens_per_layer.weight": 90,
+    }
     make_model(tmp_path, {"model.safetensors": make_safetensors({**tensors, "model.layers.0.w": 10})})
     weights = Weights.read(tmp_path)
     assert (weights.head_bytes, weights.ends_bytes) == (33, 123)
