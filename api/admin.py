@@ -1,4 +1,4 @@
-"""What operators ask: is this node alive, and how is the cluster."""
+"""What operators ask: is this node alive, how is the cluster, and that a node be taken out of use."""
 
 from aiohttp import web
 
@@ -11,3 +11,11 @@ async def health(gateway: Gateway, _request: web.Request) -> web.Response:
 
 async def cluster_status(gateway: Gateway, _request: web.Request) -> web.Response:
     return web.json_response(gateway.backend.status())
+
+
+async def drain(gateway: Gateway, request: web.Request) -> web.Response:
+    return web.json_response(await gateway.backend.drain(request.match_info["node"], draining=True))
+
+
+async def undrain(gateway: Gateway, request: web.Request) -> web.Response:
+    return web.json_response(await gateway.backend.drain(request.match_info["node"], draining=False))

@@ -41,6 +41,8 @@ def create_app(
         routes.add_get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
     routes.add_get("/health", partial(admin.health, gateway))
     routes.add_get("/cluster/status", partial(admin.cluster_status, gateway))
+    routes.add_post("/cluster/nodes/{node}/drain", partial(admin.drain, gateway))
+    routes.add_post("/cluster/nodes/{node}/undrain", partial(admin.undrain, gateway))
     return app
 
 

@@ -37,5 +37,11 @@ class Backend(Protocol):
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it, ready for JSON."""
 
+    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+        """Have a node's work moved away, or take it into use again, by its name or id; ready for JSON once it is decided.
+
+        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady.
+        """
+
     def health(self) -> dict[str, Any]:
         """Small and at once: whether this node lives, and what it can serve."""

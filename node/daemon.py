@@ -1,6 +1,7 @@
 """The composition root: builds the parts of a node, starts them in order, and ends them in the opposite order."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -15,6 +16,7 @@ from node import PROTOCOL, __version__
 from node.cluster.discovery import Discovery
 from node.control.agent import Agent
 from node.control.contacts import Contacts
+from node.control.draining import Draining, is_missed
 from node.control.files import Files
 from node.control.head import Head
 from node.control.service import ControlService
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 
 BUILTIN = Path(__file__).parent / "builtin"
 DRAIN_S = 30.0
-"""How long the requests under way may take after the first Ctrl-C."""
+"""How long the requests under way, here and in this node's rings, may take after the first Ctrl-C."""
 NETWORK_S = 5.0
 LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
@@ -111,7 +113,14 @@ class Daemon:
             max_batch=options.max_batch,
         )
         self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
-        self._head = Head(self._agent, self._specs, context=options.context, max_sessions=options.max_sessions)
+        self._head = Head(
+            self._agent,
+            self._specs,
+            context=options.context,
+            max_sessions=options.max_sessions,
+            max_rings=options.max_rings,
+        )
+        self._draining = Draining(self._agent, self._head, self._contacts, self._client)
         self._gateway = Gateway(
             self._agent,
             self._contacts,
@@ -120,6 +129,7 @@ class Daemon:
             self._catalogue,
             self._files.of_tokenizer,
             self._head.want,
+            self._draining,
             started_at=int(time.time()),
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
@@ -141,7 +151,7 @@ class Daemon:
     async def _run_parts(self) -> None:
         await self._list_models()
         self._preload = tuple(self._known(name) for name in self._options.models)
-        await self._rpc.start(ControlService(self._agent, self._head, self._specs), self._rings, self._files)
+        await self._rpc.start(self._control(), self._rings, self._files)
         peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
         async with asyncio.TaskGroup() as group:
             parts = (
@@ -161,10 +171,13 @@ class Daemon:
             for task in tasks:
                 task.cancel()
 
+    def _control(self) -> ControlService:
+        return ControlService(self._agent, self._head, self._specs, self._draining)
+
     async def _end(self) -> None:
-        """Let the answers under way be finished, unless told to quit; then tell the others."""
+        """Let the answers under way be finished or go to other nodes, unless told to quit; then tell the others."""
         log.info("stopping: waiting up to %.0f s for answers under way; press Ctrl-C again to quit at once", DRAIN_S)
-        drain = asyncio.create_task(self._api.stop(DRAIN_S))
+        drain = asyncio.create_task(self._wind_down())
         quit_now = asyncio.create_task(self._quit.wait())
         await asyncio.wait((drain, quit_now), return_when=asyncio.FIRST_COMPLETED)
         drain.cancel()
@@ -172,6 +185,17 @@ class Daemon:
         if self._discovery:
             await self._discovery.stop()
         await self._agent.leave()
+
+    async def _wind_down(self) -> None:
+        self._agent.set_draining(True)
+        await asyncio.gather(self._api.stop(DRAIN_S), self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Stay in the rings that answer somebody until other nodes have taken over, if there are any."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while is_missed(self._agent.view()):
+                    await self._agent.changed.wait()
 
     def _handle_signals(self) -> None:
         def stop() -> None:

@@ -56,6 +56,8 @@ class Options:
     """Longest sequence in tokens; None: what the model was made for."""
     max_sessions: int | None = None
     """Sequences for which a ring sets memory aside; None: the placement decides."""
+    max_rings: int | None = None
+    """Rings that a model may have; None: as many as the nodes have room for."""
     max_batch: int = DEFAULT_MAX_BATCH
     """Sequences that a ring steps together."""
     max_queue: int = DEFAULT_MAX_QUEUE
@@ -89,6 +91,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         mdns=not found.no_mdns,
         context=found.context,
         max_sessions=found.max_sessions,
+        max_rings=found.max_rings,
         max_batch=found.max_batch,
         max_queue=found.max_queue,
         log_level=found.log_level,
@@ -136,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--max-sessions", metavar="N", type=_count(1), help="sequences to keep memory for (default: what fits, up to 8)"
     )
+    add("--max-rings", metavar="N", type=_count(1), help="copies of a model at most (default: what fits)")
     add(
         "--max-batch",
         metavar="N",

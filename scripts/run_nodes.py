@@ -23,14 +23,16 @@ START_S = 120.0
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/run", description=__doc__, epilog="Other options go to `node`.")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
+    parser.add_argument("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
     parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
     options, rest = parser.parse_known_args()
+    stages = min(options.stages or options.nodes, options.nodes)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # even where a shell started this in the background
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
-        processes = start(options.nodes, options.api_port, rest, Path(directory))
+        processes = start(options.nodes, stages, options.api_port, rest, Path(directory))
         try:
-            status = wait_ready(f"http://127.0.0.1:{options.api_port}", options.nodes, processes)
+            status = wait_ready(f"http://127.0.0.1:{options.api_port}", options.nodes, stages, processes)
             if status:
                 print(greeting(status, options.api_port), flush=True)
                 processes[0].wait()
@@ -39,7 +41,7 @@ def main() -> int:
             return stop(processes)
 
 
-def start(count: int, api_port: int, rest: list[str], directory: Path) -> list[subprocess.Popen[bytes]]:
+def start(count: int, stages: int, api_port: int, rest: list[str], directory: Path) -> list[subprocess.Popen[bytes]]:
     if count == 1:
         return [launch(["--model", MODEL, "--api-port", str(api_port), *rest])]
     cluster = f"local-{os.getpid()}"
@@ -49,7 +51,7 @@ def start(count: int, api_port: int, rest: list[str], directory: Path) -> list[s
                 *("--name", f"node-{number}", "--cluster", cluster, "--host", "127.0.0.1"),
                 *("--data-dir", str(directory / f"node-{number}")),
                 *("--api-port", str(api_port if number == 1 else 0)),
-                *("--model", MODEL, "--stages", str(count), *rest),
+                *("--model", MODEL, "--stages", str(stages), *rest),
             ]
         )
         for number in range(1, count + 1)
@@ -61,15 +63,16 @@ def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True)
 
 
-def wait_ready(url: str, count: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
-    """The status once all nodes hold their layers; None when a node ended or it took too long."""
+def wait_ready(url: str, count: int, stages: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
+    """The status once all nodes are there and hold their layers; None when a node ended or it took too long."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         with contextlib.suppress(URLError, ConnectionError, TimeoutError):
             with urllib.request.urlopen(f"{url}/cluster/status", timeout=2) as answer:  # noqa: S310 - our own URL
                 status: dict[str, Any] = json.load(answer)
-            stages = [stage for model in status["models"] for ring in model["rings"] for stage in ring["stages"]]
-            if status["state"] == "ready" and len(stages) >= count:
+            rings = [ring for model in status["models"] for ring in model["rings"]]
+            whole = all(ring["state"] == "ready" and len(ring["stages"]) >= stages for ring in rings)
+            if status["state"] == "ready" and len(status["nodes"]) == count and whole:
                 return status
         time.sleep(0.2)
     print("The node did not start; see above.", file=sys.stderr)
@@ -80,9 +83,10 @@ def greeting(status: dict[str, Any], port: int) -> str:
     names = {node["id"]: node["name"] for node in status["nodes"]}
     lines = ["", f"Pippin is ready at http://localhost:{port}/v1", ""]
     for model in status["models"]:
-        for ring in model["rings"]:
+        for number, ring in enumerate(model["rings"], start=1):
+            copy = f", ring {number}" if len(model["rings"]) > 1 else ""
             lines += [
-                f"  {model['id']}: layers {stage['start']}-{stage['end'] - 1} on {names[stage['node']]}"
+                f"  {model['id']}{copy}: layers {stage['start']}-{stage['end'] - 1} on {names[stage['node']]}"
                 for stage in ring["stages"]
             ]
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})

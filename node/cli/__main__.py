@@ -1,4 +1,4 @@
-"""The `cluster` command: asks a node over HTTP how the cluster is.
+"""The `cluster` command: asks a node over HTTP how the cluster is, or to take a node out of use.
 
 Exit codes: 0 ready (or idle: nothing is wanted, nothing is wrong), 1 error, 2 usage, 3 no node here, 4 not ready or
 degraded. Ctrl-C ends `--watch` with 0, as that is how it is meant to end, and `wait` with 130.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from node.cli.client import DEFAULT_API, Api, NoNode, StatusFailed, parse_api
+from node.cli.drain import drain
 from node.cli.table import render
 from node.cli.wait import Wish, wait
 
@@ -25,11 +26,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
-        if args.command == "wait":
-            return _wait(args)
-        if args.watch:
-            return watch(args.api, as_json=args.json)
-        return _status(args.api, as_json=args.json)
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
     except StatusFailed as error:
         print(f"cluster: {error}", file=sys.stderr)
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
@@ -40,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_READY
 
 
-def _status(api: Api, *, as_json: bool) -> int:
-    status = api.status()
-    print(json.dumps(status, indent=2) if as_json else render(status))
+def _status(args: argparse.Namespace) -> int:
+    if args.watch:
+        return watch(args.api, as_json=args.json)
+    status = args.api.status()
+    print(json.dumps(status, indent=2) if args.json else render(status))
     return EXIT_READY if status["state"] in ("ready", "idle") else EXIT_NOT_READY
 
 
@@ -71,6 +71,21 @@ def _wait(args: argparse.Namespace) -> int:
     return EXIT_NOT_READY
 
 
+def _undrain(args: argparse.Namespace) -> int:
+    args.api.drain(args.node, draining=False)
+    print(f"{args.node} is in use")
+    return EXIT_READY
+
+
+def _drain(args: argparse.Namespace) -> int:
+    left = drain(args.api, args.node, args.timeout, _progress())
+    if not left:
+        print(f"{args.node} is drained")
+        return EXIT_READY
+    print(f"cluster: not drained after {args.timeout:g} s: {left}.", file=sys.stderr)
+    return EXIT_NOT_READY
+
+
 def _progress() -> Callable[[str], None]:
     """On a terminal one line, rewritten; into a log a line for each change. An empty text ends it."""
     if not sys.stderr.isatty():
@@ -81,7 +96,7 @@ def _progress() -> Callable[[str], None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cluster",
-        description="Show a Pippin cluster, or wait for it.",
+        description="Show a Pippin cluster, wait for it, or take a node out of use.",
         epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -96,7 +111,15 @@ def _parser() -> argparse.ArgumentParser:
     wait_for.add_argument("--model", metavar="ID", help="wait for this model, whatever the others do")
     wait_for.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
 
-    for command in (status, wait_for):
+    drain_it = commands.add_parser("drain", help="move a node's work to others; return when it holds nothing")
+    drain_it.add_argument("node", metavar="NODE", help="its name or id")
+    drain_it.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
+
+    undrain = commands.add_parser("undrain", help="take a node into use again")
+    undrain.add_argument("node", metavar="NODE", help="its name or id")
+
+    for command, run in ((status, _status), (wait_for, _wait), (drain_it, _drain), (undrain, _undrain)):
+        command.set_defaults(run=run)
         command.add_argument(
             "--api", metavar="URL", type=_api, default=DEFAULT_API, help="any node (default: %(default)s)"
         )

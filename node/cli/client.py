@@ -1,4 +1,4 @@
-"""Asks one node for its cluster's status.
+"""Asks one node for its cluster's status, or to take a node out of use.
 
 `http.client` and not `urllib.request`: a proxy set in the environment is no way to a node on this network.
 """
@@ -7,11 +7,14 @@ import http.client
 import json
 import re
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 DEFAULT_API = "http://127.0.0.1:52415"
 SCHEMA = 1
 TIMEOUT_S = 5.0
 """A node answers from memory in milliseconds, also while it computes; one that needs longer is stuck."""
+DECIDE_TIMEOUT_S = 30.0
+"""The head looks whether there is another place for everything, and tells the node."""
 
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
 _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
@@ -21,6 +24,10 @@ Json = dict[str, Any]
 
 class StatusFailed(Exception):
     """Something answered, but not with a status."""
+
+
+class Refused(StatusFailed):
+    """The cluster will not do what was asked, and says why."""
 
 
 class NoNode(StatusFailed):
@@ -40,7 +47,7 @@ class Api(NamedTuple):
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
         """Raises NoNode or StatusFailed."""
-        code, body = self._get("/cluster/status", timeout)
+        code, body = self._ask("GET", "/cluster/status", timeout)
         if code == http.HTTPStatus.UNAUTHORIZED:
             raise StatusFailed(f"{self} asks for an API key.")
         try:
@@ -56,7 +63,18 @@ class Api(NamedTuple):
             )
         return status
 
-    def _get(self, path: str, timeout: float) -> tuple[int, bytes]:
+    def drain(self, node: str, *, draining: bool) -> None:
+        """Have a node's work moved away, or take it into use again. Raises NoNode, StatusFailed, Refused."""
+        path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
+        code, body = self._ask("POST", path, DECIDE_TIMEOUT_S)
+        if code == http.HTTPStatus.OK:
+            return
+        try:
+            raise Refused(json.loads(body)["error"]["message"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.") from error
+
+    def _ask(self, method: str, path: str, timeout: float) -> tuple[int, bytes]:
         kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=timeout)
         try:
@@ -67,7 +85,7 @@ class Api(NamedTuple):
                 f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with --api URL."
             ) from error
         try:
-            connection.request("GET", path, headers={"Accept": "application/json"})
+            connection.request(method, path, headers={"Accept": "application/json"})
             answer = connection.getresponse()
             return answer.status, answer.read()
         except TimeoutError as error:

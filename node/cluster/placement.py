@@ -1,194 +1,261 @@
 """Which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
 
 The aim is the fewest seconds per token of one stream: a model goes on as few nodes as hold it with a useful context,
-and those nodes stand in the order with the quickest round. A ring that stands and is as good stays as it is, so that
-nothing is loaded twice. Replica rings on nodes left over are to come: a model may have several rings.
+and those nodes stand in the order with the quickest round. Nodes that are left over get replicas: further rings of the
+same model. A ring that stands and is as good stays as it is, so that nothing is loaded twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from node.cluster.footprint import Footprint, ring_bytes
-from node.cluster.split import Order, best_orders, edges, may_fit, split
-from node.core.types import Fence, ModelSpec, NodeReport, Placement, Refusal, Ring, StageSpec
-from node.core.units import format_bytes
-
-CONTEXTS = (32768, 16384, 8192, 4096, 2048)
-"""32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
-SESSIONS = (8, 4, 2, 1)
-"""Beyond 8 streams a Mac's batch gains little and each stream becomes slow to read."""
-USEFUL_CONTEXT = 8192
-"""For less than this, taking another node is better than a quicker token."""
+from node.cluster.footprint import ring_bytes
+from node.cluster.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
+from node.cluster.speed import TOO_SLOW, is_quicker, token_ms
+from node.cluster.split import edges
+from node.core.types import Fence, ModelSpec, NodeReport, Placement, Refusal, Ring
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What is asked of every model's ring, and how far one may be from it."""
+class Rules:
+    """What is asked of a placement beyond the models themselves."""
 
-    contexts: Sequence[int]
-    sessions: Sequence[int]
-    """Both from the largest."""
-    min_stages: int
-
-    def contexts_of(self, spec: ModelSpec) -> list[int]:
-        """From the longest; a model made for less than all of them gets what it was made for."""
-        return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
-
-    def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
-        """How far a ring is from the ideal; less is better, the first difference decides."""
-        spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
-        useful = min(USEFUL_CONTEXT, self.contexts_of(spec)[0])
-        return (max(0, spread - stages), context < useful, stages)
+    min_stages: int = 1
+    """Of each ring, if there are as many nodes."""
+    max_rings: int | None = None
+    """Of each model; None: as many as there is room for."""
+    move: bool = True
+    """Whether a ring that stands may be moved for speed alone."""
+    barred: Collection[tuple[str, str]] = ()
+    """Models and nodes that shall not come together for now."""
+    contexts: Sequence[int] = CONTEXTS
+    max_sessions: Sequence[int] = SESSIONS
 
 
 def place(
     models: Sequence[ModelSpec],
     nodes: Sequence[NodeReport],
+    rules: Rules | None = None,
     *,
     fence: Fence,
     head: str,
-    min_stages: int = 1,
     current: Placement | None = None,
-    contexts: Sequence[int] = CONTEXTS,
-    max_sessions: Sequence[int] = SESSIONS,
 ) -> Placement:
-    """Give every model a ring on the nodes, or say why not. Earlier models choose first.
+    """Give every model a ring on the nodes, or say why not, and replicas where room is left. Earlier models choose first.
 
     Rings of `current` that still stand keep their memory before any other model is placed. Only if a model finds no
     room do all get fewer sessions, and then shorter contexts: better all models with less than one with plenty.
+    Replicas make room for any model's first ring. Nothing new goes on a node that is draining; a ring that stands on
+    one stays as long as there is no other place for its model. A ring that is replaced and still fits is `retiring`.
     """
+    rules = rules or Rules()
     models = list({spec.id: spec for spec in models}.values())
-    sessions, lengths = sorted(max_sessions, reverse=True), sorted(contexts, reverse=True)
-    wishes = [_Wish(lengths, sessions[i:], min_stages) for i in range(len(sessions))]
-    wishes += [_Wish(lengths[i:], sessions[-1:], min_stages) for i in range(1, len(lengths))]
-    best: Placement | None = None
+    sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
+    wishes = [Wish(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
+    wishes += [Wish(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
+    best: _Draft | None = None
     for wish in wishes:
-        rings, refused = _place(models, nodes, fence, wish, current)
-        if best is None or len(refused) < len(best.refused):
-            best = Placement(fence, head, tuple(rings), tuple(refused))
-        if not refused or len(models) == 1:
+        draft = _Draft(models, nodes, fence, wish, rules, current)
+        draft.settle()
+        if best is None or draft.unsettled < best.unsettled:
+            best = draft
+        if not draft.unsettled or len(models) == 1:
             break
     assert best
-    return best
+    rings = [ring for spec in models for ring in best.rings[spec.id]]
+    return Placement(fence, head, tuple(rings), tuple(best.refused))
 
 
-def _place(
-    models: Sequence[ModelSpec], nodes: Sequence[NodeReport], fence: Fence, wish: _Wish, current: Placement | None
-) -> tuple[list[Ring], list[Refusal]]:
-    free = {n.info.id: n.memory.usable for n in nodes}
-    kept = _standing(models, free, wish, current)
-    drivers = {r.model: r.driver for r in current.rings} if current else {}
-    rings: list[Ring] = []
-    refused: list[Refusal] = []
-    for spec in models:
-        old = kept.get(spec.id)
-        if old:
-            _take(free, spec, old, -1)
-        liked = sorted(nodes, key=lambda n: _liking(n, spec, free, drivers.get(spec.id)))
-        ring = _ring(spec, liked, free, wish)
-        if old and (not ring or not _better(ring, old, spec, len(nodes), wish)):
-            ring = old
+class _Draft:
+    """One attempt to place all models. Memory is taken as rings are settled."""
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        nodes: Sequence[NodeReport],
+        fence: Fence,
+        wish: Wish,
+        rules: Rules,
+        current: Placement | None,
+    ) -> None:
+        self._models, self._nodes, self._fence, self._wish, self._rules = models, nodes, fence, wish, rules
+        self._draining = {node.info.id for node in nodes if node.draining}
+        self._count = len(nodes) - len(self._draining)
+        self._free = {node.info.id: node.memory.usable for node in nodes}
+        old = current.rings if current else ()
+        self._drivers = {(ring.model, ring.driver) for ring in old}
+        self._standing = {spec.id: self._conforming(spec, old) for spec in models}
+        """Rings of `current` that could stay as they are, the best first; those that are settled are no longer here."""
+        self.rings: dict[str, list[Ring]] = {spec.id: [] for spec in models}
+        """Those settled, each model's first ring first."""
+        self.refused: list[Refusal] = []
+
+    def settle(self) -> None:
+        seated = {spec.id: self._seat(spec) for spec in self._models}
+        for spec in self._models:
+            if ring := self._first(spec, seated[spec.id]):
+                self._settle(spec, ring)
+            else:
+                placed = [model for model, rings in self.rings.items() if rings]
+                self.refused.append(refusal(spec, self._usable(spec), self._free, self._wish, placed))
+        for spec in self._models:
+            for ring in self._standing[spec.id]:
+                if self._fits(spec, ring, self._free):
+                    self._settle(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
+        due = self._models
+        while due:  # in rounds, so that each model gets one more before any gets two
+            due = [spec for spec in due if self._replicate(spec)]
+
+    @property
+    def unsettled(self) -> int:
+        """Models that have no ring, or only one that is to leave its nodes and can't."""
+        stuck = [rings for rings in self.rings.values() if rings and self._drains(rings[0])]
+        return len(self.refused) + len(stuck)
+
+    def _settle(self, spec: ModelSpec, ring: Ring) -> None:
+        _take(self._free, spec, ring)
+        self.rings[spec.id].append(ring)
+
+    # --- what stands --------------------------------------------------------------------------------------------------
+
+    def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
+        found = [ring for ring in old if ring.model == spec.id and self._conforms(spec, ring)]
+        return sorted(found, key=lambda ring: (self._drains(ring), self._distance(spec, ring), ring.retiring))
+
+    def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
+        marks, wish = edges(spec), self._wish
+        legal = ring.stages[-1].end == spec.layers and all(stage.start in marks for stage in ring.stages)
+        wanted = ring.context in wish.contexts_of(spec) and ring.max_sessions in wish.sessions
+        barred = any((spec.id, stage.node) in self._rules.barred for stage in ring.stages)
+        return legal and wanted and not barred and self._fits(spec, ring, self._free)
+
+    def _seat(self, spec: ModelSpec) -> Ring | None:
+        """Its best ring that stands keeps its memory while all are placed."""
+        ring = next((ring for ring in self._standing[spec.id] if self._fits(spec, ring, self._free)), None)
         if ring:
-            ring = ring if ring is old else replace(ring, id=f"{spec.id}@{fence.term}.{fence.epoch}", fence=fence)
-            _take(free, spec, ring, 1)
-            rings.append(ring)
-        else:
-            refused.append(_refusal(spec, nodes, free, wish, [r.model for r in rings]))
-    return rings, refused
+            self._standing[spec.id].remove(ring)
+            _take(self._free, spec, ring)
+        return ring
+
+    def _fits(self, spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
+        return all(ring_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
+
+    def _drains(self, ring: Ring) -> bool:
+        return any(stage.node in self._draining for stage in ring.stages)
+
+    def _distance(self, spec: ModelSpec, ring: Ring) -> tuple[int, bool, int]:
+        return self._wish.distance(spec, self._count, len(ring.stages), ring.context)
+
+    # --- the first ring of a model ------------------------------------------------------------------------------------
+
+    def _first(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+        """The old ring, or one that is worth moving for; the old one then is one of those that may stay beside it."""
+        if old:
+            _take(self._free, spec, old, -1)
+        new = self._needed(spec, old)
+        if new is None and old and self._rules.move and not self._drains(old):
+            new = self._quicker(spec, old)
+        if new is None:
+            return replace(old, retiring=False) if old else None
+        if old:
+            self._standing[spec.id].insert(0, old)
+        return new
+
+    def _needed(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+        """A ring because there is none, the old one is to leave its nodes, or it falls short of what is asked of it."""
+        found: Ring | None = None
+        least = (len(self._nodes) + 1, True) if old is None or self._drains(old) else self._distance(spec, old)[:2]
+        for room in self._rooms(spec, old):
+            if least == (0, False):
+                break
+            ring = self._search(spec, self._usable(spec), room, self._wish)
+            if ring and self._distance(spec, ring)[:2] < least:
+                found, least = ring, self._distance(spec, ring)[:2]
+        return found
+
+    def _rooms(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
+        """Free bytes of each node: beside all that stands; once replicas are gone; once the old ring is gone as well.
+
+        In the last case the sessions wait while the new ring loads.
+        """
+        yield self._spare(spec, old)
+        free = dict(self._free)
+        if old:
+            _take(free, spec, old)
+        yield free
+        if old:
+            yield dict(self._free)
+
+    def _spare(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
+        free = dict(self._free)
+        if old:
+            _take(free, spec, old)
+        for each in self._models:
+            for ring in self._standing[each.id]:
+                if self._fits(each, ring, free):
+                    _take(free, each, ring)
+        return free
+
+    def _quicker(self, spec: ModelSpec, old: Ring) -> Ring | None:
+        """A ring that is as good in all else and much quicker, in memory and on nodes that nothing has to leave."""
+        taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
+        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
+        ring = self._search(spec, nodes, self._spare(spec, old), self._wish)
+        if ring is None or self._distance(spec, ring) > self._distance(spec, old):
+            return None
+        return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
+
+    # --- its replicas -------------------------------------------------------------------------------------------------
+
+    def _is_replica(self, spec: ModelSpec, ring: Ring) -> bool:
+        """Whether it can serve beside the rings settled so far; requests go from one to the other, so contexts are equal."""
+        rings = [each for each in self.rings[spec.id] if not each.retiring]
+        taken = {stage.node for each in rings for stage in each.stages}
+        spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
+        apart = not taken & {stage.node for stage in ring.stages} and not self._drains(ring)
+        few = self._rules.max_rings is None or len(rings) < self._rules.max_rings
+        return apart and few and spread and ring.context == rings[0].context
+
+    def _replicate(self, spec: ModelSpec) -> bool:
+        """Give the model one more ring on nodes where it has none, if that is of use."""
+        rings = self.rings[spec.id]
+        taken = {stage.node for ring in rings for stage in ring.stages}
+        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
+        if not rings or not nodes:
+            return False
+        ring = self._search(spec, nodes, self._free, replace(self._wish, contexts=(rings[0].context,)))
+        if ring is None or not self._is_replica(spec, ring):
+            return False
+        if self._token_ms(spec, ring) > TOO_SLOW * self._token_ms(spec, rings[0]):
+            return False
+        self._settle(spec, ring)
+        return True
+
+    # --- searching ----------------------------------------------------------------------------------------------------
+
+    def _usable(self, spec: ModelSpec) -> list[NodeReport]:
+        """Nodes on which something of the model may be placed."""
+        barred = {node for model, node in self._rules.barred if model == spec.id} | self._draining
+        return [node for node in self._nodes if node.info.id not in barred]
+
+    def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+        room = {node.info.id: free[node.info.id] for node in nodes}
+        liked = sorted(nodes, key=lambda node: self._liking(node, spec, room))
+        ring = find_ring(spec, liked, room, wish)
+        if ring is None:
+            return None
+        number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
+        name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}" + (f"-{number}" if number > 1 else "")
+        return replace(ring, id=name, fence=self._fence)
+
+    def _liking(self, node: NodeReport, spec: ModelSpec, room: Mapping[str, int]) -> tuple[bool, bool, int, str]:
+        """Order in which nodes are considered: first who has the sessions, then who has the files, then who has room."""
+        known = (spec.id, node.info.id) in self._drivers
+        return (not known, spec.id not in node.models, -room[node.info.id], node.info.id)
+
+    def _token_ms(self, spec: ModelSpec, ring: Ring) -> float:
+        return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes})
 
 
-def _standing(
-    models: Sequence[ModelSpec], free: dict[str, int], wish: _Wish, current: Placement | None
-) -> dict[str, Ring]:
-    """The current rings that could stay as they are; their memory is taken from `free`."""
-    specs = {spec.id: spec for spec in models}
-    kept: dict[str, Ring] = {}
-    for ring in current.rings if current else ():
-        spec = specs.get(ring.model)
-        if spec and spec.id not in kept and _fits(spec, ring, free, wish):
-            _take(free, spec, ring, 1)
-            kept[spec.id] = ring
-    return kept
-
-
-def _fits(spec: ModelSpec, ring: Ring, free: dict[str, int], wish: _Wish) -> bool:
-    marks = edges(spec)
-    legal = ring.stages[-1].end == spec.layers and all(s.start in marks for s in ring.stages)
-    wanted = ring.context in wish.contexts_of(spec) and ring.max_sessions in wish.sessions
-    return legal and wanted and all(ring_bytes(spec, ring, s) <= free.get(s.node, -1) for s in ring.stages)
-
-
-def _take(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int) -> None:
+def _take(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:
     for stage in ring.stages:
         free[stage.node] -= sign * ring_bytes(spec, ring, stage)
-
-
-def _liking(node: NodeReport, spec: ModelSpec, free: dict[str, int], driver: str | None) -> tuple[bool, bool, int, str]:
-    """Order in which nodes are considered: first who has the sessions, then who has the files, then who has room."""
-    return (node.info.id != driver, spec.id not in node.models, -free[node.info.id], node.info.id)
-
-
-def _better(new: Ring, old: Ring, spec: ModelSpec, nodes: int, wish: _Wish) -> bool:
-    """A longer context or a quicker round alone is not worth loading the model again."""
-    return wish.distance(spec, nodes, len(new.stages), new.context) < wish.distance(
-        spec, nodes, len(old.stages), old.context
-    )
-
-
-def _ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: dict[str, int], wish: _Wish) -> Ring | None:
-    """The ring nearest to the ideal, without an id.
-
-    Of the same distance, a longer context goes before more sessions: a prompt that is too long fails for good, one
-    that has to queue is merely later.
-    """
-    lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
-    room = sorted(free.values(), reverse=True)  # if any nodes hold the model, as many of the roomiest do
-    least = Footprint(spec, lengths[-1], wish.sessions[-1])
-    options = [(count, context) for count in range(1, most + 1) for context in lengths]
-    options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
-    orders: dict[int, list[Order]] = {}
-    for count, context in options:
-        if count not in orders:
-            orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
-        for sessions in wish.sessions if orders[count] else ():
-            costs = Footprint(spec, context, sessions)
-            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
-                return Ring("", spec.id, stages, context, sessions, spec.shared_ends)
-    return None
-
-
-def _stages(
-    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: dict[str, int]
-) -> tuple[StageSpec, ...] | None:
-    """The layers of each node, in the first order in which the nodes can hold them."""
-    for order in orders:
-        ends = split(spec, costs, [free[n.info.id] for n in order])
-        if ends:
-            return tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, (0, *ends), ends, strict=False))
-    return None
-
-
-def _refusal(
-    spec: ModelSpec, nodes: Sequence[NodeReport], free: dict[str, int], wish: _Wish, placed: Sequence[str]
-) -> Refusal:
-    """Say in numbers what the least useful ring would need and what there is."""
-    context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
-    costs = Footprint(spec, context, sessions)
-    weights = sum(spec.layer_bytes) + spec.ends_bytes
-    needs = (
-        f"{spec.id} needs {format_bytes(costs.whole)}: weights {format_bytes(weights)}, cache {format_bytes(costs.cache)} for {sessions} "
-        f"of {context} tokens, working memory {format_bytes(costs.reserve)} a node."
-    )
-    rooms = ", ".join(
-        f"{n.info.name} has {format_bytes(free[n.info.id])} free ({format_bytes(max(0, costs.whole - free[n.info.id]))} short)"
-        for n in sorted(nodes, key=lambda n: (n.info.name, n.info.id))
-    )
-    total = sum(free.values())
-    verdict = f"together {format_bytes(total)} ({format_bytes(costs.whole - total)} short)"
-    if total >= costs.whole:
-        verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
-    hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
-    if placed:
-        hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
-    message = f"{needs} {rooms}; {verdict}." if nodes else f"{needs} No node can hold layers now."
-    return Refusal(spec.id, "no_capacity", message, hint)

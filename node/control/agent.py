@@ -38,6 +38,7 @@ class Agent:
         self.info = info
         self.placement = Placement()
         self.leaving = False
+        self._draining = False
         self.changed = Signal()
         """Anything in the view changed."""
         self.adopted = Signal()
@@ -89,6 +90,11 @@ class Agent:
         self._step()
         self.changed.notify()
         self._contacts.hurry()
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether this node's work shall be moved away."""
+        self._draining = draining
+        self.touch()
 
     def lead(self, placement: Placement) -> None:
         """As the head: this holds from now on."""
@@ -146,7 +152,8 @@ class Agent:
         self.placement = placement
         for ring in placement.rings:
             stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
-            log.info("placement %d.%d: %s on %s", placement.fence.term, placement.fence.epoch, ring.model, stages)
+            fence, verb = placement.fence, "retires from" if ring.retiring else "on"
+            log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, stages)
         for refusal in placement.refused:
             log.warning("placement: %s: %s", refusal.model, refusal.message)
         self.adopted.notify()
@@ -221,6 +228,7 @@ class Agent:
             term=self.term,
             head=self.head,
             fence=self.placement.fence,
+            draining=self._draining,
             links=self._contacts.links(),
             peers=tuple(hint for hint in hints if hint),
         )

@@ -6,12 +6,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from node.cluster.placement import place
+from node.cluster.placement import Rules, place
+from node.cluster.readiness import ready_rings
+from node.cluster.search import CONTEXTS, SESSIONS
 from node.control.agent import Agent
+from node.control.handover import HandOver
 from node.control.specs import Specs
-from node.core.errors import NotReady, PippinError, error_from, told
+from node.core.errors import NoCapacity, NotReady, PippinError, error_from, told
 from node.core.signal import Signal
-from node.core.types import Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
+from node.core.types import ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +41,23 @@ class _Wanted:
 class Head:
     """Runs on every node; plans only while its node is head."""
 
-    def __init__(self, agent: Agent, specs: Specs, *, context: int | None, max_sessions: int | None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        specs: Specs,
+        *,
+        context: int | None,
+        max_sessions: int | None,
+        max_rings: int | None = None,
+    ) -> None:
         self._agent = agent
         self._specs = specs
         self._context = context
         self._max_sessions = max_sessions
+        self._max_rings = max_rings
+        self._hand_over = HandOver()
+        self._barred: dict[tuple[str, str], float] = {}
+        """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
         self._describing: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -79,19 +94,40 @@ class Head:
             if refusal.model == model:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
 
+    def check_drain(self, node: str) -> None:
+        """Raises NoCapacity when a model would have no place without this node, and NotReady when that is not known."""
+        current, nodes = self._agent.placement, self._agent.alive()
+        if not self._agent.is_head or self._lacks_spec(current):
+            raise NotReady(
+                "The head of the cluster is still finding out what is placed.", hint="Try again in a moment."
+            )
+        fence = Fence(self._agent.term, current.fence.epoch + 1)
+        marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
+        plan = self._try(self._ready(), marked, fence, current)
+        if all(ring.retiring or node not in [stage.node for stage in ring.stages] for ring in plan.rings):
+            return
+        others = [each for each in marked if not each.draining]
+        refused = self._try(self._ready(), others, fence, current).refused
+        why = refused[0].message if refused else "The other nodes have room for each model, but not for all."
+        raise NoCapacity(f"The work of this node fits nowhere else. {why}", hint=refused[0].hint if refused else "")
+
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        current = self._agent.placement
+        view, now = self._agent.view(), time.monotonic()
+        current = view.placement
         nodes = self._agent.alive()
         self._update_wanted(nodes, current)
-        self._note_failed_loads(nodes, current)
+        self._note_failed_loads(nodes, view)
         if self._lacks_spec(current):
             return
         fence = Fence(self._agent.term, current.fence.epoch + 1)
-        plan = self._place(nodes, fence, current)
-        rings = tuple(ring if ring in current.rings else replace(ring, fence=fence) for ring in plan.rings)
-        plan = replace(plan, rings=rings, refused=(*plan.refused, *self._failures()))
+        standing = replace(current, rings=self._hand_over.remaining(view, now))
+        plan = self._place(nodes, fence, standing)
+        if not plan.refused:
+            better = self._try(self._ready(), nodes, fence, standing, move=True)
+            plan = better if self._hand_over.is_due(better, plan, now) else plan
+        plan = replace(plan, refused=(*plan.refused, *self._failures()))
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.lead(plan)
@@ -142,15 +178,21 @@ class Head:
             del self._describing[model]
             self._agent.head_due.notify()
 
-    def _note_failed_loads(self, nodes: Sequence[NodeReport], current: Placement) -> None:
-        rings = {ring.id for ring in current.rings}
+    def _note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
+        rings, now = {ring.id for ring in view.placement.rings}, time.monotonic()
+        self._barred = {pair: until for pair, until in self._barred.items() if until > now}
         for node in nodes:
             for load in node.loads:
-                wanted = self._wanted.get(load.shard.model)
-                if wanted and load.state is LoadState.FAILED and load.ring in rings:
-                    code, _, text = load.error.partition(": ")
-                    wanted.failure = Refusal(load.shard.model, code, f"{node.info.name} could not load it: {text}")
-                    wanted.retry_at = time.monotonic() + RETRY_S
+                model = load.shard.model
+                wanted = self._wanted.get(model)
+                if not (wanted and load.state is LoadState.FAILED and load.ring in rings):
+                    continue
+                if ready_rings(view, model):  # another ring serves it
+                    self._barred[model, node.info.id] = now + RETRY_S
+                    continue
+                code, _, text = load.error.partition(": ")
+                wanted.failure = Refusal(model, code, f"{node.info.name} could not load it: {text}")
+                wanted.retry_at = now + RETRY_S
 
     def _failures(self) -> tuple[Refusal, ...]:
         """Of models that have a place but something wrong with them; forgotten when they are no longer wanted."""
@@ -180,16 +222,22 @@ class Head:
         ready = [model for model, wanted in self._wanted.items() if wanted.spec and not wanted.failure]
         return sorted(ready, key=lambda model: (not self._wanted[model].preload, -self._wanted[model].asked_at))
 
-    def _try(self, models: Sequence[str], nodes: Sequence[NodeReport], fence: Fence, current: Placement) -> Placement:
+    def _try(
+        self,
+        models: Sequence[str],
+        nodes: Sequence[NodeReport],
+        fence: Fence,
+        current: Placement,
+        *,
+        move: bool = False,
+    ) -> Placement:
         specs = [spec for model in models if (spec := self._wanted[model].spec)]
-        min_stages = max((node.min_stages for node in nodes), default=1)
-        head = self._agent.info.id
-        return place(specs, nodes, fence=fence, head=head, min_stages=min_stages, current=current, **self._limits())
-
-    def _limits(self) -> dict[str, tuple[int, ...]]:
-        limits: dict[str, tuple[int, ...]] = {}
-        if self._context:
-            limits["contexts"] = (self._context,)
-        if self._max_sessions:
-            limits["max_sessions"] = tuple(range(self._max_sessions, 0, -1))
-        return limits
+        rules = Rules(
+            min_stages=max((node.min_stages for node in nodes), default=1),
+            max_rings=self._max_rings,
+            move=move,
+            barred=tuple(self._barred),
+            contexts=(self._context,) if self._context else CONTEXTS,
+            max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
+        )
+        return place(specs, nodes, rules, fence=fence, head=self._agent.info.id, current=current)

@@ -1,16 +1,18 @@
 """Answers the control plane's calls from peers."""
 
 from node.control.agent import Agent
+from node.control.draining import Draining
 from node.control.head import Head
 from node.control.specs import Specs
 from node.core.types import Heartbeat, ModelSpec
 
 
 class ControlService:
-    def __init__(self, agent: Agent, head: Head, specs: Specs) -> None:
+    def __init__(self, agent: Agent, head: Head, specs: Specs, draining: Draining) -> None:
         self._agent = agent
         self._head = head
         self._specs = specs
+        self._draining = draining
 
     def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
         return self._agent.exchange(heartbeat)
@@ -20,6 +22,12 @@ class ControlService:
 
     async def want(self, model: str) -> None:
         await self._head.want(model)
+
+    async def drain(self, node: str, *, draining: bool) -> None:
+        await self._draining.decide(node, draining=draining)
+
+    def set_draining(self, node: str, *, draining: bool) -> None:
+        self._draining.set(node, draining=draining)
 
     async def describe(self, model: str) -> ModelSpec:
         return await self._specs.local(model)

@@ -15,7 +15,9 @@ so that a cluster that has just started says `loading` and not `idle`.
                    loading   no ring is ready, but one is getting there, or the head has not placed the model yet
                    failed    no ring is ready and every ring has a failed load or lacks a node
                    refused   the head found no place for it; the warnings say why
+    ring state     ready, loading, failed; or retiring: another takes its place, it finishes or hands over what it has
     node state     suspect, failed, left and refused are the peer's; a live node is
+                   draining  if its work is being moved away, drained when nothing of it is left, else
                    error     if one of its loads failed, else
                    loading   if layers are placed on it that it has not loaded yet, else
                    ready     if it holds layers, else
@@ -27,13 +29,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from node.cluster.readiness import HERE, load_of, ring_state
 from node.core.health import Issue, diagnose
-from node.core.types import ClusterView, LoadReport, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
+from node.core.types import ClusterView, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
 
 Json = dict[str, Any]
-
-_HERE = (NodeState.ALIVE, NodeState.SUSPECT)
-"""A suspect still counts: most suspicions pass, and its ring works until it is declared failed."""
 
 
 def build_status(
@@ -44,7 +44,7 @@ def build_status(
     `other_secret`: nodes of the cluster's name that have another one. A node that was in the cluster before is shown as
     refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
     """
-    here = {peer.report.info.id for peer in view.peers if peer.state in _HERE}
+    here = {peer.report.info.id for peer in view.peers if peer.state in HERE}
     other_secret = [peer for peer in other_secret if peer.report.info.id not in here]
     other_secret.sort(key=lambda peer: (peer.report.info.name, peer.report.info.id))
     refused = {peer.report.info.id for peer in other_secret}
@@ -56,7 +56,7 @@ def build_status(
     return {
         "schema": 1,
         "cluster": me.cluster,
-        "state": _cluster_state([model["state"] for model in models], [_ring_state(ring, peers) for ring in rings]),
+        "state": _cluster_state([model["state"] for model in models], [ring_state(ring, peers) for ring in rings]),
         "head": view.head,
         "term": view.term,
         "epoch": view.placement.fence.epoch,
@@ -83,13 +83,13 @@ def _wanted(view: ClusterView) -> Iterable[str]:
     """Ids of the wanted models: those placed, those refused, those asked for; each once."""
     placed = [ring.model for ring in view.placement.rings]
     refused = [refusal.model for refusal in view.placement.refused]
-    asked = [model for peer in view.peers if peer.state in _HERE for model in peer.report.preload]
+    asked = [model for peer in view.peers if peer.state in HERE for model in peer.report.preload]
     return dict.fromkeys(placed + refused + sorted(asked))
 
 
 def _model(model: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
     rings = [ring for ring in view.placement.rings if ring.model == model]
-    states = [_ring_state(ring, peers) for ring in rings]
+    states = [ring_state(ring, peers) for ring in rings]
     if not rings:
         state = "refused" if any(refusal.model == model for refusal in view.placement.refused) else "loading"
     else:
@@ -100,46 +100,34 @@ def _model(model: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
         "state": state,
         "context": min((ring.context for ring in rings), default=0),
         "layers": max((ring.stages[-1].end for ring in rings), default=0),
-        "rings": [{"driver": ring.driver, "stages": [_stage(stage) for stage in ring.stages]} for ring in rings],
-        "requests": {
-            "running": sum(load.running for load in loads),
-            "queued": sum(load.queued for load in loads),
-        },
+        "rings": [_ring(ring, peers) for ring in rings],
+        "requests": _requests(loads),
         "tokens_per_second": round(sum(load.tokens_per_second for load in loads), 1),
     }
 
 
-def _ring_state(ring: Ring, peers: dict[str, PeerView]) -> str:
-    """ready, loading or failed."""
-    loads = []
-    for stage in ring.stages:
-        peer = peers.get(stage.node)
-        if peer is None or peer.state not in _HERE:
-            return "failed"
-        load = _load_of(peer, ring, stage)
-        loads.append(load.state if load else LoadState.LOADING)
-    if LoadState.FAILED in loads:
-        return "failed"
-    return "ready" if all(load is LoadState.READY for load in loads) else "loading"
+def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
+    state = ring_state(ring, peers)
+    loads = _work(ring, peers)
+    return {
+        "id": ring.id,
+        "state": "retiring" if ring.retiring and state == "ready" else str(state),
+        "driver": ring.driver,
+        "stages": [_stage(stage) for stage in ring.stages],
+        "requests": _requests(loads),
+    }
+
+
+def _requests(loads: list[RingLoad]) -> Json:
+    return {"running": sum(load.running for load in loads), "queued": sum(load.queued for load in loads)}
 
 
 def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
     """What the ring's driver says of it; nothing once the driver is gone."""
     driver = peers.get(ring.driver)
-    if driver is None or driver.state not in _HERE:
+    if driver is None or driver.state not in HERE:
         return []
     return [load for load in driver.report.rings if load.ring == ring.id]
-
-
-def _load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> LoadReport | None:
-    return next(
-        (
-            load
-            for load in peer.report.loads
-            if load.ring == ring.id and (load.shard.start, load.shard.end) == (stage.start, stage.end)
-        ),
-        None,
-    )
 
 
 def _stage(stage: StageSpec) -> Json:
@@ -174,7 +162,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "chip": info.chip,
         "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
-        "link": _link(peer, view) if peer.state in _HERE else None,
+        "link": _link(peer, view) if peer.state in HERE else None,
         "last_seen_s": round(peer.last_seen_s, 1),
     }
 
@@ -186,17 +174,19 @@ def _placed_on(node: str, view: ClusterView) -> list[tuple[Ring, StageSpec]]:
 def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
     if peer.state is not NodeState.ALIVE:
         return str(peer.state)
+    if peer.report.draining:
+        return "draining" if placed or peer.report.loads else "drained"
     if any(load.state is LoadState.FAILED for load in peer.report.loads):
         return "error"
     if not placed:
         return "idle"
-    loads = [_load_of(peer, ring, stage) for ring, stage in placed]
+    loads = [load_of(peer, ring, stage) for ring, stage in placed]
     return "ready" if all(load and load.state is LoadState.READY for load in loads) else "loading"
 
 
 def _roles(peer: PeerView, view: ClusterView) -> list[str]:
     """None of a node that is gone: it may come back to other roles."""
-    if peer.state not in _HERE:
+    if peer.state not in HERE:
         return []
     node = peer.report.info.id
     rings = view.placement.rings

@@ -50,6 +50,13 @@ class ModelNotFound(PippinError):
     status = 404
 
 
+class NodeNotFound(PippinError):
+    """No node of the cluster has that name or id, or several have."""
+
+    code = "node_not_found"
+    status = 404
+
+
 class ModelUnsupported(PippinError):
     """The model's architecture cannot be cut or run here."""
 

@@ -178,6 +178,8 @@ class NodeReport:
     """Its user wants each model spread over at least this many nodes."""
     links: tuple[Link, ...] = ()
     peers: tuple[PeerHint, ...] = ()
+    draining: bool = False
+    """Somebody asked that its work be moved away, or it is about to leave: nothing new is placed on it."""
 
 
 class NodeState(StrEnum):
@@ -218,6 +220,8 @@ class Ring:
     """Every stage needs the files of the model's ends."""
     fence: Fence = Fence()
     """Of the placement that made it; its frames carry it as long as it lives, through placements that keep it."""
+    retiring: bool = False
+    """Another ring takes its place: it serves until that one is ready, then finishes or hands over what it has."""
 
     @property
     def driver(self) -> str:

@@ -52,6 +52,12 @@ class Stage:
         self._prefixes: dict[int, _Lane] = {}
         self._choose_caches()
 
+    def sibling(self) -> "Stage":
+        """Another with the same weights and caches of its own, for another ring."""
+        other = copy.copy(self)
+        other._lanes, other._prefixes = {}, {}  # noqa: SLF001 - of our own class
+        return other
+
     def _choose_caches(self) -> None:
         """Choose which caches this stage has, and which of them stands in for each that it has not.
 

@@ -25,6 +25,8 @@ from node.wire.serving_pb2_grpc import FilesStub, ServingStub
 
 CALL_TIMEOUT_S = 5.0
 """For calls that a healthy node answers at once."""
+DECIDE_TIMEOUT_S = 15.0
+"""The head calls the node in question and waits for it to tell."""
 DESCRIBE_TIMEOUT_S = 60.0
 """Reading the headers of a big model's files from a slow disk."""
 
@@ -92,6 +94,18 @@ class RpcClient:
     async def want(self, peer: str, model: str) -> None:
         with calling(peer):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
+
+    async def drain(self, peer: str, node: str, *, draining: bool) -> None:
+        with calling(peer):
+            await self._control(peer).Drain(
+                control_pb2.DrainRequest(node=node, draining=draining), timeout=DECIDE_TIMEOUT_S
+            )
+
+    async def set_draining(self, peer: str, node: str, *, draining: bool) -> None:
+        with calling(peer):
+            await self._control(peer).SetDraining(
+                control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
+            )
 
     async def describe(self, peer: str, model: str) -> ModelSpec:
         with calling(peer):

@@ -17,6 +17,12 @@ class ControlHandler(Protocol):
     async def want(self, model: str) -> None:
         """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotFound, …"""
 
+    async def drain(self, node: str, *, draining: bool) -> None:
+        """As the head: have a node's work moved away, or take it into use again. Raises NotReady, NoCapacity."""
+
+    def set_draining(self, node: str, *, draining: bool) -> None:
+        """From the head. Raises NodeNotFound when this is another node."""
+
     async def describe(self, model: str) -> ModelSpec:
         """Of a model whose files are here. Raises ModelNotFound."""
 

@@ -85,6 +85,14 @@ class _Control(ControlServicer):
         await self._handler.want(request.model)
         return control_pb2.Empty()
 
+    async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.drain(request.node, draining=request.draining)
+        return control_pb2.Empty()
+
+    async def SetDraining(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
+        self._handler.set_draining(request.node, draining=request.draining)
+        return control_pb2.Empty()
+
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
         return to_message(await self._handler.describe(request.model), control_pb2.ModelSpec)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, error_from, told
@@ -29,6 +29,8 @@ WATCH_S = 1.0
 RESTART_WINDOW_S = 15.0
 """How long a broken ring tries to start again before its requests are given back to their gateways."""
 RESTART_DELAY_S = 0.3
+RESTART_ONCE_S = 0.2
+"""The same when another ring is ready to take them: one fresh start mends a link that was reset; more are in the way."""
 
 
 @dataclass(slots=True)
@@ -41,11 +43,21 @@ class _InFlight:
 class Driver:
     """Runs one ring. `run` is its task; `generate` may be called by any number of gateways."""
 
-    def __init__(self, ring: Ring, limits: Limits, compute: Compute, runner: Runner, onward: Onward | None) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        limits: Limits,
+        compute: Compute,
+        runner: Runner,
+        onward: Onward | None,
+        elsewhere: Callable[[], bool],
+    ) -> None:
+        """`elsewhere` tells whether another ring could take this one's sessions."""
         self._ring = ring
         self._compute = compute
         self._runner = runner
         self._onward = onward  # None: the ring is this node alone
+        self._elsewhere = elsewhere
         self._scheduler = Scheduler(
             limits,
             stages=len(ring.stages),
@@ -281,8 +293,11 @@ class Driver:
 
     async def _restart(self) -> None:
         assert self._broken
-        if time.monotonic() - self._broken_since > RESTART_WINDOW_S:
-            lost = RingLost(f"The ring could not be restarted for {RESTART_WINDOW_S:.0f} s: {self._broken.message}")
+        broken_s, window_s = time.monotonic() - self._broken_since, RESTART_WINDOW_S
+        if broken_s > RESTART_ONCE_S and self._elsewhere():
+            window_s = RESTART_ONCE_S
+        if broken_s > window_s:
+            lost = RingLost(f"The ring could not be restarted for {window_s:.1f} s: {self._broken.message}")
             for session in self._scheduler.sessions():
                 self._fail(session, lost)
         if not self._scheduler.sessions():

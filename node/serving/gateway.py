@@ -3,21 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
+from node.control.draining import Draining
 from node.control.status import build_status
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ClusterView, LoadState, ModelEntry, PeerView, Ring
+from node.core.types import ClusterView, ModelEntry, NodeState, PeerView, Ring
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.rings import Rings
+from node.serving.routing import Router
 from node.store.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Gateway:
         catalogue: Catalogue,
         tokenizer_files: TokenizerFiles,
         want: Callable[[str], Awaitable[None]],
+        draining: Draining,
         started_at: int,
         *,
         open_cluster: bool,
@@ -65,6 +69,8 @@ class Gateway:
         self._catalogue = catalogue
         self._tokenizer_files = tokenizer_files
         self._want_here = want
+        self._draining = draining
+        self._router = Router()
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
@@ -85,6 +91,13 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
+    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+        """Have a node's work moved away, or take it into use again; tells the node's id.
+
+        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady.
+        """
+        return {"node": await self._draining.ask(node, draining=draining), "draining": draining}
+
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
         return {"status": "ok", "node": self._agent.info.name, "models": sorted(_ready_models(view))}
@@ -97,7 +110,7 @@ class Gateway:
         Raises ModelNotFound, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
         """
         model = await asyncio.to_thread(self._find, model_id)
-        ring = await self._ready_ring(model, OPEN_WAIT_S)
+        ring = (await self._ready_rings(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._tokenizer(ring))
 
     def _find(self, model_id: str) -> str:
@@ -105,15 +118,14 @@ class Gateway:
         held = served | {model for report in self._agent.alive() for model in report.models}
         return self._catalogue.find(model_id, sorted(held))
 
-    async def _ready_ring(self, model: str, wait_s: float) -> Ring:
+    async def _ready_rings(self, model: str, wait_s: float) -> Sequence[Ring]:
         deadline = time.monotonic() + wait_s
         asked = False
         while (left := deadline - time.monotonic()) > 0:
             view = self._agent.view()
-            rings = [ring for ring in view.placement.rings if ring.model == model]
-            if ready := next((ring for ring in rings if _is_ready(ring, view)), None):
+            if ready := ready_rings(view, model):
                 return ready
-            if rings or not view.head:
+            if not view.head or any(ring.model == model for ring in view.placement.rings):
                 await self._agent.changed.wait(left)
                 continue
             if asked:
@@ -152,9 +164,10 @@ class Gateway:
         """Yields each token once. When the ring is lost on the way, goes on with another, from the tokens there are."""
         done: list[int] = []
         fruitless = 0
+        lost: set[str] = set()
         wait_s = OPEN_WAIT_S
         while True:
-            ring = await self._ready_ring(request.model, wait_s)
+            ring = self._routed(await self._ready_rings(request.model, wait_s), request, lost)
             before = len(done)
             try:
                 async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
@@ -169,9 +182,21 @@ class Gateway:
                 fruitless = 0 if len(done) > before else fruitless + 1
                 if fruitless >= FRUITLESS_TRIES:
                     raise
+            lost.add(ring.id)
+            wait_s = RECOVER_WAIT_S
+            if any(each.id not in lost for each in ready_rings(self._agent.view(), request.model)):
+                continue  # another ring takes it at once
             # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
             await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
-            wait_s = RECOVER_WAIT_S
+
+    def _routed(self, ready: Sequence[Ring], request: GenerateRequest, lost: Collection[str]) -> Ring:
+        """The ring to ask; not one that has lost this request before, if there are others."""
+        view = self._agent.view()
+        reports = [peer.report for peer in view.peers]
+        loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
+        suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
+        rings = [ring for ring in ready if ring.id not in lost] or ready
+        return self._router.choose(rings, request.prompt, loads, time.monotonic(), suspect)
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if ring.driver == self._agent.info.id:
@@ -193,19 +218,8 @@ def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> Gener
     return replace(request, resume=tuple(done), max_tokens=max(room, 1) if done else request.max_tokens)
 
 
-def _is_ready(ring: Ring, view: ClusterView) -> bool:
-    """Every stage is loaded for this very ring, and its node is there."""
-    ready = {
-        peer.report.info.id
-        for peer in view.peers
-        for load in peer.report.loads
-        if load.ring == ring.id and load.state is LoadState.READY and peer.state in ("alive", "suspect")
-    }
-    return all(stage.node in ready for stage in ring.stages)
-
-
 def _ready_models(view: ClusterView) -> set[str]:
-    return {ring.model for ring in view.placement.rings if _is_ready(ring, view)}
+    return {ring.model for ring in view.placement.rings if ready_rings(view, ring.model)}
 
 
 def _raise_refusal(model: str, view: ClusterView) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.errors import PippinError, RingLost, StaleFence, told
@@ -171,7 +172,7 @@ class Rings:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
         onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
-        runner = Runner(stage)
+        runner = Runner(stage.sibling())  # a ring that takes the place of another may have the same layers here
         if index:
             return Worker(ring, self._compute, runner, onward)
         limits = Limits(
@@ -182,10 +183,14 @@ class Rings:
             chunk=prefill_chunk(),
             kv=stage.plan.kv,
         )
-        driver = Driver(ring, limits, self._compute, runner, onward if len(nodes) > 1 else None)
+        elsewhere = partial(self._served_elsewhere, ring)
+        driver = Driver(ring, limits, self._compute, runner, onward if len(nodes) > 1 else None, elsewhere)
         self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         self._group.create_task(driver.watch(), name=f"watch of {ring.id}")
         return driver
+
+    def _served_elsewhere(self, ring: Ring) -> bool:
+        return any(each.id != ring.id for each in ready_rings(self._agent.view(), ring.model))
 
     def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:
         self._reports[ring] = LoadReport(ring, shard, state, progress, error)

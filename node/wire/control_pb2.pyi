@@ -24,6 +24,14 @@ class ModelRequest(_message.Message):
     model: str
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("node", "draining")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    draining: bool
+    def __init__(self, node: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+
 class Fence(_message.Message):
     __slots__ = ("term", "epoch")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -157,7 +165,7 @@ class PeerHint(_message.Message):
     def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "loads", "rings", "models", "preload", "min_stages", "links", "peers")
+    __slots__ = ("info", "memory", "term", "head", "fence", "loads", "rings", "models", "preload", "min_stages", "links", "peers", "draining")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +178,7 @@ class NodeReport(_message.Message):
     MIN_STAGES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -182,7 +191,8 @@ class NodeReport(_message.Message):
     min_stages: int
     links: _containers.RepeatedCompositeFieldContainer[Link]
     peers: _containers.RepeatedCompositeFieldContainer[PeerHint]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")
@@ -195,7 +205,7 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +213,7 @@ class Ring(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
+    RETIRING_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
@@ -210,7 +221,8 @@ class Ring(_message.Message):
     max_sessions: int
     fence: Fence
     shared_ends: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ...) -> None: ...
+    retiring: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

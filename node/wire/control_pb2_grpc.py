@@ -57,6 +57,16 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/pippin.control.Control/Drain',
+                request_serializer=node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
+        self.SetDraining = channel.unary_unary(
+                '/pippin.control.Control/SetDraining',
+                request_serializer=node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/pippin.control.Control/Describe',
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
@@ -98,6 +108,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Asks the head to have a node's work moved away, or to take the node into use again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDraining(self, request, context):
+        """From the head: from now on this node says of itself that it is draining, or that it is not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """What placement needs to know of a model whose files this node holds.
         """
@@ -126,6 +150,16 @@ def add_ControlServicer_to_server(servicer, server):
             'Want': grpc.unary_unary_rpc_method_handler(
                     servicer.Want,
                     request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=node_dot_wire_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'SetDraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDraining,
+                    request_deserializer=node_dot_wire_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -244,6 +278,60 @@ class Control:
             target,
             '/pippin.control.Control/Want',
             node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/Drain',
+            node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/SetDraining',
+            node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -117,6 +117,9 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {}
 
+    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}
 

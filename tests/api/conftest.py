@@ -48,6 +48,7 @@ class ScriptedBackend:
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[GenerateRequest] = field(default_factory=list)
+    drained: tuple[str, bool] | None = None
     running: int = 0
     cached: int = 0
 
@@ -97,6 +98,12 @@ class ScriptedBackend:
 
     def status(self) -> dict[str, Any]:
         return {"cluster": "home", "nodes": []}
+
+    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+        if self.refusal:
+            raise self.refusal
+        self.drained = (node, draining)
+        return {"node": node, "draining": draining}
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}

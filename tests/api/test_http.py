@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from api.stream import Pace
+from node.core.errors import NodeNotFound
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -54,6 +55,16 @@ async def test_head_works_where_get_does(server, path):
         assert got.status == head.status == 200
         assert got.headers["Content-Length"] == head.headers["Content-Length"]
         assert await head.read() == b""
+
+
+@pytest.mark.parametrize(("way", "draining"), [("drain", True), ("undrain", False)])
+async def test_a_node_is_drained_by_its_name(server, backend, way, draining):
+    answer = await server.post(f"/cluster/nodes/mini%201/{way}", data=b"")
+    assert (answer.status, answer.json) == (200, {"node": "mini 1", "draining": draining})
+    assert backend.drained == ("mini 1", draining)
+    backend.refusal = NodeNotFound("No node is named so.", param="node")
+    answer = await server.post(f"/cluster/nodes/nobody/{way}", data=b"")
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "node_not_found", "node")
 
 
 async def test_health_and_cluster_status(server):

@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 class Node:
-    """Answers GET /cluster/status with the next of `answers`, the last one again and again."""
+    """Answers every request with the next of `answers`, the last one again and again."""
 
     def __init__(self):
         self.answers = []
@@ -19,6 +19,9 @@ class Node:
         node = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.do_GET()
+
             def do_GET(self):
                 node.paths.append(self.path)
                 answer = node.answers.pop(0) if len(node.answers) > 1 else node.answers[0]

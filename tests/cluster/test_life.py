@@ -11,6 +11,7 @@ from tests.conftest import MODEL, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
+ONE_RING = ("--model", MODEL, "--max-rings", "1")
 SHOWN_S = 5.0
 """A node that is gone is shown so by then."""
 
@@ -19,7 +20,7 @@ SHOWN_S = 5.0
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes started at the same time. The model fits one."""
     with running_cluster(tmp_path_factory.mktemp("home")) as cluster:
-        cluster.ready(*cluster.start(3, "--model", MODEL))
+        cluster.ready(*cluster.start(3, *ONE_RING))
         yield cluster
 
 
@@ -28,7 +29,7 @@ def nodes(home: Cluster) -> list[Node]:
     """Those that are left; never fewer than two."""
     alive = [node for node in home.nodes if node.process.poll() is None]
     if len(alive) < 2:
-        alive += home.start(1, "--model", MODEL)
+        alive += home.start(1, *ONE_RING)
     home.ready(*alive)
     return alive
 
@@ -47,7 +48,7 @@ def test_nodes_that_hold_no_part_of_the_model_answer(home: Cluster, nodes: list[
 
 def test_a_late_node_joins_and_changes_nothing(home: Cluster, nodes: list[Node]) -> None:
     before = home.ready(*nodes)
-    (late,) = home.start(1, "--model", MODEL)
+    (late,) = home.start(1, *ONE_RING)
     after = home.agreed(*nodes, late)
     assert (after["head"], after["term"]) == (before["head"], before["term"])
     assert late.chat("Hello").status == 200
@@ -64,7 +65,7 @@ def test_a_node_is_killed_and_comes_back(home: Cluster, nodes: list[Node], stock
     assert "node-failed" in [warning["code"] for warning in after["warnings"]]
     assert rest[0].chat("Hello").text == stock["Hello"]
 
-    back = home.launch("--model", MODEL, name=victim.name).started()
+    back = home.launch(*ONE_RING, name=victim.name).started()
     again = home.ready(*rest, back)
     assert (again["head"], again["term"]) == (before["head"], before["term"])
     ids = [node["id"] for node in again["nodes"] if node["name"] == victim.name]

@@ -9,7 +9,7 @@ from node.engine.architectures import ALONE
 from node.engine.codec import token_array
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
 
 LENGTHS = (5, 13, 9)
 BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in ALONE and name != "llama4"]
@@ -204,3 +204,18 @@ def test_lanes_without_end_are_refused(llama):
     ring.apply(*[Drop(lane) for lane in range(10_000)])
     ring.apply(Open(1))
     ring.step(prompt(5), lane=1)
+
+
+def test_siblings_share_weights_and_nothing_else(llama):
+    """Two rings with the same layers on a node: one takes the place of the other."""
+    whole, plan = Whole(llama), make_plan(CONFIGURATIONS["llama"])
+    first = Stages(llama).ring(0, plan.cuts[0], plan.layers)
+    second = Ring([stage.sibling() for stage in first.stages])
+    other = whole.fresh()
+    for length in (7, 3, 1):
+        assert same(first.step(prompt(length)), whole.step(prompt(length)))
+        assert same(second.step(prompt(length, seed=2)), other.step(prompt(length, seed=2)))
+    for stage in first.stages:
+        stage.clear()
+        assert stage.kv_bytes == 0
+    assert same(second.step(prompt(2)), other.step(prompt(2)))

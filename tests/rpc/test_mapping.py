@@ -57,9 +57,18 @@ reports = st.builds(
     min_stages=small,
     links=tuples(st.builds(Link, texts, texts, floats, texts, texts)),
     peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
+    draining=st.booleans(),
 )
 rings = st.builds(
-    Ring, texts, texts, tuples(st.builds(StageSpec, texts, small, small)), small, small, st.booleans(), fences
+    Ring,
+    texts,
+    texts,
+    tuples(st.builds(StageSpec, texts, small, small)),
+    small,
+    small,
+    st.booleans(),
+    fences,
+    st.booleans(),
 )
 placements = st.builds(Placement, fences, texts, tuples(rings), tuples(st.builds(Refusal, texts, texts, texts, texts)))
 specs = st.builds(

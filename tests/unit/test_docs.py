@@ -48,7 +48,8 @@ def anchors(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("program", "arguments"), [(parse_options, ""), (cluster, ""), (cluster, "status"), (cluster, "wait")]
+    ("program", "arguments"),
+    [(parse_options, ""), *((cluster, command) for command in ("", "status", "wait", "drain", "undrain"))],
 )
 def test_help_is_what_the_program_prints(
     program: Callable[[list[str]], object],

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.cluster.footprint import STAGE_RESERVE, Footprint, ring_bytes
-from node.cluster.placement import CONTEXTS, place
+from node.cluster.placement import Rules, place
+from node.cluster.search import CONTEXTS
 from node.cluster.split import best_orders, latency
 from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.core.units import format_bytes
@@ -37,8 +38,10 @@ def model(
     return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, cuts, max_context, head_bytes=ends)
 
 
-def placed(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], **options: object) -> Placement:
-    return place(models, nodes, fence=FENCE, head="a", **options)  # type: ignore[arg-type]
+def placed(
+    models: Sequence[ModelSpec], nodes: Sequence[NodeReport], max_rings: int | None = 1, **rules: object
+) -> Placement:
+    return place(models, nodes, Rules(max_rings=max_rings, **rules), fence=FENCE, head="a")
 
 
 def only(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], **options: object) -> Ring:
@@ -186,15 +189,21 @@ def test_many_nodes_are_ordered_quickly():
 # --- what stands stays --------------------------------------------------------------------------------------------
 
 
-def again(models: Sequence[ModelSpec], nodes: Sequence[NodeReport], current: Placement, **options: object) -> Placement:
-    return place(models, nodes, fence=Fence(3, 5), head="a", current=current, **options)  # type: ignore[arg-type]
+def again(
+    models: Sequence[ModelSpec],
+    nodes: Sequence[NodeReport],
+    current: Placement,
+    max_rings: int | None = 1,
+    **rules: object,
+) -> Placement:
+    return place(models, nodes, Rules(max_rings=max_rings, **rules), fence=Fence(3, 5), head="a", current=current)
 
 
 def test_a_ring_that_stands_is_kept_as_it_is():
     nodes = [node("a", 6 * GB), node("b", 6 * GB)]
     first = placed([model()], nodes)
     second = again([model()], nodes[::-1], first)
-    assert second.rings[0] is first.rings[0]
+    assert second.rings == first.rings
     assert second.fence == Fence(3, 5)
 
 
@@ -204,17 +213,47 @@ def test_a_ring_is_kept_when_a_node_joins_that_gives_no_better_kind():
     assert again([model()], [*nodes, node("c", 6 * GB, links=[("a", 0.1), ("b", 0.1)])], first).rings == first.rings
 
 
-def test_a_ring_moves_to_fewer_nodes():
-    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
-    ring = again([model()], [*nodes, node("c", 64 * GB)], placed([model()], nodes)).rings[0]
-    assert shape(ring) == [("c", 0, 32)]
-    assert ring.id == "m@3.5"
+WIFI, CABLE = 20.0, 0.3
+
+
+def linked(rtt: float, *names: str, room: int = 6 * GB) -> list[NodeReport]:
+    return [node(n, room, links=[(m, rtt) for m in names if m != n]) for n in names]
+
+
+def test_a_ring_moves_to_nodes_where_a_token_takes_much_less_time():
+    slow = linked(WIFI, "a", "b")
+    first = placed([model()], slow)
+    second = again([model()], [*slow, *linked(CABLE, "c", "d")], first)
+    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.5", False), ("m@3.4", True)]
+    assert {s.node for s in second.rings[0].stages} == {"c", "d"}
+    assert again([model()], [*slow, *linked(CABLE, "c", "d")], second).rings == second.rings
+
+
+def test_a_ring_stays_when_another_is_hardly_quicker_or_moves_are_not_wanted():
+    slow = linked(8.0, "a", "b")
+    first = placed([model()], slow)
+    assert again([model()], [*slow, *linked(7.0, "c", "d")], first).rings == first.rings
+    assert again([model()], [*slow, *linked(CABLE, "c", "d")], first, move=False).rings == first.rings
+
+
+def test_a_ring_does_not_move_where_another_would_have_to_go():
+    slow = linked(WIFI, "a", "b")
+    first = placed([model()], slow)
+    full = [*slow, *linked(CABLE, "c", "d", room=8 * GB)]
+    both = again([model(), model("k")], full, first)
+    assert again([model(), model("k")], full, both).rings == both.rings
 
 
 def test_a_ring_is_spread_when_that_is_asked_for_later():
     nodes = [node("a", 64 * GB), node("b", 64 * GB)]
-    first = placed([model()], nodes)
-    assert len(again([model()], nodes, first, min_stages=2).rings[0].stages) == 2
+    second = again([model()], nodes, placed([model()], nodes), min_stages=2, move=False)
+    assert [(len(r.stages), r.retiring) for r in second.rings] == [(2, False), (1, True)]
+
+
+def test_a_ring_that_has_no_room_beside_the_new_one_goes_first():
+    nodes = [node("a", 12 * GB), node("b", 6 * GB)]
+    second = again([model()], nodes, placed([model()], nodes, max_sessions=[1]), min_stages=2, max_sessions=[1])
+    assert [(len(r.stages), r.retiring) for r in second.rings] == [(2, False)]
 
 
 def test_when_a_node_dies_the_driver_goes_on_driving():
@@ -230,7 +269,7 @@ def test_a_new_model_does_not_push_away_one_that_stands():
     nodes = [node("a", room_for(old, 32768, 8)), node("b", room_for(old, 8192, 1))]
     first = placed([old], nodes)
     second = again([new, old], nodes, first)
-    assert second.rings[1] is first.rings[0]
+    assert second.rings[1] == first.rings[0]
     assert second.rings[0].driver == "b"
 
 
@@ -241,6 +280,141 @@ def test_a_ring_that_no_longer_suits_is_made_anew(spec):
     nodes = [node("a", 6 * GB), node("b", 16 * GB)]
     first = placed([model()], nodes, min_stages=2)
     assert again([spec], nodes, first, min_stages=2).rings[0].id == "m@3.5"
+
+
+# --- replicas ------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_left_over_get_replicas():
+    placement = placed([model()], [node(n, 64 * GB) for n in "abc"], max_rings=None)
+    assert [(r.id, r.driver) for r in placement.rings] == [("m@3.4", "a"), ("m@3.4-2", "b"), ("m@3.4-3", "c")]
+    assert len({r.context for r in placement.rings}) == 1
+
+
+def test_rings_of_a_model_can_be_limited():
+    assert len(placed([model()], [node(n, 64 * GB) for n in "abc"], max_rings=2).rings) == 2
+
+
+def test_a_replica_is_spread_as_much_as_the_first_ring():
+    rings = placed([model()], [node(n, 64 * GB) for n in "abcde"], max_rings=None, min_stages=2).rings
+    assert [len(r.stages) for r in rings] == [2, 2]
+
+
+def test_a_replica_has_the_context_of_the_first_ring():
+    nodes = [node("a", 64 * GB), node("b", room_for(model(), 16384, 1))]
+    assert len(placed([model()], nodes, max_rings=None).rings) == 1
+    assert len(placed([model()], nodes, max_rings=None, contexts=[16384]).rings) == 2
+
+
+def test_a_ring_that_is_much_slower_is_no_replica():
+    nodes = [node("a", 64 * GB), *linked(90.0, "b", "c")]
+    assert len(placed([model()], nodes, max_rings=None).rings) == 1
+    assert len(placed([model()], [nodes[0], *linked(CABLE, "b", "c")], max_rings=None).rings) == 2
+
+
+def test_a_node_that_joins_gets_a_replica_and_moves_nothing():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    first = placed([model()], nodes, max_rings=None)
+    second = again([model()], [*nodes, node("c", 64 * GB)], first, max_rings=None)
+    assert first.rings[0] in second.rings
+    assert {r.driver: len(r.stages) for r in second.rings} == {"a": 2, "c": 1}
+    third = again([model()], [*nodes, node("c", 64 * GB)], second, max_rings=None)
+    assert shape(third.rings[0]) == [("c", 0, 32)]  # the better one counts as the first now
+    assert set(third.rings) == set(second.rings)
+
+
+def test_a_replica_makes_room_for_another_model():
+    one = room_for(model(), 32768, 8)
+    nodes = [node("a", one), node("b", one)]
+    first = placed([model("x")], nodes, max_rings=None)
+    assert len(first.rings) == 2
+    second = again([model("x"), model("y")], nodes, first, max_rings=None)
+    assert [(r.model, r.max_sessions) for r in second.rings] == [("x", 8), ("y", 8)]
+    assert second.rings[0] == first.rings[0]
+    assert set(again([model("x")], nodes, second, max_rings=None).rings[:1]) == {first.rings[0]}
+
+
+def test_another_model_goes_where_no_replica_has_to_go():
+    one = room_for(model(), 32768, 8)
+    nodes = [node("a", one), node("b", one), node("c", one - GB)]
+    first = placed([model("x")], nodes[:2], max_rings=None)
+    second = again([model("x"), model("y")], nodes, first, max_rings=2)
+    assert [r.driver for r in second.rings] == ["a", "b", "c"]
+    assert second.rings[:2] == first.rings
+
+
+def test_models_get_replicas_in_turn():
+    one = room_for(model(), 32768, 8)
+    placement = placed([model("x"), model("y")], [node(n, one) for n in "abcd"], max_rings=None)
+    assert [r.model for r in placement.rings] == ["x", "x", "y", "y"]
+
+
+def test_when_the_first_ring_dies_the_replica_takes_its_place():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    first = placed([model()], nodes, max_rings=None)
+    assert again([model()], nodes[1:], first, max_rings=None).rings == first.rings[1:]
+
+
+def test_where_a_model_is_barred_nothing_of_it_is_placed_or_kept():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    first = placed([model()], nodes, max_rings=None)
+    assert again([model()], nodes, first, max_rings=None, barred=[("m", "b")]).rings == first.rings[:1]
+    assert again([model()], nodes, first, max_rings=None, barred=[("k", "b")]).rings == first.rings
+
+
+# --- draining ------------------------------------------------------------------------------------------------------
+
+
+def drained(nodes: Sequence[NodeReport], *names: str) -> list[NodeReport]:
+    return [dataclasses.replace(n, draining=n.info.id in names) for n in nodes]
+
+
+def test_a_ring_leaves_a_draining_node_and_retires_there():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    second = again([model()], drained(nodes, "a"), first := placed([model()], nodes))
+    assert [(r.driver, r.retiring) for r in second.rings] == [("b", False), ("a", True)]
+    assert again([model()], drained(nodes, "a"), second).rings == second.rings
+    gone = dataclasses.replace(second, rings=second.rings[:1])
+    assert again([model()], drained(nodes, "a"), gone).rings == gone.rings
+    assert first.rings[0].id == second.rings[1].id
+
+
+def test_a_replica_on_a_draining_node_retires():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    first = placed([model()], nodes, max_rings=None)
+    second = again([model()], drained(nodes, "a"), first, max_rings=None)
+    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.4-2", False), ("m@3.4", True)]
+
+
+def test_a_ring_stays_on_a_draining_node_while_there_is_no_other_place():
+    nodes = [node("a", 64 * GB), node("b", 2 * GB)]
+    first = placed([model()], nodes)
+    assert again([model()], drained(nodes, "a"), first).rings == first.rings
+    assert again([model()], drained(nodes, "a", "b"), first).rings == first.rings
+
+
+def test_nothing_new_is_placed_on_a_draining_node():
+    placement = placed([model()], drained([node("a", 64 * GB), node("b", 2 * GB)], "a"))
+    assert not placement.rings
+    assert "mini-b" in placement.refused[0].message
+    assert "mini-a" not in placement.refused[0].message
+
+
+def test_models_get_fewer_sessions_before_a_node_keeps_one_that_is_to_leave_it():
+    nodes = [node("a", 2 * room_for(model(), 32768, 2)), node("b", 2 * room_for(model(), 32768, 2))]
+    first = placed([model("x"), model("y")], nodes)
+    assert {r.max_sessions for r in first.rings} == {4}
+    second = again([model("x"), model("y")], drained(nodes, "a"), first)
+    assert {(r.driver, r.max_sessions) for r in second.rings if not r.retiring} == {("b", 2)}
+
+
+def test_a_node_that_is_taken_into_use_again_gets_its_ring_back():
+    nodes = [node("a", 64 * GB), *linked(CABLE, "b", "c")]
+    first = placed([model()], nodes, move=False)
+    moving = again([model()], drained(nodes, "a"), first, move=False)
+    assert [(r.driver, r.retiring) for r in moving.rings] == [("b", False), ("a", True)]
+    back = again([model()], nodes, moving, move=False)
+    assert [(r.id, r.retiring) for r in back.rings] == [(first.rings[0].id, False), ("m@3.5", True)]
 
 
 # --- several models, refusals -------------------------------------------------------------------------------------
@@ -358,7 +532,9 @@ def least(spec: ModelSpec) -> int:
     return min((c for c in CONTEXTS if c <= spec.max_context), default=spec.max_context)
 
 
-def check_rings(placement: Placement, specs_: Sequence[ModelSpec], nodes: Sequence[NodeReport]) -> None:
+def check_rings(
+    placement: Placement, specs_: Sequence[ModelSpec], nodes: Sequence[NodeReport], max_rings: int | None = 1
+) -> None:
     taken = dict.fromkeys((n.info.id for n in nodes), 0)
     for ring in placement.rings:
         spec = next(s for s in specs_ if s.id == ring.model)
@@ -374,7 +550,14 @@ def check_rings(placement: Placement, specs_: Sequence[ModelSpec], nodes: Sequen
             taken[s.node] += cost
     for n in nodes:
         assert taken[n.info.id] <= n.memory.usable
-    assert len(placement.rings) + len(placement.refused) == len(specs_)
+    for spec in specs_:
+        rings = [r for r in placement.rings if r.model == spec.id and not r.retiring]
+        refused = [r for r in placement.refused if r.model == spec.id]
+        assert bool(rings) != bool(refused)
+        assert len(rings) <= (max_rings or len(nodes))
+        holders = [s.node for r in rings for s in r.stages]
+        assert len(set(holders)) == len(holders), "two rings of a model share a node"
+        assert len({r.context for r in rings}) <= 1
     assert len({r.id for r in placement.rings}) == len(placement.rings)
 
 
@@ -409,17 +592,46 @@ def test_the_numbers_of_a_refusal_add_up(spec, nodes):
         assert re.search(rf"together {format_bytes(sum(n.memory.usable for n in nodes))}\b", refusal.message)
 
 
+limits = st.sampled_from([None, 1, 2])
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.tuples(specs("m"), specs("k"), specs("j")), clusters(), clusters(), st.integers(1, 3), st.randoms())
-def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, min_stages, rng):
-    first = placed(models, before, min_stages=min_stages)
-    check_rings(first, models, before)
-    second = again(models, after, first, min_stages=min_stages)
-    check_rings(second, models, after)
+@given(st.tuples(specs("m"), specs("k"), specs("j")), clusters(), clusters(), st.integers(1, 3), limits, st.randoms())
+def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, min_stages, max_rings, rng):
+    rules = {"min_stages": min_stages, "max_rings": max_rings}
+    first = placed(models, before, **rules)
+    check_rings(first, models, before, max_rings)
+    after = drained(after, *rng.choice([(), (), ("a",), ("b", "c")]))
+    second = again(models, after, first, **rules)
+    check_rings(second, models, after, max_rings)
     shuffled = rng.sample(after, len(after))
-    assert again(models, shuffled, first, min_stages=min_stages) == second
-    assert placed(models, rng.sample(before, len(before)), min_stages=min_stages) == first
+    assert again(models, shuffled, first, **rules) == second
+    assert placed(models, rng.sample(before, len(before)), **rules) == first
     third = second
     for _ in range(4):  # a model may move to where another just left, so it can take some rounds
-        third = again(models, after, second := third, min_stages=min_stages)
+        rings = tuple(r for r in third.rings if not r.retiring)  # these are done with by then
+        third = again(models, after, dataclasses.replace(second := third, rings=rings), **rules)
     assert third.rings == second.rings
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs(), clusters(), st.integers(1, 3), limits)
+def test_one_more_node_moves_no_ring_that_falls_short_of_nothing(spec, nodes, min_stages, max_rings):
+    rules = {"min_stages": min_stages, "max_rings": max_rings, "move": False}
+    first = placed([spec], nodes[1:], **rules)
+    second = again([spec], nodes, first, **rules)
+    for ring in first.rings:
+        useful = ring.context >= min(8192, spec.max_context)
+        if useful and len(ring.stages) >= min(min_stages, len(nodes), len(spec.cuts) + 1):
+            assert dataclasses.replace(ring, retiring=False) in second.rings
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.tuples(specs("m"), specs("k")), clusters(), st.randoms())
+def test_a_replica_never_costs_another_model_its_ring(models, nodes, rng):
+    alone = placed(models, nodes)
+    many = placed(models, nodes, max_rings=None)
+    assert {r.model for r in alone.refused} == {r.model for r in many.refused}
+    assert [r for r in many.rings if r.id in {a.id for a in alone.rings}] == list(alone.rings)
+    one = again(models, nodes, placed(models[:1], nodes, max_rings=None), max_rings=None)
+    assert {r.model for r in one.refused} <= {r.model for r in again(models, nodes, placed(models[:1], nodes)).refused}

@@ -1,6 +1,7 @@
 """The status JSON. `golden/status.json` beside the CLI's tests is what clients see: change it with care."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,16 @@ def test_state_of_a_live_node(loads, rings, state):
     assert nodes(view(peer("1", loads=loads), rings=rings))["mini-1"]["state"] == state
 
 
+@pytest.mark.parametrize(
+    ("loads", "rings", "state"),
+    [((load(0),), TWO, "draining"), ((load(0),), (), "draining"), ((), TWO, "draining"), ((), (), "drained")],
+)
+def test_state_of_a_node_that_is_taken_out_of_use(loads, rings, state):
+    here = peer("1", loads=loads)
+    seen = view(PeerView(replace(here.report, draining=True), here.state), rings=rings)
+    assert nodes(seen)["mini-1"]["state"] == state
+
+
 @pytest.mark.parametrize("state", ["suspect", "failed", "left", "refused"])
 def test_state_of_another_node_is_the_peers(state):
     assert nodes(view(peer("1"), peer("2", NodeState(state))))["mini-2"]["state"] == state
@@ -223,6 +234,25 @@ def test_work_of_all_rings_is_summed_from_their_drivers():
     assert (model["tokens_per_second"], model["context"], model["layers"]) == (30.0, 4096, 8)
     gone = view(peers[0], PeerView(peers[1].report, NodeState.FAILED), rings=rings)
     assert build_status(gone)["models"][0]["requests"] == {"running": 2, "queued": 1}
+
+
+def test_each_ring_tells_its_state_and_its_work():
+    peers = (
+        peer("1", loads=(load(0), load(0, name="r2")), rings=(RingLoad("r1", 2, 1), RingLoad("r2", 1, 0))),
+        peer("2", loads=(load(0, LOADING, name="r3"),)),
+    )
+    rings = (ring("1"), replace(ring("1", name="r2"), retiring=True), ring("2", name="r3"))
+    (model,) = build_status(view(*peers, rings=rings))["models"]
+    assert [(each["id"], each["state"]) for each in model["rings"]] == [
+        ("r1", "ready"),
+        ("r2", "retiring"),
+        ("r3", "loading"),
+    ]
+    assert [each["requests"] for each in model["rings"]] == [
+        {"running": 2, "queued": 1},
+        {"running": 1, "queued": 0},
+        {"running": 0, "queued": 0},
+    ]
 
 
 def test_api_is_the_heads_unless_given():

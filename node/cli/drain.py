@@ -1,0 +1,48 @@
+"""Takes a node out of use: asks for it, and waits until the node holds nothing any more."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from node.cli.client import Api, StatusFailed
+from node.cli.wait import POLL_S
+
+Json = dict[str, Any]
+
+
+def drain(
+    api: Api,
+    node: str,
+    timeout: float,
+    tell: Callable[[str], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
+    """What the node, by its name or id, still holds when the time is up; empty as soon as that is nothing.
+
+    Raises StatusFailed when the cluster refuses. Every change is told, and an empty text at the end.
+    """
+    api.drain(node, draining=True)
+    deadline, told = clock() + timeout, ""
+    while True:
+        try:
+            left = held(api.status(), node)
+        except StatusFailed as error:
+            left = str(error).rstrip(".")
+        if left and left != told:
+            tell(f"waiting: {left}")
+        told = left
+        if not left or clock() + POLL_S > deadline:
+            tell("")
+            return left
+        pause(POLL_S)
+
+
+def held(status: Json, name: str) -> str:
+    """In words; empty if it is drained."""
+    for node in status["nodes"]:
+        if name in (node["id"], node["name"]) and node["state"] != "drained":
+            layers = [f"{each['start']}-{each['end'] - 1} of {each['model']}" for each in node["layers"]]
+            return f"{node['name']} is {node['state']}" + (f" and holds layers {', '.join(layers)}" if layers else "")
+    return ""

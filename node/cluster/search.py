@@ -1,0 +1,95 @@
+"""The best ring for one model on given nodes, or in numbers why there is none. Pure arithmetic for placement."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.cluster.footprint import Footprint
+from node.cluster.split import Order, best_orders, may_fit, split
+from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
+from node.core.units import format_bytes
+
+CONTEXTS = (32768, 16384, 8192, 4096, 2048)
+"""32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
+SESSIONS = (8, 4, 2, 1)
+"""Beyond 8 streams a Mac's batch gains little and each stream becomes slow to read."""
+USEFUL_CONTEXT = 8192
+"""For less than this, taking another node is better than a quicker token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of every model's ring, and how far one is from it."""
+
+    contexts: Sequence[int]
+    sessions: Sequence[int]
+    """Both from the largest."""
+    min_stages: int
+
+    def contexts_of(self, spec: ModelSpec) -> list[int]:
+        """From the longest; a model made for less than all of them gets what it was made for."""
+        return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
+
+    def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
+        """How far a ring is from the ideal; less is better, the first difference decides."""
+        spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
+        useful = min(USEFUL_CONTEXT, self.contexts_of(spec)[0])
+        return (max(0, spread - stages), context < useful, stages)
+
+
+def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+    """The ring nearest to the ideal, without an id.
+
+    Of the same distance, a longer context goes before more sessions: a prompt that is too long fails for good, one
+    that has to queue is merely later.
+    """
+    lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
+    room = sorted(free.values(), reverse=True)  # if any nodes hold the model, as many of the roomiest do
+    least = Footprint(spec, lengths[-1], wish.sessions[-1])
+    options = [(count, context) for count in range(1, most + 1) for context in lengths]
+    options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
+    orders: dict[int, list[Order]] = {}
+    for count, context in options:
+        if count not in orders:
+            orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
+        for sessions in wish.sessions if orders[count] else ():
+            costs = Footprint(spec, context, sessions)
+            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
+                return Ring("", spec.id, stages, context, sessions, spec.shared_ends)
+    return None
+
+
+def _stages(
+    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: Mapping[str, int]
+) -> tuple[StageSpec, ...] | None:
+    """The layers of each node, in the first order in which the nodes can hold them."""
+    for order in orders:
+        ends = split(spec, costs, [free[n.info.id] for n in order])
+        if ends:
+            return tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, (0, *ends), ends, strict=False))
+    return None
+
+
+def refusal(
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish, placed: Sequence[str]
+) -> Refusal:
+    """Say in numbers what the least useful ring would need and what there is."""
+    context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
+    costs = Footprint(spec, context, sessions)
+    weights = sum(spec.layer_bytes) + spec.ends_bytes
+    needs = (
+        f"{spec.id} needs {format_bytes(costs.whole)}: weights {format_bytes(weights)}, cache {format_bytes(costs.cache)} for {sessions} "
+        f"of {context} tokens, working memory {format_bytes(costs.reserve)} a node."
+    )
+    rooms = ", ".join(
+        f"{n.info.name} has {format_bytes(free[n.info.id])} free ({format_bytes(max(0, costs.whole - free[n.info.id]))} short)"
+        for n in sorted(nodes, key=lambda n: (n.info.name, n.info.id))
+    )
+    total = sum(free[n.info.id] for n in nodes)
+    verdict = f"together {format_bytes(total)} ({format_bytes(costs.whole - total)} short)"
+    if total >= costs.whole:
+        verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
+    hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
+    if placed:
+        hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
+    message = f"{needs} {rooms}; {verdict}." if nodes else f"{needs} No node can hold layers now."
+    return Refusal(spec.id, "no_capacity", message, hint)

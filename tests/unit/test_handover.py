@@ -1,0 +1,122 @@
+"""When a better placement is taken, when a ring has retired, and when a node may leave."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.cluster.readiness import ready_rings
+from node.control.draining import is_missed
+from node.control.handover import FINISH_S, SETTLE_S, HandOver
+from node.core.types import (
+    ClusterView,
+    Fence,
+    LoadReport,
+    LoadState,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Ring,
+    RingLoad,
+    Shard,
+    StageSpec,
+)
+
+
+def ring(name: str, node: str, *, retiring: bool = False) -> Ring:
+    return Ring(name, "m", (StageSpec(node, 0, 8),), 4096, 4, retiring=retiring)
+
+
+def peer(node: str, *loads: tuple[str, LoadState], running: int = 0, state=NodeState.ALIVE, draining=False) -> PeerView:
+    info = NodeInfo(node, 1, node, "home", "1", 1, (), 1, 2)
+    report = NodeReport(
+        info,
+        Memory(8, 8),
+        loads=tuple(LoadReport(name, Shard("m", 0, 8), load) for name, load in loads),
+        rings=tuple(RingLoad(name, running) for name, load in loads if load is LoadState.READY),
+        draining=draining,
+    )
+    return PeerView(report, state)
+
+
+def view(*peers: PeerView, rings: tuple[Ring, ...]) -> ClusterView:
+    return ClusterView("a", 1, "a", peers, Placement(Fence(1, 2), "a", rings))
+
+
+OLD, NEW = ring("old", "a", retiring=True), ring("new", "b")
+BOTH = (NEW, OLD)
+READY, LOADING = LoadState.READY, LoadState.LOADING
+
+
+def test_requests_go_to_the_ring_that_retires_only_until_the_new_one_is_ready():
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", LOADING)), rings=BOTH)
+    assert ready_rings(seen, "m") == [OLD]
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=BOTH)
+    assert ready_rings(seen, "m") == [NEW]
+    gone = view(peer("a", ("old", READY)), peer("b", ("new", READY), state=NodeState.FAILED), rings=BOTH)
+    assert ready_rings(gone, "m") == [OLD]
+    assert ready_rings(gone, "k") == []
+
+
+def test_an_idle_ring_has_retired_as_soon_as_another_is_ready():
+    hand_over = HandOver()
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", LOADING)), rings=BOTH)
+    assert hand_over.remaining(seen, 1000.0) == BOTH
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=BOTH)
+    assert hand_over.remaining(seen, 1000.0) == (NEW,)
+
+
+def test_a_busy_ring_has_its_time_to_finish_from_when_another_is_ready():
+    hand_over = HandOver()
+    early = view(peer("a", ("old", READY), running=1), peer("b", ("new", LOADING)), rings=BOTH)
+    busy = view(peer("a", ("old", READY), running=1), peer("b", ("new", READY)), rings=BOTH)
+    assert hand_over.remaining(early, 0.0) == BOTH
+    assert hand_over.remaining(busy, 100.0) == BOTH
+    assert hand_over.remaining(busy, 99.9 + FINISH_S) == BOTH
+    assert hand_over.remaining(early, 100.0 + FINISH_S) == BOTH  # the other has trouble: the time begins anew
+    assert hand_over.remaining(busy, 101.0 + FINISH_S) == BOTH
+    assert hand_over.remaining(busy, 101.0 + 2 * FINISH_S) == (NEW,)
+
+
+def test_a_node_that_drains_is_not_kept_waiting():
+    seen = view(peer("a", ("old", READY), running=3, draining=True), peer("b", ("new", READY)), rings=BOTH)
+    assert HandOver().remaining(seen, 0.0) == (NEW,)
+
+
+def test_nothing_retires_without_being_told_to():
+    rings = (NEW, replace(OLD, retiring=False))
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=rings)
+    assert HandOver().remaining(seen, 0.0) == rings
+
+
+def test_a_better_placement_has_to_be_better_for_a_while():
+    hand_over = HandOver()
+    plan, better = Placement(rings=(OLD,)), Placement(rings=(NEW,))
+    other = Placement(rings=(ring("other", "c"),))
+    assert not hand_over.is_due(better, plan, 0.0)
+    assert not hand_over.is_due(better, plan, SETTLE_S - 1)
+    assert not hand_over.is_due(other, plan, SETTLE_S)
+    assert not hand_over.is_due(better, plan, SETTLE_S + 1)
+    assert not hand_over.is_due(plan, plan, SETTLE_S + 2)
+    assert not hand_over.is_due(better, plan, SETTLE_S + 3)
+    named = Placement(rings=(replace(NEW, id="as the next epoch calls it"),))
+    assert hand_over.is_due(named, plan, 2 * SETTLE_S + 3)
+    assert not hand_over.is_due(better, better, 9 * SETTLE_S)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "missed"),
+    [
+        (peer("a", ("new", READY), running=1), peer("b"), True),
+        (peer("a", ("new", READY), running=0), peer("b"), False),
+        (peer("a", ("new", READY), running=1), peer("b", draining=True), False),
+        (peer("a", ("new", READY), running=1), peer("b", state=NodeState.FAILED), False),
+        (peer("a", ("another", READY), running=1), peer("b"), False),
+    ],
+)
+def test_a_node_that_leaves_is_missed_while_others_could_take_over(here, there, missed):
+    leaving = replace(here, report=replace(here.report, draining=True))
+    assert is_missed(view(leaving, there, rings=(ring("new", "a"),))) == missed
+    assert not is_missed(view(leaving, there, rings=(ring("new", "b"),)))
