@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import BIN, MODEL, Cluster, running_cluster
 
 CLONE_NEWNET = 0x40000000
 
@@ -88,3 +91,18 @@ def hosts() -> Iterator[list[Host]]:
             ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
             ip("-n", host.space, "link", "set", "eth0", "up")
         yield made
+
+
+@contextmanager
+def cluster_on(hosts: Sequence[Host], directory: Path, *options: str, last: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A node on each host, with no address given to any; `last` are more options for the last one's."""
+    with running_cluster(directory) as cluster:
+        for host in hosts:
+            program = (*host.program, str(BIN / "node"))
+            more = last if host is hosts[-1] else ()
+            cluster.launch("--model", MODEL, *options, *more, program=program, host="", connect=host.connect)
+        for node, host in zip(cluster.nodes, hosts, strict=True):
+            node.host = host.address
+            node.started()
+        cluster.ready(*cluster.nodes)
+        yield cluster

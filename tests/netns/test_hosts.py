@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
-from tests.netns.conftest import Host
+from tests.conftest import Cluster, Node, until
+from tests.netns.conftest import Host, cluster_on
 
 pytestmark = pytest.mark.slow
 
@@ -18,15 +18,8 @@ LOOKS_S = 5.0
 
 @pytest.fixture(scope="module")
 def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node on each host, with no address given to any; the model is split over two."""
-    with running_cluster(tmp_path_factory.mktemp("hosts")) as cluster:
-        for host in hosts:
-            program = (*host.program, str(BIN / "node"))
-            cluster.launch("--model", MODEL, "--stages", "2", program=program, host="", connect=host.connect)
-        for node, host in zip(cluster.nodes, hosts, strict=True):
-            node.host = host.address
-            node.started()
-        cluster.ready(*cluster.nodes)
+    """The model is split over two of three."""
+    with cluster_on(hosts, tmp_path_factory.mktemp("hosts"), "--stages", "2") as cluster:
         yield cluster
 
 
