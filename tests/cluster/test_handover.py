@@ -147,6 +147,18 @@ def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Clus
     three.ready(*rest)
 
 
+def test_a_drained_node_stays_so_under_a_new_head(cluster: Cluster) -> None:
+    nodes = cluster.start(3, "--model", MODEL)
+    head = cluster.head(cluster.ready(*nodes))
+    drained, other = (node for node in nodes if node is not head)
+    assert command(cluster, "drain", drained.name)[0] == 0
+    head.kill()
+    until(lambda: cluster.agreed(drained, other, within=0), 10, "there is a new head")
+    (ring,) = have(other, 1)
+    assert members(cluster, ring) == [other]
+    assert drained.state_of(drained) == other.state_of(drained) == "drained"
+
+
 def test_a_node_that_is_needed_is_not_drained(cluster: Cluster) -> None:
     large, small = cluster.launch("--model", MODEL), cluster.launch("--memory", "40MB")
     cluster.ready(large.started(), small.started())

@@ -1,0 +1,62 @@
+"""Every stage refuses frames of another fence than its ring's, and of rings that it is no part of."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from node.core.errors import StaleFence
+from node.core.frames import Frame, Open
+from node.core.generation import GenerateRequest
+from node.core.types import Fence, Ring, StageSpec
+from node.serving.driver import Driver
+from node.serving.rings import Rings
+from node.serving.scheduler import Limits
+from node.serving.worker import Worker
+
+RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
+FRAME = Frame(RING.id, RING.fence, 1, 0, (Open(1),))
+LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
+
+
+class Untouched:
+    """Stands for MLX: a frame that is refused reaches no cache."""
+
+    batchable = trimmable = True
+
+    async def run(self, *_args: object, **_more: object) -> None:
+        raise AssertionError("a stale frame was computed")
+
+
+async def no_more() -> AsyncIterator[Frame]:
+    for frame in ():
+        yield frame
+
+
+def driver() -> Driver:
+    limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
+    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False)
+
+
+def worker() -> Worker:
+    return Worker(RING, Untouched(), Untouched(), SimpleNamespace(node="a"))
+
+
+@pytest.mark.parametrize("fence", LATER_AND_EARLIER, ids=str)
+@pytest.mark.parametrize("part", [driver, worker])
+async def test_a_frame_of_another_fence_is_refused(part, fence):
+    with pytest.raises(StaleFence, match=r"m@3\.4"):
+        await part().frames(replace(FRAME, fence=fence), no_more())
+
+
+async def test_a_ring_that_a_node_is_no_part_of_is_refused():
+    rings = Rings(None, None, None, None, None, max_queue=4, max_batch=4)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield FRAME
+
+    with pytest.raises(StaleFence, match="not part of ring"):
+        await rings.frames(frames())
+    with pytest.raises(StaleFence, match="does not drive ring"):
+        rings.generate(RING.id, GenerateRequest("r", "m", (1,), 1))
