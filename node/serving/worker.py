@@ -30,6 +30,7 @@ class Worker:
         self._seq = 0
         self._link: Link | None = None
         self._upstream: asyncio.Task[None] | None = None
+        """Serves the link that began the run."""
         self._broken: PippinError | None = None
 
     @property
@@ -38,7 +39,6 @@ class Worker:
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve one link from the stage before until it ends or the way onward breaks."""
-        self._upstream = asyncio.current_task()
         try:
             await self._take(first)
             async for frame in frames:
@@ -48,6 +48,8 @@ class Worker:
             if self._broken and self._upstream is asyncio.current_task():
                 raise self._broken from None
             raise
+        finally:
+            await self._end_run()
 
     async def close(self) -> None:
         """The ring is no more: free its KV and end its links."""
@@ -69,8 +71,17 @@ class Worker:
             self._seq += 1
             await self._forward(frame)
 
+    async def _end_run(self) -> None:
+        """The link is gone, and with it the run, unless a newer one has begun: nobody can use its KV any more."""
+        async with self._lock:
+            if self._upstream is asyncio.current_task():
+                if self._link:
+                    self._link.close()
+                await self._compute.run(self._runner.reset)
+
     async def _restart(self, run: int) -> None:
         self._run, self._seq, self._broken = run, 0, None
+        self._upstream = asyncio.current_task()
         if self._link:
             self._link.close()
         await self._compute.run(self._runner.reset)
