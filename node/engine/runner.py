@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -10,6 +11,7 @@ from node.core.errors import PippinError
 from node.core.frames import CacheOp, Frame
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
+from node.engine.constraint import Constraint, Constraints
 from node.engine.sampling import History, Sampled, sample
 from node.engine.stage import Stage
 
@@ -29,13 +31,18 @@ class Draw:
     history: History
     ends: Callable[[int], bool]
     """Whether the session ends with this token."""
+    constraint: Constraint | None = None
+    """What its grammar allows; needs the generated tokens of `history`."""
 
 
 class Runner:
     """Raises StepFailed when a step can't be computed, and the codec's errors for what came over the network."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, directory: Path) -> None:
+        """`directory`: of the model, for what the driver needs of its tokenizer."""
         self._stage = stage
+        self.constraints = Constraints(directory, stage.plan.vocabulary)
+        """For the grammars of sessions; may be used in any thread."""
         self.kv_bytes = 0
         """What the caches took after the last operation on them; may be read in any thread."""
 
@@ -110,11 +117,13 @@ class Runner:
 
     def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> list[Sampled]:
         logits = self._stage.finish(hidden, lengths)
+        allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
         return sample(
             logits,
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],
             [draw.history for draw in draws],
+            allowed,
         )
 
     # --- the other stages ---

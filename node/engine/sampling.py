@@ -1,6 +1,6 @@
 """Draws the next token of each row.
 
-The order of things, all in float32: penalties and bias change the logits; temperature scales them; top_k, top_p and min_p
+The order of things, all in float32: penalties and bias change the logits; what a grammar forbids goes; temperature scales them; top_k, top_p and min_p
 restrict them, top_p and min_p looking at what is left; then a token is drawn. Log-probabilities are of the model's own
 distribution, before all of that.
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from node.core.generation import Sampling
 
@@ -33,18 +34,23 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: mx.array, params: Sequence[Sampling], positions: Sequence[int], histories: Sequence[History]
+    logits: mx.array,
+    params: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History],
+    allowed: Sequence[bytes | None] = (),
 ) -> list[Sampled]:
     """Draw one token for each row of logits [rows, vocabulary] of any floating dtype.
 
     `positions` are those of the tokens to draw, counted from 0 at the first generated one: with the seed they are the
-    state of the random numbers, so the same request draws the same tokens wherever and however often it runs.
+    state of the random numbers, so the same request draws the same tokens wherever and however often it runs. `allowed`
+    has a bit for each token of the vocabulary, from the lowest of each byte, for the rows that are not free to draw all.
     """
     if all(map(_is_plain, params)):
         # As mlx-lm does it, so that ties that rounding makes fall alike: on log-probabilities in the model's own dtype.
-        tokens = mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
+        tokens = mx.argmax(_forbid(logits - mx.logsumexp(logits, axis=-1, keepdims=True), allowed), axis=-1)
     else:
-        tokens = _draw(logits, params, positions, histories)
+        tokens = _draw(logits, params, positions, histories, allowed)
     wanted = [row for row, sampling in enumerate(params) if sampling.logprobs is not None]
     if not wanted:
         return [Sampled(token) for token in _ints(tokens)]
@@ -82,11 +88,16 @@ def _is_plain(sampling: Sampling) -> bool:
 
 
 def _draw(
-    logits: mx.array, params: Sequence[Sampling], positions: Sequence[int], histories: Sequence[History]
+    logits: mx.array,
+    params: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History],
+    allowed: Sequence[bytes | None],
 ) -> mx.array:
     x = logits.astype(mx.float32)
     if any(p.logit_bias or p.penalizes for p in params):
         x = mx.stack([_adjust(row, p, h) for row, p, h in zip(x, params, histories, strict=True)])
+    x = _forbid(x, allowed)
     if all(p.temperature == 0 for p in params):
         return mx.argmax(x, axis=-1)
     x = x / mx.array([[p.temperature or 1.0] for p in params])
@@ -113,6 +124,18 @@ def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
     if changes:
         row = row.at[mx.array(list(changes), mx.int32)].add(mx.array(list(changes.values()), mx.float32))
     return row
+
+
+def _forbid(x: mx.array, allowed: Sequence[bytes | None]) -> mx.array:
+    """Put -inf where a row's bits are 0, in x [rows, vocabulary]; rows without bits stay as they are."""
+    if not any(allowed):
+        return x
+    return mx.stack([row if bits is None else _keep(row, bits) for row, bits in zip(x, allowed, strict=True)])
+
+
+def _keep(row: mx.array, bits: bytes) -> mx.array:
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=row.size, bitorder="little")
+    return mx.where(mx.array(flags), row, -mx.inf)
 
 
 def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:

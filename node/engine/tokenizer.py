@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,11 @@ import jinja2
 from mlx_lm import tokenizer_utils
 
 from node.core.errors import BadRequest, ModelBroken
+from node.engine.dialect import Dialect
 from node.engine.template import ControlString, Marks
+
+Symbol = str | int
+"""A character, or the id of a control token."""
 
 
 class Detokenizer(Protocol):
@@ -47,13 +52,18 @@ class Tokenizer:
         """Tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Tokens whose text is never shown."""
+        self.dialect = Dialect.of(wrapper)
+        self.markup = self.control | {token for token, entry in added.items() if self._is_markup(entry.content)}
+        """Tokens that templates are made of: the control tokens, and others such as <tool_call>, whose text is shown."""
+        self.spells = self._to_bytes is not None
+        """Whether the text of an answer is the bytes of its tokens, joined."""
         self.start: int | None = self._hf.eos_token_id if self.bos is None else self.bos
         """What a text without any words begins with."""
         self._adds_bos = self._hf.encode("")[:1] == [self.bos]
         self._control_strings = [
             ControlString(entry.content, entry.lstrip, entry.rstrip)
             for token, entry in added.items()
-            if token in self.control or self._is_markup(entry.content)
+            if token in self.markup
         ]
 
     # --- text to tokens ---
@@ -69,6 +79,11 @@ class Tokenizer:
         if self.bos is not None and self._adds_bos and tokens[:1] != [self.bos]:
             return [self.bos, *tokens]
         return tokens
+
+    def encode_inside(self, text: str) -> list[int]:
+        """A piece from the middle of a text, in which nothing is a control token."""
+        with self._lock:
+            return self._encode_typed(text, first=False)
 
     def chat(
         self,
@@ -123,12 +138,14 @@ class Tokenizer:
         return {**message, "role": "system"} if renamed else dict(message)
 
     def _is_markup(self, text: str) -> bool:
-        """Whether an added token that is not called special is a piece of the template (Qwen's <tool_call>).
+        """Whether an added token that is not called special is a piece of the template (Qwen's <tool_call>) or a marker.
 
         Others are ordinary text, such as the runs of blanks and the HTML tags of Gemma.
         """
         template = self._hf.chat_template
-        return isinstance(template, str) and not text.isspace() and text in template
+        markers = [marker for edges in self.dialect.turns.values() for marker, _ in edges]
+        written = [template, *markers] if isinstance(template, str) else markers
+        return not text.isspace() and any(text in each for each in written)
 
     def _encode_typed(self, text: str, *, first: bool) -> list[int]:
         """Encode without looking for added tokens; not `first`: as it is encoded in the middle of a text."""
@@ -154,6 +171,14 @@ class Tokenizer:
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
     # --- tokens to text ---
+
+    def symbols(self, text: str) -> list[Symbol]:
+        """A marker as it comes in an answer: the characters of text, and the ids of the control tokens within it."""
+        controls = {self.token_bytes(token).decode(): token for token in self.control}
+        longest_first = sorted(filter(None, controls), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        pieces = re.split(f"({pattern})", text)
+        return [symbol for piece in pieces for symbol in ([controls[piece]] if piece in controls else piece)]
 
     def token_bytes(self, token: int) -> bytes:
         """What the token stands for, also if it is a control token; a part of a character may be all there is."""

@@ -88,7 +88,13 @@ class Driver:
             raise self._closed
         if any(not 0 <= token < self._runner.vocabulary for token in (*request.prompt, *request.resume)):
             raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
-        session = Session(request)
+        constraint = None
+        if request.grammar:  # in a thread: large ones take a second
+            begin = self._runner.constraints.begin
+            constraint = await asyncio.to_thread(begin, request.grammar, request.resume)
+            if self._closed:
+                raise self._closed
+        session = Session(request, constraint)
         self._scheduler.submit(session)
         self._wake.set()
         try:
@@ -250,6 +256,9 @@ class Driver:
 
     def _emit(self, seat: Seat, sampled: Sampled) -> None:
         session = seat.session
+        if session.constraint and session.constraint.error:
+            self._fail(session, session.constraint.error)
+            return
         event = replace(session.accept(sampled.token), logprob=sampled.logprob, top=sampled.top)
         session.events.put_nowait(event)
         if event.finish:
@@ -325,5 +334,7 @@ def _draws(step: Step) -> list[Draw]:
 
 def _draw(session: Session) -> Draw:
     sampling, prompt = session.request.sampling, len(session.request.prompt)
-    history = History(session.tokens[:prompt], session.tokens[prompt:]) if sampling.penalizes else History()
-    return Draw(sampling, session.generated, history, session.ends_with)
+    history = History()
+    if sampling.penalizes or session.constraint:
+        history = History(session.tokens[:prompt] if sampling.penalizes else (), session.tokens[prompt:])
+    return Draw(sampling, session.generated, history, session.ends_with, session.constraint)

@@ -55,6 +55,8 @@ class Rings:
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._stages: dict[Shard, Stage] = {}
+        self._directories: dict[str, Path] = {}
+        """Of the files of each model that was loaded."""
         self._parts: dict[str, Driver | Worker] = {}
         self._reports: dict[str, LoadReport] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -159,7 +161,7 @@ class Rings:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._report(ring.id, shard, LoadState.FETCHING)
         ends = shard.start == 0 or ring.shared_ends
-        directory = await self._fetch(shard, ends, progress)
+        directory = self._directories[shard.model] = await self._fetch(shard, ends, progress)
         self._report(ring.id, shard, LoadState.LOADING)
         load = partial(load_stage, progress=progress)
         stage = await self._compute.run(load, directory, shard.start, shard.end)
@@ -172,7 +174,8 @@ class Rings:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
         onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
-        runner = Runner(stage.sibling())  # a ring that takes the place of another may have the same layers here
+        # A ring that takes the place of another may have the same layers here.
+        runner = Runner(stage.sibling(), self._directories[ring.model])
         if index:
             return Worker(ring, self._compute, runner, onward)
         limits = Limits(

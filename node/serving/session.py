@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
 from node.core.generation import Finish, GenerateRequest, TokenEvent
+from node.engine.constraint import Constraint
 
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
@@ -15,6 +16,8 @@ class Session:
     """Everything about a generation but its KV. `tokens` is the prompt and all that was generated since."""
 
     request: GenerateRequest
+    constraint: Constraint | None = None
+    """Of the request's grammar; used in the compute thread."""
     tokens: list[int] = field(default_factory=list)
     seat: "Seat | None" = None
     """None while it waits."""

@@ -38,7 +38,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling")
+    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling", "grammar")
     ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class GenerateRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     id: str
     ring: str
     model: str
@@ -55,7 +56,8 @@ class GenerateRequest(_message.Message):
     max_tokens: int
     stop_tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
-    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    grammar: str
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token", "logprob")

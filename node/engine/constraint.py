@@ -1,0 +1,102 @@
+"""Which tokens an answer that follows a grammar may go on with.
+
+What is allowed depends on the grammar and on the tokens so far alone: a session that is replayed, or taken up by another
+driver, goes on as if nothing had happened.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from node.core.errors import BadRequest, PippinError
+from node.engine.tokenizer import Tokenizer
+
+
+class GrammarLost(PippinError):
+    """A grammar grew beyond what may be computed for one token."""
+
+    code = "grammar_lost"
+
+
+class Constraint:
+    """Of one session. One thread at a time."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._taken = 0
+        self.error: PippinError | None = None
+        """Why the session can't go on; the tokens drawn from then on mean nothing."""
+
+    def allowed(self, generated: Sequence[int]) -> bytes | None:
+        """The tokens that may follow, a bit each from the lowest of each byte; `generated` are all of the session.
+
+        None once there is an `error`.
+        """
+        if self._matcher.consume_tokens(list(generated[self._taken :])):
+            self._taken = len(generated)
+            bits: bytes = self._matcher.compute_bitmask()
+            if not self._matcher.is_error():
+                return bits
+        self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {_told(self._matcher)}")
+        return None
+
+
+class Constraints:
+    """Makes the constraints of one model's sessions, in any thread.
+
+    The tokenizer is read when the first one is wanted, which takes up to a second; most models are never asked for one.
+    """
+
+    def __init__(self, directory: Path, vocabulary: int) -> None:
+        """`vocabulary`: how many tokens the model has logits for."""
+        self._directory = directory
+        self._vocabulary = vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
+        """A session's, from its grammar and the tokens that it has already.
+
+        Raises BadRequest when there is no such grammar, or when the tokens do not follow it; ModelBroken.
+        """
+        with self._lock:
+            self._tokenizer = self._tokenizer or _read(self._directory, self._vocabulary)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        constraint = Constraint(matcher)
+        if matcher.is_error() or constraint.allowed(generated) is None:
+            raise BadRequest(f"The grammar can't be followed: {_told(matcher)}")
+        return constraint
+
+
+def _told(matcher: LLMatcher) -> str:
+    return str(matcher.get_error()).partition("\n")[0][:500]
+
+
+def _read(directory: Path, vocabulary: int) -> LLTokenizer:
+    tokenizer = Tokenizer(directory)
+    if not tokenizer.spells:
+        raise BadRequest("This model's tokens have no bytes of their own, so no grammar can guide them.")
+    ends = sorted(token for token in tokenizer.eos if token < vocabulary)
+    if not ends:
+        raise BadRequest("This model has no token that ends an answer, so none can follow a grammar.")
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, ends[0], vocabulary)), eos_token=ends, slices=None)
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, end: int, vocabulary: int) -> None:
+        self.eos_token_id = end
+        self._encode = tokenizer.encode_inside
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocabulary)]
+        self.special_token_ids = sorted(token for token in tokenizer.markup if token < vocabulary)
+
+    def __call__(self, text: str) -> list[int]:
+        """How the model itself would write what a grammar forces; llguidance allows nothing else there."""
+        if not isinstance(text, str):
+            raise TypeError("bytes are text first")  # llguidance tries these first, and then sends text
+        return self._encode(text)

@@ -1,0 +1,144 @@
+"""Grammars that an answer must follow, as text that any driver understands: from JSON schemas, and for tool calls.
+
+A grammar is llguidance's own, so that what is checked at the gateway is what the driver follows. Two things are tighter
+than JSON Schema demands, so that an answer comes to its end whatever model writes it: white space is as `json.dumps` puts
+it, and what a schema leaves open by saying nothing (more properties, integers of any length) is closed.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from node.core.errors import BadRequest
+
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MOST_CALLS = 32
+EXACT = 2**53 - 1
+"""The largest integer that all JSON readers agree on (RFC 8259, section 6)."""
+BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
+
+COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
+SCHEMAS = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
+SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What a model may call: its arguments are an object of the JSON schema `parameters`."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool = False
+    """Whether a schema that can't be followed to the letter is refused rather than followed as far as possible."""
+
+
+def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
+    """A JSON text that the schema accepts. Raises BadRequest, naming `param`."""
+    return _checked(LLMatcher.grammar_from_json_schema(_prepared(schema, strict=strict)), param)
+
+
+def arguments_grammar(function: Function, *, param: str) -> str:
+    """The arguments of one call, which needs no name as there is no other. Raises BadRequest, naming `param`."""
+    return json_grammar(function.parameters, strict=function.strict, param=param)
+
+
+def calls_grammar(
+    functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
+) -> str:
+    """One call, or `many` with a line each; or instead, if there is a schema for it, an `answer` in JSON.
+
+    Each function has a root of its own, as references in its schema count from there. Raises BadRequest.
+    """
+    # In pieces, as the lexer takes the longest one that fits, which must not end beyond an answer's that begins alike.
+    heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
+    calls = [f'{head} arguments_{index} "}}"' for index, head in enumerate(heads)]
+    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if many else ""
+    rules = [
+        f"start: {'calls' if answer is None else 'answer | calls'}",
+        f"calls: call{more}",
+        f"call: {' | '.join(calls)}",
+        *(
+            f"arguments_{index}: %json {json.dumps(_prepared(function.parameters, strict=function.strict))}"
+            for index, function in enumerate(functions)
+        ),
+        *([] if answer is None else [f"answer: %json {json.dumps(_prepared(answer, strict=False))}"]),
+    ]
+    return _checked(LLMatcher.grammar_from_lark("\n".join(rules)), param)
+
+
+def call_head(name: str) -> str:
+    """What a call begins with; its arguments and a closing brace follow. As most model families write calls."""
+    return "".join(_head(name))
+
+
+def _head(name: str) -> Sequence[str]:
+    return ("{", '"name"', ": ", json.dumps(name), ", ", '"arguments"', ": ")
+
+
+def _checked(grammar: str, param: str) -> str:
+    if error := LLMatcher.validate_grammar(grammar):
+        raise BadRequest(f"Invalid '{param}': the schema can't be followed: {error.splitlines()[0][:500]}", param=param)
+    return grammar
+
+
+def _prepared(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    options = {**STYLE, "lenient": not strict}
+    return {**_tightened(schema, close=not _combines(schema)), "x-guidance": options}
+
+
+def _tightened(schema: Any, *, close: bool) -> Any:
+    """The schema with bounds where it has none; `close` objects that say nothing of further properties."""
+    if not isinstance(schema, Mapping):
+        return schema
+    # Which dialect a schema claims to be of changes nothing here, and unknown ones are refused.
+    tight = {key: value for key, value in schema.items() if key != "$schema"}
+    for key in tight.keys() & set(SCHEMAS):
+        tight[key] = _tightened(tight[key], close=close)
+    for key in tight.keys() & set(SCHEMA_LISTS):
+        if isinstance(tight[key], list):
+            tight[key] = [_tightened(each, close=close) for each in tight[key]]
+    for key in tight.keys() & set(SCHEMA_MAPS):
+        if isinstance(tight[key], Mapping):
+            tight[key] = {name: _tightened(each, close=close) for name, each in tight[key].items()}
+    if close and _may_be_closed(tight):
+        tight["additionalProperties"] = False
+    if tight.get("type") == "integer" and not tight.keys() & {"enum", "const", "multipleOf"}:
+        _bound(tight)
+    return tight
+
+
+def _may_be_closed(schema: Mapping[str, Any]) -> bool:
+    if schema.keys() & {"additionalProperties", "patternProperties", "unevaluatedProperties"}:
+        return False
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return False
+    return all(name in properties for name in required if isinstance(name, str))
+
+
+def _bound(schema: dict[str, Any]) -> None:
+    given = [schema[key] for sides in BOUNDS for key in sides if key in schema]
+    if all(isinstance(bound, int | float) and abs(bound) < EXACT for bound in given):
+        for sides, bound in BOUNDS.items():
+            if not schema.keys() & set(sides):
+                schema[sides[0]] = bound
+
+
+def _combines(schema: Any) -> bool:
+    """Whether some object of the schema is described in several places: closing one would forbid what another adds."""
+    return any(
+        sum(key in each for key in COMBINING) > 1 or (isinstance(each.get("allOf"), list) and len(each["allOf"]) > 1)
+        for each in _objects(schema)
+    )
+
+
+def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
+    """Every object in a JSON value."""
+    if isinstance(value, Mapping):
+        yield value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _objects(item)
