@@ -1,12 +1,19 @@
 """One answer, from tokens to the text a client sees. Pure: no I/O, no clocks; plain answers and streams share it."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+from operator import attrgetter
+from typing import Literal
 
+from api.channels import Glyph
+from api.reader import CallDelta, Parts, Reader
 from api.text import StopMatcher
 from node.core.generation import Finish, TokenEvent
 from node.engine.tokenizer import Tokenizer
+
+Ending = Finish | Literal["tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +33,35 @@ class Delta:
     text: str = ""
     tokens: tuple[TokenText, ...] = ()
     """Those whose text has now been given out; filled only if log-probabilities are wanted."""
-    finish: Finish | None = None
+    finish: Ending | None = None
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 class Answer:
     """Takes tokens, gives text that is never taken back: no half characters, no control tokens, nothing of a stop."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Iterable[str] = (), *, logprobs: bool = False, echo: str = ""
+        self,
+        tokenizer: Tokenizer,
+        stops: Iterable[str] = (),
+        *,
+        logprobs: bool = False,
+        echo: str = "",
+        reader: Reader | None = None,
     ) -> None:
+        """`reader`: of what is no text; the stop strings and log-probabilities are of the text alone."""
         self.completion_tokens = 0
         self.cached_tokens = 0
         self._control = tokenizer.control
+        self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
+        """Control tokens that mean something to the reader."""
+        self._reader = reader
+        self._called = False
+        self._unread: dict[int, TokenEvent] = {}
+        """By position, the tokens that the reader may hold back; filled only if log-probabilities are wanted."""
+        self._silent: set[int] = set()
+        """The positions of those that made no text yet: they belong to the token that completes their character."""
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopMatcher(stops)
         self._logprobs = logprobs
@@ -53,13 +77,49 @@ class Answer:
         self.completion_tokens += 1
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         made = self._detokenizer.add(event.token)
+        if self._reader:
+            return self._take_parts(event, self._read(self._reader, event, made))
         if self._logprobs and event.token not in self._control:
             self._waiting.append(TokenText(event, made, self._made))
+        return self._take_text(made, event.finish)
+
+    def _read(self, reader: Reader, event: TokenEvent, made: str) -> Parts:
+        symbols = [event.token] if event.token in self._marks else made
+        if self._logprobs:
+            self._unread[event.position] = event
+            self._silent |= {event.position} if not symbols and event.token not in self._control else set()
+        parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
+        if event.finish and not parts.ended:
+            last = reader.finish()
+            parts.text += last.text
+            parts.reasoning += last.reasoning
+            parts.calls += last.calls
+        return parts
+
+    def _take_parts(self, event: TokenEvent, parts: Parts) -> Delta:
+        if self._logprobs:
+            self._await(parts.text)
+        self._called = self._called or bool(parts.calls)
+        made = "".join(str(glyph.symbol) for glyph in parts.text)
+        delta = self._take_text(made, "stop" if parts.ended else event.finish)
+        finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
+        return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
+
+    def _await(self, glyphs: Iterable[Glyph]) -> None:
+        start = self._made
+        for position, of_token in groupby(glyphs, key=attrgetter("position")):
+            text = "".join(str(glyph.symbol) for glyph in of_token)
+            before = takewhile(self._silent.__contains__, range(position - 1, -1, -1))
+            self._waiting += [TokenText(self._unread[silent], "", start) for silent in reversed(list(before))]
+            self._waiting.append(TokenText(self._unread[position], text, start))
+            start += len(text)
+
+    def _take_text(self, made: str, end: Finish | None) -> Delta:
         self._made += len(made)
         text = self._stops.push(made)
-        if event.finish:
+        if end:
             text += self._stops.finish()
-        finish = "stop" if self._stops.matched else event.finish
+        finish = "stop" if self._stops.matched else end
         if text or finish:
             text, self._echo = self._echo + text, ""
         return Delta(text, self._tokens_given(ended=finish is not None), finish)

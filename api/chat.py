@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,7 +10,9 @@ from aiohttp import web
 from api.answer import Delta
 from api.body import read_object
 from api.generation import Job
+from api.guide import make_guide
 from api.logprobs import chat_logprobs
+from api.reader import CallDelta
 from api.response import Collected, Gateway, Reply, new_id
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest
@@ -19,10 +21,12 @@ from node.engine.tokenizer import Tokenizer
 
 async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(ChatRequest, await read_object(request))
+    guide = await make_guide(body.tool_use, body.form)
     model = await gateway.backend.open(body.model)
     messages = [message.for_template() for message in body.messages]
     # In a thread: a long prompt takes long, and other streams go on.
-    prompt = await asyncio.to_thread(model.tokenizer.chat, messages, **body.chat_template_kwargs)
+    kwargs = guide.template_kwargs(body.chat_template_kwargs)
+    prompt = await asyncio.to_thread(model.tokenizer.chat, messages, guide.use.for_template, **kwargs)
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(
@@ -32,38 +36,71 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         sampling=body.sampling(body.wanted_logprobs),
         max_tokens=body.answer_tokens,
         param="messages",
+        grammar=guide.grammar,
     )
-    choices = job.choices(prompt)
-    return await Reply(job, choices, ChatShape(model.tokenizer, body.wanted_logprobs)).send(request, gateway)
+    choices = job.choices(prompt, reader=lambda: guide.reader(model.tokenizer, prompt))
+    shape = ChatShape(model.tokenizer, body.wanted_logprobs, legacy=guide.use.legacy)
+    return await Reply(job, choices, shape).send(request, gateway)
 
 
 @dataclass(slots=True)
 class ChatShape:
     tokenizer: Tokenizer
     top_logprobs: int | None
+    legacy: bool = False
+    """A call is a `function_call`."""
     object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
     _begun: set[int] = field(default_factory=set)
     """The choices whose role has been told; it is told once."""
 
     def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
-        chunks = []
+        chunks: list[dict[str, Any]] = []
         if index not in self._begun:
             self._begun.add(index)
             chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+        if delta.reasoning:
+            chunks.append(_chunk(index, {"reasoning_content": delta.reasoning}))
         if delta.text or delta.tokens:
             chunks.append(_chunk(index, {"content": delta.text}) | {"logprobs": self._logprobs(delta)})
+        for call in delta.calls:
+            chunks += [_chunk(index, part) for part in self._call_deltas(call)]
         if delta.finish:
-            chunks.append(_chunk(index, {}) | {"finish_reason": delta.finish})
+            chunks.append(_chunk(index, {}) | {"finish_reason": self._reason(delta)})
         return chunks
 
     def whole(self, index: int, collected: Collected) -> dict[str, Any]:
+        content = None if collected.calls and not collected.text else collected.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if collected.reasoning:
+            message["reasoning_content"] = collected.reasoning
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in collected.calls.values()
+        ]
+        if calls:
+            message |= {"function_call": calls[0]["function"]} if self.legacy else {"tool_calls": calls}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": collected.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(collected),
-            "finish_reason": collected.finish,
+            "finish_reason": self._reason(collected),
         }
+
+    def _call_deltas(self, call: CallDelta) -> Iterator[dict[str, Any]]:
+        """The first of a call has its name; pieces of the arguments follow."""
+        pieces = [{"name": call.name, "arguments": ""}] if call.id else []
+        pieces += [{"arguments": call.arguments}] if call.arguments else []
+        for piece in pieces:
+            about = {"id": call.id, "type": "function"} if "name" in piece else {}
+            yield (
+                {"function_call": piece}
+                if self.legacy
+                else {"tool_calls": [{"index": call.index, **about, "function": piece}]}
+            )
+
+    def _reason(self, part: Delta | Collected) -> str | None:
+        return "function_call" if self.legacy and part.finish == "tool_calls" else part.finish
 
     def _logprobs(self, part: Delta | Collected) -> dict[str, Any] | None:
         if self.top_logprobs is None:
@@ -71,5 +108,5 @@ class ChatShape:
         return chat_logprobs(self.tokenizer, part.tokens, self.top_logprobs)
 
 
-def _chunk(index: int, delta: dict[str, str]) -> dict[str, Any]:
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -8,6 +8,7 @@ from typing import Any
 
 from api.answer import Answer, Delta
 from api.backend import Backend, Model
+from api.reader import Reader
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
@@ -31,9 +32,21 @@ class Job:
     """None: as many as the context has room for."""
     param: str
     """The request's parameter that holds the prompt."""
+    grammar: str = ""
+    """What each answer must follow."""
 
-    def choices(self, prompt: Sequence[int], *, first: int = 0, echo: str = "") -> list["Choice"]:
-        """The `n` choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's."""
+    def choices(
+        self,
+        prompt: Sequence[int],
+        *,
+        first: int = 0,
+        echo: str = "",
+        reader: Callable[[], Reader | None] = lambda: None,
+    ) -> list["Choice"]:
+        """The `n` choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's.
+
+        `reader` makes what reads one of them.
+        """
         tokenizer = self.model.tokenizer
         check_tokens(self.model, self.sampling.logit_bias, param="logit_bias")
         request = GenerateRequest(
@@ -41,8 +54,10 @@ class Job:
             model=self.model.id,
             prompt=tuple(prompt),
             max_tokens=self._room(prompt),
-            stop_tokens=frozenset() if self.body.ignore_eos else tokenizer.eos,
+            # Where a grammar is complete nothing else can come.
+            stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else tokenizer.eos,
             sampling=self.sampling,
+            grammar=self.grammar,
         )
         return [
             Choice(
@@ -52,7 +67,13 @@ class Job:
                     id=f"{self.id}-{first + copy}",
                     sampling=replace(self.sampling, seed=(self.sampling.seed + copy) % SEEDS),
                 ),
-                answer=Answer(tokenizer, self.body.stop, logprobs=self.sampling.logprobs is not None, echo=echo),
+                answer=Answer(
+                    tokenizer,
+                    self.body.stop,
+                    logprobs=self.sampling.logprobs is not None,
+                    echo=echo,
+                    reader=reader(),
+                ),
             )
             for copy in range(self.body.n)
         ]

@@ -52,32 +52,38 @@ class ToolCall(_Part):
 
 
 class Message(_Part):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_join_parts)] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.function_call)):
             raise PydanticCustomError("content", "A message of role {role} needs content", {"role": self.role})
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool_call_id", "A message of role tool needs a tool_call_id")
         return self
 
     def for_template(self) -> dict[str, Any]:
+        """Templates know `tool_calls` and the role `tool`, not what these were called before."""
         message = self.model_dump(exclude_none=True)
+        if function_call := message.pop("function_call", None):
+            message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function_call}])
         for call in message.get("tool_calls", []):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"])
-        return message
+        if message["role"] == "function":
+            message["role"] = "tool"
+        return {"content": "", **message}
 
 
 def _arguments(written: str) -> Any:
     """Templates expect the object itself, where OpenAI's clients send its JSON text."""
     try:
-        arguments = json.loads(written)
+        arguments = json.loads(written or "{}")
     except (ValueError, RecursionError):
         return written
     return arguments if isinstance(arguments, dict) else written

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Protocol
 
 from aiohttp import web
 
-from api.answer import Delta, TokenText
+from api.answer import Delta, Ending, TokenText
 from api.backend import Backend
 from api.generation import Choice, Job, run_all, usage
+from api.reader import CallDelta
 from api.stream import EventStream, Pace
-from node.core.generation import Finish
 
 STREAM = web.RequestKey("stream", EventStream)
 """The request's stream, for the middleware, which writes errors into it."""
@@ -34,10 +34,17 @@ class Collected:
 
     text: str = ""
     tokens: list[TokenText] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: Ending | None = None
+    reasoning: str = ""
+    calls: dict[int, CallDelta] = field(default_factory=dict)
+    """Whole ones, by index."""
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
+        self.reasoning += delta.reasoning
+        for call in delta.calls:
+            before = self.calls.get(call.index)
+            self.calls[call.index] = before.grown(call) if before else call
         self.tokens += delta.tokens
         self.finish = delta.finish
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.errors import Unsupported
+from api.guide import JsonFormat
 from api.message import Message
+from api.tools import MAX_TOOLS, NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from node.core.errors import BadRequest
 from node.core.generation import Sampling
 
@@ -100,10 +102,37 @@ class GenerationRequest(BaseModel):
         return self
 
 
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
 class ResponseFormat(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def form(self) -> JsonFormat | None:
+        """None: any text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return JsonFormat({"type": "object"})
+        return JsonFormat(self.json_schema.schema_, strict=bool(self.json_schema.strict))
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise BadRequest(
+                "Missing required parameter: 'response_format.json_schema'.", param="response_format.json_schema"
+            )
+        return self
 
 
 # The parameters of `apply_chat_template` itself, which are not the template's.
@@ -123,9 +152,11 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Any] = []
-    tool_choice: Any = None
-    functions: list[Any] = []
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS)
+    function_call: FunctionCallChoice | None = None
     modalities: list[str] = ["text"]
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = {}
@@ -133,6 +164,18 @@ class ChatRequest(GenerationRequest):
     @property
     def answer_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def form(self) -> JsonFormat | None:
+        return self.response_format.form if self.response_format else None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises BadRequest."""
+        if self.functions and not self.tools:
+            return tool_use(self.functions, self.function_call, many=False, legacy=True)
+        tools = [tool.function for tool in self.tools]
+        return tool_use(tools, self.tool_choice, many=self.parallel_tool_calls, legacy=False)
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -150,16 +193,6 @@ class ChatRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
-        if self.tools or self.functions:
-            param = "tools" if self.tools else "functions"
-            raise Unsupported(f"'{param}' are not supported yet.", param=param)
-        if self.tool_choice not in (None, "none", "auto"):
-            raise BadRequest("'tool_choice' names a tool, but there are no 'tools'.", param="tool_choice")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise Unsupported(
-                f"A 'response_format' of type {self.response_format.type} is not supported yet.",
-                param="response_format",
-            )
         if "audio" in self.modalities or self.audio is not None:
             raise Unsupported("The only one of 'modalities' that is supported is text.", param="modalities")
         return self

@@ -1,6 +1,6 @@
 """Where a text ends: stop strings, found as the text arrives."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 
 class StopMatcher:
@@ -10,7 +10,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._patterns = [_Pattern(stop) for stop in stops if stop]
+        self._patterns = [Pattern(stop) for stop in stops if stop]
         self._held = ""
         self.given = 0
         """Characters given out so far."""
@@ -51,10 +51,13 @@ class StopMatcher:
         return given
 
 
-class _Pattern:
-    """How much of one stop string the text ends with (Knuth, Morris and Pratt: one step for each character)."""
+class Pattern:
+    """How much of one string the text ends with (Knuth, Morris and Pratt: one step for each character).
 
-    def __init__(self, text: str) -> None:
+    The string and the text may also be of other things than characters.
+    """
+
+    def __init__(self, text: Sequence[Hashable]) -> None:
         self.text = text
         self.matched = 0
         self._fallback = [0]
@@ -65,8 +68,8 @@ class _Pattern:
                 length = self._fallback[length - 1]
             self._fallback.append(length + (text[length] == char))
 
-    def step(self, char: str) -> bool:
-        """Take one character; whether the stop string is now complete."""
+    def step(self, char: Hashable) -> bool:
+        """Take one character; whether the string is now complete."""
         while self.matched and self.text[self.matched] != char:
             self.matched = self._fallback[self.matched - 1]
         self.matched += self.text[self.matched] == char

@@ -42,7 +42,9 @@ class Dialect:
                 turns[START].append((wrapper.tool_call_start, "tool"))
             if wrapper.has_thinking:
                 turns["reasoning"].append((wrapper.tool_call_start, "tool"))
-            turns["tool"] = [(wrapper.tool_call_end, START)] if wrapper.tool_call_end else []
+            # Mistral's calls end where the next one begins, or the answer does.
+            end, after = (wrapper.tool_call_end, START) if wrapper.tool_call_end else (wrapper.tool_call_start, "tool")
+            turns["tool"] = [(end, after)]
         turns[START] += [(marker, START) for marker in wrapper.structural_markers]
         for channel, edges in wrapper.response_transitions.items():
             turns.setdefault(channel, []).extend(edges)

@@ -14,6 +14,18 @@ USER = [{"role": "user", "content": "Hello"}]
 HUGE = 10**30
 
 
+def tool(name, parameters=None):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def required(*tools):
+    return {"tools": list(tools), "tool_choice": "required"}
+
+
+def json_schema(schema, **more):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "param"),
@@ -74,12 +86,36 @@ HUGE = 10**30
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 5}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        (json_schema({"type": "poem"}), "response_format"),
+        (json_schema({"$ref": "#/$defs/nothing"}), "response_format"),
+        (json_schema({"not": {"type": "string"}}, strict=True), "response_format"),
+        (json_schema(5), "response_format.json_schema.schema"),
         ({"response_format": {"type": "poem"}}, "response_format.type"),
         ({"response_format": "text"}, "response_format"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [5]}, "tools[0]"),
         ({"tools": {}}, "tools"),
+        ({"tools": [tool("f")] * 129}, "tools"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [tool("f"), tool("not a name")]}, "tools[1].function.name"),
+        ({"tools": [tool("f", {"type": "array"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool("f", {"properties": []})]}, "tools[0].function.parameters"),
+        (required(tool("f"), tool("g", {"properties": {"x": {"type": "poem"}}})), "tools[1].function.parameters"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool("f")]}, "tool_choice"),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"functions": [{"name": 5}]}, "functions[0].name"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"stream_options": 5}, "stream_options"),
         ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),

@@ -1,0 +1,238 @@
+"""What an answer says beside its text: thoughts and tool calls, read from it as it arrives. Pure."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from api.channels import Channels, Glyph, Piece
+from node.engine.dialect import START, Call, Dialect
+from node.engine.grammar import call_head
+from node.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What a tool call has grown by; the first of a call has its `id` and `name`."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+    def grown(self, more: "CallDelta") -> "CallDelta":
+        """With what came after it."""
+        return replace(self, arguments=self.arguments + more.arguments)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an answer has grown by, by what it is."""
+
+    text: list[Glyph] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+    ended: bool = False
+    """No more is wanted."""
+
+    def add_call(self, delta: CallDelta) -> None:
+        """One after the other; pieces of the same call are joined."""
+        last = self.calls[-1] if self.calls else None
+        if last and last.index == delta.index:
+            self.calls[-1] = last.grown(delta)
+        else:
+            self.calls.append(delta)
+
+
+class Reader(Protocol):
+    """Takes an answer's glyphs as they come. `finish`, once, gives what was held back."""
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
+
+    def finish(self) -> Parts: ...
+
+
+class FamilyReader:
+    """Reads what a model writes by itself, in the way of its family.
+
+    A call that can't be read, or of a function that there is not, is text like any other: nothing is lost. White space
+    between a marker and the text after it is no part of either.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        channel: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        names: Iterable[str] = (),
+        many: bool = True,
+    ) -> None:
+        """`channel`: where the answer begins; `names`: of the `tools` that may be called; `many`: more than one."""
+        dialect = tokenizer.dialect
+        turns = {
+            name: [(tokenizer.symbols(marker), to) for marker, to in edges]
+            for name, edges in dialect.markers(tools=bool(tools)).items()
+        }
+        self._channels = Channels(turns, channel)
+        self._spell: Callable[[int], str] = lambda token: tokenizer.token_bytes(token).decode()
+        self._dialect: Dialect = dialect
+        self._tools = tools
+        self._names = frozenset(names)
+        self._many = many
+        self._calls = 0
+        self._call: list[Glyph] | None = None
+        """What has come of a call, its first marker included."""
+        self._opening = 0
+        """How much of that is the marker."""
+        self._blanks: list[Glyph] = []
+        """White space at the beginning of a stretch of text."""
+        self._tail = ""
+        """White space at the end of a thought."""
+        self._begun = False
+        self._after_marker = channel != START
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts:
+        return self._read(self._channels.push(glyphs))
+
+    def finish(self) -> Parts:
+        parts = self._read(self._channels.finish())
+        if self._call is not None:
+            self._end_call(parts, ())
+        if not self._after_marker:
+            parts.text += self._blanks
+        return parts
+
+    def _read(self, pieces: Iterable[Piece]) -> Parts:
+        parts = Parts()
+        for piece in pieces:
+            if parts.ended:
+                break
+            if piece.to is not None:
+                self._turn(parts, piece)
+            elif piece.channel == "tool" and self._call is not None:
+                self._call += piece.glyphs
+            elif piece.channel in (START, "reasoning"):
+                self._show(parts, piece)
+        return parts
+
+    def _turn(self, parts: Parts, marker: Piece) -> None:
+        if marker.channel == "tool":
+            self._end_call(parts, () if marker.to == "tool" else marker.glyphs)
+        if marker.to == "tool":
+            self._call, self._opening = list(marker.glyphs), len(marker.glyphs)
+        self._begun, self._after_marker, self._blanks, self._tail = False, True, [], ""
+
+    def _show(self, parts: Parts, piece: Piece) -> None:
+        """Control tokens that are no marker are never shown."""
+        shown = [glyph for glyph in piece.glyphs if isinstance(glyph.symbol, str)]
+        if not self._begun:
+            first = next((index for index, glyph in enumerate(shown) if not str(glyph.symbol).isspace()), len(shown))
+            self._blanks += shown[:first]
+            shown = shown[first:]
+            if not shown:
+                return
+            self._begun = True
+            if not self._after_marker:
+                shown = self._blanks + shown
+            self._blanks = []
+        if piece.channel == START:
+            parts.text += shown
+        else:
+            thought = self._tail + "".join(str(glyph.symbol) for glyph in shown)
+            parts.reasoning += thought.rstrip()
+            self._tail = thought[len(thought.rstrip()) :]
+
+    def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> None:
+        whole, self._call = self._call or [], None
+        try:
+            calls = self._dialect.parse(self._spelled(whole[self._opening :]), self._tools)
+            unknown = [call.name for call in calls if call.name not in self._names]
+            if unknown or not calls:
+                raise ValueError(f"there is no function {unknown}")
+        except ValueError:
+            parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
+            return
+        for call in calls if self._many else calls[:1]:
+            parts.calls.append(_whole_call(self._calls, call))
+            self._calls += 1
+        parts.ended = not self._many
+
+    def _spelled(self, glyphs: Iterable[Glyph]) -> str:
+        return "".join(glyph.symbol if isinstance(glyph.symbol, str) else self._spell(glyph.symbol) for glyph in glyphs)
+
+
+class CallReader:
+    """Reads calls that a grammar of node/engine/grammar.py made the model write, a piece at a time."""
+
+    def __init__(self, names: Iterable[str], *, only: str | None = None) -> None:
+        """With `only` a name, the answer is the arguments of one call of it; else it has the names of its calls."""
+        self._heads = {call_head(name): name for name in names}
+        self._only = only
+        self._calls = 0
+        self._head: list[Glyph] = []
+        self._inside = False
+        """In the arguments of a call, where `_depth` braces and brackets are open."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._is_text = False
+        """The answer turned out to be none that calls."""
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts:
+        parts = Parts()
+        for glyph in glyphs:
+            if not isinstance(glyph.symbol, str):
+                continue
+            if self._only is not None and not self._calls:
+                self._begin(parts, self._only)
+            if self._is_text:
+                parts.text.append(glyph)
+            elif self._inside:
+                parts.add_call(CallDelta(self._calls - 1, glyph.symbol))
+                self._count(glyph.symbol)
+            else:
+                self._read_head(parts, glyph)
+        return parts
+
+    def finish(self) -> Parts:
+        return Parts(text=self._head if not self._calls else [])
+
+    def _read_head(self, parts: Parts, glyph: Glyph) -> None:
+        self._head.append(glyph)
+        if self._calls and self._head[0].symbol in ("}", "\n"):  # the end of the call before
+            self._head.clear()
+            return
+        text = "".join(str(each.symbol) for each in self._head)
+        if text in self._heads:
+            self._head.clear()
+            self._begin(parts, self._heads[text])
+        elif not self._calls and not any(head.startswith(text) for head in self._heads):
+            self._is_text = True
+            parts.text, self._head = self._head, []
+
+    def _begin(self, parts: Parts, name: str) -> None:
+        parts.add_call(CallDelta(self._calls, id=_new_id(), name=name))
+        self._calls += 1
+        self._inside = True
+
+    def _count(self, char: str) -> None:
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self._inside = self._depth > 0
+
+
+def _whole_call(index: int, call: Call) -> CallDelta:
+    return CallDelta(index, json.dumps(call.arguments, ensure_ascii=False), _new_id(), call.name)
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,140 @@
+"""What a chat request says of tools: checked as OpenAI checks it, in today's way and in the one before (`functions`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from node.core.errors import BadRequest
+from node.engine.grammar import Function
+
+MAX_TOOLS = 128
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+Mode = Literal["none", "auto", "required"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+def _is_object_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("type", "object") != "object":
+        raise PydanticCustomError("parameters", 'Input should be a JSON schema of type "object"')
+    if not isinstance(value.get("properties", {}), dict):
+        raise PydanticCustomError("parameters", '"properties" should be an object')
+    return value
+
+
+class FunctionTool(_Part):
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_is_object_schema)] | None = None
+    strict: bool | None = None
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        """A function that says nothing of parameters has none."""
+        return {"type": "object", "properties": {}, **(self.parameters or {})}
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        description = {} if self.description is None else {"description": self.description}
+        return {
+            "type": "function",
+            "function": {"name": self.name, **description, "parameters": self.schema_of_arguments},
+        }
+
+    @property
+    def function(self) -> Function:
+        return Function(self.name, self.schema_of_arguments, strict=bool(self.strict))
+
+
+class Tool(_Part):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether calls are wanted, and of which functions; `names` None: of all."""
+
+    mode: Mode
+    names: Sequence[str] | None = None
+    one: bool = False
+    """One call and no more."""
+
+
+def _tool_choice(value: Any) -> Choice:
+    match value:
+        case "none" | "auto" | "required":
+            return Choice(value)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return Choice("required", [name], one=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            return Choice(mode, [_allowed_name(tool) for tool in tools])
+    raise PydanticCustomError(
+        "tool_choice", 'Input should be "none", "auto", "required", or an object that names a function'
+    )
+
+
+def _allowed_name(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    raise PydanticCustomError("tool_choice", "Each of the allowed tools should name a function")
+
+
+def _function_call(value: Any) -> Choice:
+    match value:
+        case "none" | "auto":
+            return Choice(value, one=True)
+        case {"name": str(name)}:
+            return Choice("required", [name], one=True)
+    raise PydanticCustomError("function_call", 'Input should be "none", "auto", or an object that names a function')
+
+
+ToolChoice = Annotated[Choice, BeforeValidator(_tool_choice)]
+FunctionCallChoice = Annotated[Choice, BeforeValidator(_function_call)]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request and the calls that it wants."""
+
+    tools: Sequence[FunctionTool] = ()
+    """None if no calls are wanted."""
+    mode: Mode = "none"
+    names: Sequence[str] = ()
+    """Of those that may be called."""
+    many: bool = True
+    legacy: bool = False
+    """Asked for, and to be answered, in the way of `functions`."""
+
+    @property
+    def for_template(self) -> list[dict[str, Any]]:
+        return [tool.for_template for tool in self.tools]
+
+    @property
+    def callable(self) -> list[tuple[int, Function]]:
+        """With the place of each among the tools of the request."""
+        return [(index, tool.function) for index, tool in enumerate(self.tools) if tool.name in self.names]
+
+
+def tool_use(tools: Sequence[FunctionTool], choice: Choice | None, *, many: bool, legacy: bool) -> ToolUse:
+    """Raises BadRequest when names are given twice, or a choice is of functions that there are not."""
+    param, chooser = ("functions", "function_call") if legacy else ("tools", "tool_choice")
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadRequest(f"Invalid '{param}': the name '{twice}' is given twice.", param=param)
+    choice = choice or Choice("auto")
+    if not tools and choice.mode == "required":
+        raise BadRequest(f"'{chooser}' asks for a call, but there are no '{param}'.", param=chooser)
+    if unknown := next((name for name in choice.names or () if name not in names), None):
+        raise BadRequest(f"Invalid '{chooser}': there is no function '{unknown}' in '{param}'.", param=chooser)
+    if not tools or choice.mode == "none" or choice.names == []:
+        return ToolUse(legacy=legacy)
+    wanted = names if choice.names is None else list(dict.fromkeys(choice.names))
+    return ToolUse(tools, choice.mode, wanted, many=many and not choice.one and not legacy, legacy=legacy)

@@ -1,0 +1,257 @@
+"""Thoughts and tool calls, read from answers as they arrive: the pure parts, without HTTP."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.answer import Answer
+from api.channels import Glyph
+from api.reader import CallReader, FamilyReader
+from api.response import Collected
+from node.core.generation import TokenEvent
+from node.engine.grammar import call_head
+from node.engine.tokenizer import Tokenizer
+from tests.api.families import FAMILIES, make
+
+DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory):
+    return {name: make(family, tmp_path_factory.mktemp("family")) for name, family in FAMILIES.items()}
+
+
+def read(tokenizer, text, *, end="stop", tools=(WEATHER,), many=True, channel="normal", stops=(), logprobs=False):
+    """All that an answer of this text comes to, and what it grew by with each token."""
+    names = [tool["function"]["name"] for tool in tools]
+    reader = FamilyReader(tokenizer, channel=channel, tools=tools, names=names, many=many)
+    answer = Answer(tokenizer, stops, reader=reader, logprobs=logprobs)
+    tokens = tokenizer.encode(text) if isinstance(text, str) else text
+    tokens = tokens[tokens[:1] == [tokenizer.bos] :] + (sorted(tokenizer.eos) if end == "stop" else [])
+    whole, deltas = Collected(), []
+    for position, token in enumerate(tokens):
+        finish = end if position == len(tokens) - 1 else None
+        deltas.append(answer.take(TokenEvent(position, token, -1.0, finish=finish)))
+        whole.add(deltas[-1])
+        if deltas[-1].finish:
+            break
+    return whole, deltas
+
+
+def called(whole):
+    return [(call.name, json.loads(call.arguments)) for call in whole.calls.values()]
+
+
+EACH = pytest.mark.parametrize("name", FAMILIES)
+
+
+@EACH
+def test_a_call_in_the_familys_own_way(tokenizers, name):
+    whole, _ = read(tokenizers[name], FAMILIES[name].call)
+    assert called(whole) == [("weather", {"city": "Rome"})]
+    assert whole.text == ""
+    assert whole.finish == "tool_calls"
+    (call,) = whole.calls.values()
+    assert call.id.startswith("call_")
+
+
+@EACH
+def test_text_before_and_between_calls_is_text(tokenizers, name):
+    call = FAMILIES[name].call
+    whole, _ = read(tokenizers[name], f"Let me see. {call}\n{call}")
+    assert whole.text == "Let me see. "
+    assert called(whole) == [("weather", {"city": "Rome"})] * 2
+    assert len({call.id for call in whole.calls.values()}) == 2
+
+
+@EACH
+def test_one_call_and_no_more(tokenizers, name):
+    call = FAMILIES[name].call
+    whole, _ = read(tokenizers[name], f"{call}\n{call}\nand text", many=False)
+    assert called(whole) == [("weather", {"city": "Rome"})]
+    assert whole.text == ""
+
+
+@EACH
+def test_what_is_no_call_stays_text(tokenizers, name):
+    """Of a function that there is not, cut off, or of no family's form."""
+    family = FAMILIES[name]
+    tokenizer = tokenizers[name]
+    spelled = family.call.replace("weather", "unheard")
+    for control in family.special:
+        spelled = spelled.replace(control, "")
+    whole, _ = read(tokenizer, f"So: {family.call.replace('weather', 'unheard')}")
+    assert not whole.calls
+    assert whole.text == f"So: {spelled}"
+    assert whole.finish == "stop"
+    cut, _ = read(tokenizer, tokenizer.encode("So: " + family.call)[:-6], end="length")
+    assert "So: " in cut.text
+    assert cut.finish == "length"
+    assert cut.calls or "weather" in cut.text
+
+
+@EACH
+def test_without_tools_a_call_is_what_it_says(tokenizers, name):
+    family = FAMILIES[name]
+    expected = family.call
+    for control in family.special:
+        expected = expected.replace(control, "")
+    whole, _ = read(tokenizers[name], family.call, tools=())
+    assert whole.text == expected
+    assert not whole.calls
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.think[0]])
+def test_thoughts(tokenizers, name):
+    family = FAMILIES[name]
+    begin, end = family.think
+    whole, _ = read(tokenizers[name], f"{begin}Rome is in Italy.{end}It is sunny.")
+    assert (whole.reasoning, whole.text) == ("Rome is in Italy.", "It is sunny.")
+    whole, _ = read(tokenizers[name], f"{begin}hm{end}{family.call}")
+    assert (whole.reasoning, whole.text, called(whole)) == ("hm", "", [("weather", {"city": "Rome"})])
+    # The template has opened the thoughts; or they never end.
+    whole, _ = read(tokenizers[name], f"hm{end}yes", channel="reasoning")
+    assert (whole.reasoning, whole.text) == ("hm", "yes")
+    whole, _ = read(tokenizers[name], f"{begin}hm and hm", end="length")
+    assert (whole.reasoning, whole.text, whole.finish) == ("hm and hm", "", "length")
+
+
+def test_where_an_answer_begins(tokenizers):
+    qwen = tokenizers["qwen"]
+    for text, channel in (("", "normal"), ("<think>\n", "reasoning"), ("<think>\n\n</think>\n\n", "normal")):
+        assert qwen.dialect.channel_after(qwen.encode(f"Hello {text}")) == channel
+
+
+def test_markers_typed_by_a_person_are_no_markers(tokenizers):
+    prompt = tokenizers["qwen"].chat([{"role": "user", "content": "Hello <think>"}])
+    assert tokenizers["qwen"].dialect.channel_after(prompt) == "normal"
+
+
+def test_text_without_markers_is_untouched(tokenizers):
+    for text in ("  two blanks\n\n and <tool", "\n\n", "a </think> b", "日本 😀"):
+        whole, deltas = read(tokenizers["qwen"], text)
+        assert whole.text == text
+        assert "".join(delta.text for delta in deltas) == text
+
+
+def test_stop_strings_are_of_the_text_alone(tokenizers):
+    whole, _ = read(tokenizers["qwen"], "<think>\nRome END\n</think>\n\nIt END is", stops=["END"])
+    assert (whole.reasoning, whole.text, whole.finish) == ("Rome END", "It ", "stop")
+    whole, _ = read(tokenizers["qwen"], FAMILIES["qwen"].call, stops=["Rome"])
+    assert called(whole) == [("weather", {"city": "Rome"})]
+
+
+def test_log_probabilities_are_of_the_text_alone(tokenizers):
+    text = "It 😀 is <b>sunny</b>."
+    whole, _ = read(tokenizers["qwen"], f"<think>\nhm\n</think>\n\n{text}{FAMILIES['qwen'].call}", logprobs=True)
+    assert whole.text == text
+    assert "".join(token.text for token in whole.tokens) == text
+    spelled = b"".join(tokenizers["qwen"].token_bytes(token.event.token) for token in whole.tokens)
+    assert spelled.decode().strip() == text
+
+
+def test_arguments_in_other_shapes(tokenizers):
+    for arguments, expected in (
+        ('"arguments": "{\\"city\\": \\"Rome\\"}"', {"city": "Rome"}),
+        ('"parameters": {"city": "Rome"}', {"city": "Rome"}),
+        ('"arguments": {}', {}),
+        ('"arguments": null', {}),
+        ('"x": 1', {}),
+        ('"arguments": {"city": "日本 😀"}', {"city": "日本 😀"}),
+    ):
+        whole, _ = read(tokenizers["qwen"], f'<tool_call>{{"name": "weather", {arguments}}}</tool_call>')
+        assert called(whole) == [("weather", expected)]
+    for wrong in ('"arguments": [1]', '"arguments": "Rome"', '"arguments": 5'):
+        text = f'<tool_call>{{"name": "weather", {wrong}}}</tool_call>'
+        assert read(tokenizers["qwen"], text)[0].text == text
+
+
+@given(st.lists(st.integers(0, 520), max_size=40))
+def test_any_tokens_are_read_without_a_fault(tokenizers, tokens):
+    for tokenizer in tokenizers.values():
+        tokens = [token % tokenizer.vocab_size for token in tokens]
+        tokens = [token for token in tokens if token not in tokenizer.eos] or [0]
+        whole, deltas = read(tokenizer, tokens, end="length")
+        assert whole.text == "".join(delta.text for delta in deltas)
+        assert whole.finish == "length"
+
+
+# --- calls that a grammar demanded ---
+
+
+def written(reader, text, sizes):
+    """Deltas of a text that comes in pieces of these sizes."""
+    deltas, start = [], 0
+    parts = []
+    for position, size in enumerate([*sizes, len(text)]):
+        part = reader.push([Glyph(char, position) for char in text[start : start + size]])
+        parts.append(part)
+        deltas += part.calls
+        start += size
+    parts.append(reader.finish())
+    return deltas, "".join(str(glyph.symbol) for part in parts for glyph in part.text)
+
+
+def joined(deltas):
+    whole = Collected()
+    for delta in deltas:
+        before = whole.calls.get(delta.index)
+        whole.calls[delta.index] = before.grown(delta) if before else delta
+    return called(whole)
+
+
+ARGUMENTS = [{}, {"a": "}]{[\\\"'\n", "b": [{"c": {}}]}, {"日本": "😀"}]
+
+
+@given(st.lists(st.integers(1, 9), max_size=60))
+def test_demanded_calls_in_any_pieces(sizes):
+    text = "\n".join(f"{call_head('f')}{json.dumps(arguments, ensure_ascii=False)}}}" for arguments in ARGUMENTS)
+    deltas, left = written(CallReader(["f", "fg"]), text, sizes)
+    assert joined(deltas) == [("f", arguments) for arguments in ARGUMENTS]
+    assert left == ""
+    assert [delta.index for delta in deltas if delta.id] == [0, 1, 2]
+    assert len({delta.id for delta in deltas if delta.id}) == 3
+
+
+@given(st.lists(st.integers(1, 9), max_size=30))
+def test_the_arguments_of_the_only_call(sizes):
+    for arguments in ARGUMENTS:
+        deltas, left = written(CallReader(["f"], only="f"), json.dumps(arguments), sizes)
+        assert joined(deltas) == [("f", arguments)]
+        assert left == ""
+
+
+def test_an_answer_instead_of_a_call():
+    for text in ('{"name": "f"', '{"x": 1}', '{"name": "g", "arguments": {}}', "5", '{"name": 5}'):
+        deltas, left = written(CallReader(["f"]), text, [1] * 40)
+        assert deltas == []
+        assert left == text
+
+
+def test_arguments_are_given_out_as_they_come():
+    reader = CallReader(["f"], only="f")
+    pieces = [reader.push([Glyph(char, 0)]).calls for char in '{"a": 1}']
+    assert [call.arguments for calls in pieces for call in calls] == list('{"a": 1}')
+    assert pieces[0][0].name == "f"
+
+
+def test_a_demanded_call_ends_an_answer_as_a_call():
+    tokenizer = Tokenizer(DEMO)
+    answer = Answer(tokenizer, ["a"], reader=CallReader(["f"], only="f"))
+    tokens = [*tokenizer.encode('{"a": 1}'), *tokenizer.eos]
+    deltas = [
+        answer.take(TokenEvent(position, token, finish="stop" if token in tokenizer.eos else None))
+        for position, token in enumerate(tokens)
+    ]
+    assert deltas[-1].finish == "tool_calls"
+    assert joined([call for delta in deltas for call in delta.calls]) == [("f", {"a": 1})]
