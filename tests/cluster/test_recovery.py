@@ -1,8 +1,10 @@
 """A stream outlives the nodes of its ring."""
 
+import json
 import signal
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.conftest import MODEL, Cluster, Node
@@ -12,9 +14,18 @@ pytestmark = pytest.mark.slow
 LONG: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
 
 
-def through_a_loss(gateway: Node, victim: Node, number: signal.Signals) -> str:
+LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 60, "maxItems": 60}
+GUIDED: dict[str, Any] = {
+    "content": "Letters",
+    "temperature": 1,
+    "seed": 7,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
+}
+
+
+def through_a_loss(gateway: Node, victim: Node, number: signal.Signals, body: dict[str, Any] = LONG) -> str:
     """The text of a stream through a gateway, while another node is lost in the middle of it."""
-    with gateway.stream(**LONG) as events:
+    with gateway.stream(**body) as events:
         reading = iter(events)
         for _ in range(30):
             next(reading)
@@ -58,3 +69,12 @@ def test_a_stream_outlives_nodes_that_say_goodbye(
     cluster.ready(gateway, third)
     assert through_a_loss(gateway, third, signal.SIGINT) == stock[LONG["content"]]
     cluster.ready(gateway)
+
+
+def test_an_answer_that_follows_a_grammar_outlives_its_driver(cluster: Cluster) -> None:
+    nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
+    driver = driver_of(nodes, cluster.ready(*nodes))
+    gateway = next(node for node in nodes if node is not driver)
+    undisturbed = gateway.streamed(**GUIDED)
+    assert through_a_loss(gateway, driver, signal.SIGKILL, GUIDED) == undisturbed
+    jsonschema.validate(json.loads(undisturbed), LETTERS)

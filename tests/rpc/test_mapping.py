@@ -96,6 +96,7 @@ requests = st.builds(
         logit_bias=st.dictionaries(tokens, floats, max_size=3),
         logprobs=st.none() | st.integers(0, 20),
     ),
+    grammar=texts,
     resume=tuples(tokens),
 )
 

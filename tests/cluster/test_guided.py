@@ -1,0 +1,96 @@
+"""Tool calls and formats that are demanded, on real nodes: valid whatever the model would have said."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.conftest import MODEL, Cluster
+
+pytestmark = pytest.mark.slow
+
+MOVE = {
+    "type": "object",
+    "properties": {
+        "to": {"$ref": "#/$defs/side"},
+        "steps": {"type": "integer", "minimum": 1, "maximum": 99},
+        "then": {"anyOf": [{"$ref": "#/$defs/side"}, {"type": "null"}]},
+    },
+    "required": ["to", "steps", "then"],
+    "$defs": {"side": {"enum": ["links", "rechts", "前"]}},
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "move", "parameters": MOVE}},
+    {"type": "function", "function": {"name": "halt"}},
+]
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "move", "strict": True, "schema": MOVE}}
+
+
+@pytest.fixture
+def client(three: Cluster) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{three.nodes[-1].url}/v1", api_key="any", max_retries=0)
+
+
+def check(name: str, arguments: str) -> None:
+    if name == "halt":
+        assert arguments == "{}"
+    else:
+        assert name == "move"
+        jsonschema.validate(json.loads(arguments), MOVE)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "move"}}])
+def test_demanded_calls(client: openai.OpenAI, choice: Any) -> None:
+    def ask(seed: int) -> list[tuple[str, str]]:
+        asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+        asked |= {"seed": seed, "temperature": 2}
+        answer = client.chat.completions.create(**asked).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        plain = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or []]
+        streamed: dict[int, list[str]] = {}
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for delta in chunk.choices[0].delta.tool_calls or []:
+                name, arguments = streamed.setdefault(delta.index, ["", ""])
+                streamed[delta.index] = [
+                    name + (delta.function.name or ""),
+                    arguments + (delta.function.arguments or ""),
+                ]
+        assert [tuple(call) for call in streamed.values()] == plain
+        return plain
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(ask, range(6)))
+    assert all(answers)
+    for name, arguments in (call for calls in answers for call in calls):
+        check(name, arguments)
+    assert len({str(calls) for calls in answers}) > 2
+
+
+def test_formats_beside_free_answers(client: openai.OpenAI, stock: dict[str, str]) -> None:
+    def ask(number: int) -> str:
+        form: Any = {"response_format": FORMAT, "n": 2, "seed": number} if number % 2 else {"temperature": 0}
+        answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, **form)
+        for choice in answer.choices if number % 2 else []:
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content or ""), MOVE)
+        return answer.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(ask, range(8)))
+    assert set(texts[::2]) == {stock["Hello"]}
+
+
+def test_a_schema_that_cant_be_followed_is_refused_and_harms_nobody(client: openai.OpenAI) -> None:
+    broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/$defs/nothing"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=broken, stream=stream)
+        assert caught.value.param == "response_format"
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=5
+    )
+    assert answer.choices[0].finish_reason in ("length", "stop")
