@@ -76,16 +76,16 @@ class FamilyReader:
             for name, edges in dialect.markers(tools=bool(tools)).items()
         }
         self._channels = Channels(turns, channel)
-        self._spell: Callable[[int], str] = lambda token: tokenizer.token_bytes(token).decode()
+        self._spell: Callable[[int], str] = lambda token: tokenizer.token_bytes(token).decode(errors="replace")
         self._dialect: Dialect = dialect
         self._tools = tools
         self._names = frozenset(names)
         self._many = many
         self._calls = 0
         self._call: list[Glyph] | None = None
-        """What has come of a call, its first marker included."""
+        """What has come of a call, its first marker and white space before it included."""
         self._opening = 0
-        """How much of that is the marker."""
+        """How much of that is no part of the call itself."""
         self._blanks: list[Glyph] = []
         """White space at the beginning of a stretch of text."""
         self._tail = ""
@@ -118,11 +118,11 @@ class FamilyReader:
         return parts
 
     def _turn(self, parts: Parts, marker: Piece) -> None:
-        if marker.channel == "tool":
-            self._end_call(parts, () if marker.to == "tool" else marker.glyphs)
+        was_text = marker.channel == "tool" and not self._end_call(parts, () if marker.to == "tool" else marker.glyphs)
         if marker.to == "tool":
-            self._call, self._opening = list(marker.glyphs), len(marker.glyphs)
-        self._begun, self._after_marker, self._blanks, self._tail = False, True, [], ""
+            self._call = [*([] if self._after_marker else self._blanks), *marker.glyphs]
+            self._opening = len(self._call)
+        self._begun, self._after_marker, self._blanks, self._tail = was_text, True, [], ""
 
     def _show(self, parts: Parts, piece: Piece) -> None:
         """Control tokens that are no marker are never shown."""
@@ -144,7 +144,8 @@ class FamilyReader:
             parts.reasoning += thought.rstrip()
             self._tail = thought[len(thought.rstrip()) :]
 
-    def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> None:
+    def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> bool:
+        """Whether it was one; else it is text."""
         whole, self._call = self._call or [], None
         try:
             calls = self._dialect.parse(self._spelled(whole[self._opening :]), self._tools)
@@ -153,11 +154,12 @@ class FamilyReader:
                 raise ValueError(f"there is no function {unknown}")
         except ValueError:
             parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
-            return
+            return False
         for call in calls if self._many else calls[:1]:
             parts.calls.append(_whole_call(self._calls, call))
             self._calls += 1
         parts.ended = not self._many
+        return True
 
     def _spelled(self, glyphs: Iterable[Glyph]) -> str:
         return "".join(glyph.symbol if isinstance(glyph.symbol, str) else self._spell(glyph.symbol) for glyph in glyphs)

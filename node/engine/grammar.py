@@ -38,7 +38,11 @@ class Function:
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
     """A JSON text that the schema accepts. Raises BadRequest, naming `param`."""
-    return _checked(LLMatcher.grammar_from_json_schema(_prepared(schema, strict=strict)), param)
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(_prepared(schema, strict=strict))
+    except ValueError as error:  # integers of more than 64 bits
+        raise BadRequest(f"Invalid '{param}': the schema can't be followed: {error}", param=param) from error
+    return _checked(grammar, param)
 
 
 def arguments_grammar(function: Function, *, param: str) -> str:

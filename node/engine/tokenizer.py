@@ -174,7 +174,7 @@ class Tokenizer:
 
     def symbols(self, text: str) -> list[Symbol]:
         """A marker as it comes in an answer: the characters of text, and the ids of the control tokens within it."""
-        controls = {self.token_bytes(token).decode(): token for token in self.control}
+        controls = {self.token_bytes(token).decode(errors="replace"): token for token in self.control}
         longest_first = sorted(filter(None, controls), key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         pieces = re.split(f"({pattern})", text)

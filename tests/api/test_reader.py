@@ -100,6 +100,15 @@ def test_what_is_no_call_stays_text(tokenizers, name):
     assert cut.calls or "weather" in cut.text
 
 
+def test_white_space_about_what_is_no_call_stays(tokenizers):
+    for text in (
+        "\n <tool_call>no</tool_call>\n\n x",
+        "a\n\n<tool_call>\nno",
+        " <tool_call>1</tool_call> <tool_call>2</tool_call> ",
+    ):
+        assert read(tokenizers["qwen"], text)[0].text == text
+
+
 @EACH
 def test_without_tools_a_call_is_what_it_says(tokenizers, name):
     family = FAMILIES[name]

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import random
 import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import jsonschema
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from node.core.errors import BadRequest
 from node.core.generation import GenerateRequest, Sampling
@@ -21,6 +23,7 @@ from node.engine.tokenizer import Tokenizer
 from node.serving.driver import Driver
 from node.serving.scheduler import Limits
 from tests.engine.models import write_model
+from tests.engine.test_tokenizer import save, sentencepiece, word_pieces
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 CONTEXT = 2048
@@ -201,6 +204,29 @@ async def test_a_grammar_that_is_lost_on_the_way_ends_its_own_session_alone(driv
         with pytest.raises(GrammarLost):
             await ask(GRAMMAR, seed=1)
         assert tokens_of(await running) == expected
+
+
+@pytest.mark.parametrize("prepend", ["first", "always", "never"])
+def test_tokens_of_sentencepiece(tmp_path, prepend):
+    """Any choice among the allowed tokens gives valid JSON, in the very text that a reader sees."""
+    tokenizer = Tokenizer(save(sentencepiece(prepend), tmp_path))
+    constraints = Constraints(tmp_path, tokenizer.vocab_size)
+    for seed in range(20):
+        choose, constraint, tokens = random.Random(seed), constraints.begin(GRAMMAR), []
+        while not tokens or tokens[-1] not in tokenizer.eos:
+            bits = constraint.allowed(tokens) or b""
+            tokens.append(choose.choice([token for token in range(len(bits) * 8) if bits[token // 8] >> token % 8 & 1]))
+        detokenizer = tokenizer.detokenizer()
+        jsonschema.validate(json.loads("".join(map(detokenizer.add, tokens))), PERSON)
+
+
+def test_a_model_whose_tokens_have_no_bytes_or_no_end_follows_no_grammar(tmp_path):
+    save(word_pieces(), tmp_path / "words")
+    with pytest.raises(BadRequest, match="bytes"):
+        Constraints(tmp_path / "words", 300).begin(GRAMMAR)
+    PreTrainedTokenizerFast(tokenizer_object=sentencepiece("first")).save_pretrained(tmp_path / "endless")
+    with pytest.raises(BadRequest, match="ends"):
+        Constraints(tmp_path / "endless", 600).begin(GRAMMAR)
 
 
 def test_a_vocabulary_that_is_larger_than_the_tokenizers_has_no_more_tokens(directory, tokenizer):

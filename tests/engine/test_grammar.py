@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
@@ -172,6 +172,31 @@ def test_what_is_beyond_grammars_is_refused_only_when_strict(extra):
     assert of(schema, strict=False)
     with pytest.raises(BadRequest):
         of(schema)
+
+
+KEYWORDS = """type object string integer array properties items required enum anyOf allOf oneOf $ref # #/$defs/a $defs a
+pattern [ minimum maximum minItems format date $schema additionalProperties multipleOf const not if x-guidance $id $anchor
+prefixItems"""
+words = st.sampled_from(KEYWORDS.split())
+schemas = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(words, schemas, max_size=5), st.booleans())
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_any_schema_is_a_grammar_or_a_refusal(schema, strict):
+    def attempt(make):
+        try:
+            return make()
+        except BadRequest as refusal:
+            return refusal.param
+
+    functions = [Function("f", schema, strict=strict), NOW]
+    assert attempt(lambda: json_grammar(schema, strict=strict, param="x"))
+    assert attempt(lambda: calls_grammar(functions, many=True, param="x", answer=schema))
 
 
 def test_a_schema_cant_set_the_options_of_the_grammar(accepts):
