@@ -1,10 +1,19 @@
 """What a chat request says of tools: checked as OpenAI checks it, in today's way and in the one before (`functions`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from node.core.errors import BadRequest
@@ -12,6 +21,7 @@ from node.engine.grammar import Function
 
 MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required"]
 
@@ -33,23 +43,24 @@ class FunctionTool(_Part):
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_is_object_schema)] | None = None
     strict: bool | None = None
+    _given: dict[str, Any] = PrivateAttr()
 
-    @property
-    def schema_of_arguments(self) -> dict[str, Any]:
-        """A function that says nothing of parameters has none."""
-        return {"type": "object", "properties": {}, **(self.parameters or {})}
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = validate(given)
+        tool._given = given  # noqa: SLF001
+        return tool
 
     @property
     def for_template(self) -> dict[str, Any]:
-        description = {} if self.description is None else {"description": self.description}
-        return {
-            "type": "function",
-            "function": {"name": self.name, **description, "parameters": self.schema_of_arguments},
-        }
+        """As it was sent, in the same order; but all templates can rely on parameters."""
+        given = {key: value for key, value in self._given.items() if value is not None}
+        return {"type": "function", "function": given if self.parameters else {**given, "parameters": NO_PARAMETERS}}
 
     @property
     def function(self) -> Function:
-        return Function(self.name, self.schema_of_arguments, strict=bool(self.strict))
+        return Function(self.name, {**NO_PARAMETERS, **(self.parameters or {})}, strict=bool(self.strict))
 
 
 class Tool(_Part):

@@ -160,6 +160,8 @@ async def test_tools_and_their_results_reach_the_template_and_are_no_control_tok
     prompt = prompt_of(server).decode()
     told = {"name": "weather", "description": "<|end|> Weather", "parameters": CITY}
     assert json.dumps({"type": "function", "function": told}) in prompt
+    bare = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+    assert json.dumps({"type": "function", "function": bare}) in prompt
     assert '{"name": "weather", "arguments": {"city": "<|end|>Rome"}}' in prompt
     assert '{"name": "now", "arguments": {}}' in prompt
     assert "<|tool|><|end|><|assistant|>sunny</tool_call><|end|><|tool|>noon<|end|>" in prompt
@@ -172,6 +174,15 @@ async def test_tools_and_their_results_reach_the_template_and_are_no_control_tok
         "<|bos|>", "<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>", "<|end|>",
         "<|tool|>", "<|end|>", "<|tool|>", "<|end|>", "<|assistant|>",
     ]  # fmt: skip
+
+
+async def test_the_prompt_is_what_the_template_makes_of_the_tools_as_they_were_sent(server):
+    tokenizer = server.backend.model.tokenizer
+    parameters = {"$schema": "x", "properties": {"b": {"default": None}, "a": {}}, "required": ["a"], "type": "object"}
+    tools = [{"type": "function", "function": {"strict": False, "parameters": parameters, "extra": [1], "name": "f"}}]
+    await server.chat("Hello", tools=tools)
+    expected = tokenizer._hf.apply_chat_template(USER, tools=tools, add_generation_prompt=True, return_dict=False)
+    assert list(server.backend.requests[0].prompt) == expected
 
 
 async def test_the_way_before_tools(server):
