@@ -2,7 +2,7 @@
 
 A grammar is llguidance's own, so that what is checked at the gateway is what the driver follows. Two things are tighter
 than JSON Schema demands, so that an answer comes to its end whatever model writes it: white space is as `json.dumps` puts
-it, and what a schema leaves open by saying nothing (more properties, integers of any length) is closed.
+it, and what a schema leaves open by saying nothing (more properties, digits without end) is closed.
 """
 
 import json
@@ -18,6 +18,8 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 MOST_CALLS = 32
 EXACT = 2**53 - 1
 """The largest integer that all JSON readers agree on (RFC 8259, section 6)."""
+FINE, COARSE = 1e-9, 1e-3
+"""The last decimal of numbers in a range, and how small a range may be to be cut to these."""
 BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
 
 COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
@@ -110,7 +112,7 @@ def _tightened(schema: Any, *, close: bool) -> Any:
             tight[key] = {name: _tightened(each, close=close) for name, each in tight[key].items()}
     if close and _may_be_closed(tight):
         tight["additionalProperties"] = False
-    if tight.get("type") == "integer" and not tight.keys() & {"enum", "const", "multipleOf"}:
+    if tight.get("type") in ("integer", "number") and not tight.keys() & {"enum", "const", "multipleOf"}:
         _bound(tight)
     return tight
 
@@ -125,11 +127,18 @@ def _may_be_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def _bound(schema: dict[str, Any]) -> None:
+    """Bound the digits of integers, and of numbers that have a bound; one without may need an exponent."""
     given = [schema[key] for sides in BOUNDS for key in sides if key in schema]
-    if all(isinstance(bound, int | float) and abs(bound) < EXACT for bound in given):
-        for sides, bound in BOUNDS.items():
-            if not schema.keys() & set(sides):
-                schema[sides[0]] = bound
+    if not all(isinstance(bound, int | float) and abs(bound) < EXACT for bound in given):
+        return
+    if schema["type"] == "number":
+        fine = any(0 < abs(bound) < COARSE for bound in given) or (len(given) > 1 and max(given) - min(given) < COARSE)
+        if fine or not given:
+            return
+        schema["multipleOf"] = FINE
+    for sides, bound in BOUNDS.items():
+        if not schema.keys() & set(sides):
+            schema[sides[0]] = bound
 
 
 def _combines(schema: Any) -> bool:
