@@ -15,7 +15,8 @@ from llguidance import LLMatcher
 from node.core.errors import BadRequest
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-MOST_CALLS = 32
+MOST_CALLS = 16
+"""In one answer to a demand for calls: a weak model would go on and on."""
 EXACT = 2**53 - 1
 """The largest integer that all JSON readers agree on (RFC 8259, section 6)."""
 FINE, COARSE = 1e-9, 1e-3

@@ -183,11 +183,8 @@ KEYWORDS = """type object string integer array properties items required enum an
 pattern [ minimum maximum minItems format date $schema additionalProperties multipleOf const not if x-guidance $id $anchor
 prefixItems"""
 words = st.sampled_from(KEYWORDS.split())
-schemas = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
-    max_leaves=12,
-)
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
+schemas = st.deferred(lambda: plain | st.lists(schemas, max_size=2) | st.dictionaries(words, schemas, max_size=3))
 
 
 @given(st.dictionaries(words, schemas, max_size=5), st.booleans())
