@@ -25,8 +25,10 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     model = await gateway.backend.open(body.model)
     messages = [message.for_template() for message in body.messages]
     # In a thread: a long prompt takes long, and other streams go on.
-    kwargs = guide.template_kwargs(body.chat_template_kwargs)
+    kwargs = guide.template_kwargs(body.template_kwargs)
     prompt = await asyncio.to_thread(model.tokenizer.chat, messages, guide.use.for_template, **kwargs)
+    if guide.grammar and model.tokenizer.dialect.opening:
+        prompt = [*prompt, *model.tokenizer.encode(model.tokenizer.dialect.opening)]
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(

@@ -90,6 +90,9 @@ class FamilyReader:
         """White space at the beginning of a stretch of text."""
         self._tail = ""
         """White space at the end of a thought."""
+        self._headers: list[Glyph] = []
+        """What nobody sees, unless it is all there is."""
+        self._turned = False
         self._begun = False
         self._after_marker = channel != START
 
@@ -102,6 +105,8 @@ class FamilyReader:
             self._end_call(parts, ())
         if not self._after_marker:
             parts.text += self._blanks
+        if not self._turned:
+            parts.text += [glyph for glyph in self._headers if isinstance(glyph.symbol, str)]
         return parts
 
     def _read(self, pieces: Iterable[Piece]) -> Parts:
@@ -115,9 +120,12 @@ class FamilyReader:
                 self._call += piece.glyphs
             elif piece.channel in (START, "reasoning"):
                 self._show(parts, piece)
+            else:
+                self._headers += piece.glyphs
         return parts
 
     def _turn(self, parts: Parts, marker: Piece) -> None:
+        self._turned = True
         was_text = marker.channel == "tool" and not self._end_call(parts, () if marker.to == "tool" else marker.glyphs)
         if marker.to == "tool":
             self._call = [*([] if self._after_marker else self._blanks), *marker.glyphs]

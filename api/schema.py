@@ -160,10 +160,17 @@ class ChatRequest(GenerationRequest):
     modalities: list[str] = ["text"]
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
     @property
     def answer_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the template. Some models' know `reasoning_effort`."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
 
     @property
     def form(self) -> JsonFormat | None:

@@ -1,4 +1,4 @@
-"""How a model family marks what is no plain answer, its thoughts and its tool calls: what mlx-lm knows of it.
+"""How a model family marks what is no plain answer, its thoughts and its tool calls: what mlx-lm knows of it, and gpt-oss.
 
 An answer is in one channel at a time, and strings of the family's own, its markers, lead from one to another. The channels
 have mlx-lm's names: `normal` is what a reader sees, `reasoning` its thoughts, `tool` a call; any other is seen by nobody.
@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from node.engine import harmony
 
 START = "normal"
 
@@ -28,10 +30,15 @@ class Dialect:
     think_start: Sequence[int]
     think_end: Sequence[int]
     parser: Callable[[str, Any], Any] | None
+    opening: str = ""
+    """What the model would write before an answer that begins at once; its template leaves that to it."""
 
     @classmethod
     def of(cls, wrapper: Any) -> "Dialect":
         """From mlx-lm's tokenizer wrapper, by the rules of its own server (`mlx_lm.generate.make_text_state_machine`)."""
+        vocabulary = wrapper.get_vocab()
+        if all(control in vocabulary for control in harmony.CONTROLS):
+            return cls(harmony.TURNS, "header", (), (), harmony.parse_tool_call, harmony.OPENING)
         turns: dict[str, list[tuple[str, str]]] = {START: []}
         if wrapper.has_thinking:
             turns[START].append((wrapper.think_start, "reasoning"))

@@ -94,6 +94,9 @@ FAMILIES = {
     ),
 }
 
+HARMONY = Family("", "", ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"))
+"""gpt-oss, whose answers are messages with headers."""
+
 
 def make(family: Family, directory: Path) -> Tokenizer:
     backend = Backend(models.BPE())

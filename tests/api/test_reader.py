@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.answer import Answer
@@ -14,7 +14,7 @@ from api.response import Collected
 from node.core.generation import TokenEvent
 from node.engine.grammar import call_head
 from node.engine.tokenizer import Tokenizer
-from tests.api.families import FAMILIES, make
+from tests.api.families import FAMILIES, HARMONY, make
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 WEATHER = {
@@ -135,6 +135,33 @@ def test_thoughts(tokenizers, name):
     assert (whole.reasoning, whole.text, whole.finish) == ("hm and hm", "", "length")
 
 
+THOUGHT = "<|channel|>analysis<|message|>Rome is in Italy.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (f"{THOUGHT}<|channel|>final<|message|>It is sunny.", "Rome is in Italy.", "It is sunny.", []),
+        ("<|channel|>final<|message|>Hi", "", "Hi", []),
+        (
+            f'{THOUGHT}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{"city": "Rome"}}<|call|>',
+            "Rome is in Italy.", "", [("weather", {"city": "Rome"})],
+        ),
+        (
+            ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}'),
+            "", "I look.", [("weather", {"city": "Rome"})],
+        ),
+        ("no header at all", "", "no header at all", []),
+        ("<|channel|>final<|message|>a <|end|>", "", "a ", []),
+    ],
+)  # fmt: skip
+def test_messages_with_headers(tmp_path, text, reasoning, content, calls):
+    tokenizer = make(HARMONY, tmp_path)
+    whole, _ = read(tokenizer, text, channel=tokenizer.dialect.channel_after([]))
+    assert (whole.reasoning, whole.text, called(whole)) == (reasoning, content, calls)
+
+
 def test_where_an_answer_begins(tokenizers):
     qwen = tokenizers["qwen"]
     for text, channel in (("", "normal"), ("<think>\n", "reasoning"), ("<think>\n\n</think>\n\n", "normal")):
@@ -186,6 +213,7 @@ def test_arguments_in_other_shapes(tokenizers):
 
 
 @given(st.lists(st.integers(0, 520), max_size=40))
+@settings(max_examples=50, deadline=None)
 def test_any_tokens_are_read_without_a_fault(tokenizers, tokens):
     for tokenizer in tokenizers.values():
         tokens = [token % tokenizer.vocab_size for token in tokens]

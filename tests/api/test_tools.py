@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from node.engine.grammar import call_head
-from tests.api.families import FAMILIES, make
+from tests.api.families import FAMILIES, HARMONY, make
 from tests.api.test_chat import MODEL, USER, strictly
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -287,6 +287,18 @@ async def test_thoughts_are_apart_from_the_content(thinking):
     assert "".join(delta.get("content", "") for delta in deltas) == "Rome"
 
 
+async def test_a_demanded_answer_of_a_model_with_headers_has_its_header_in_the_prompt(server, tmp_path):
+    server.backend.model.tokenizer = make(HARMONY, tmp_path)
+    server.backend.say('{"city": "Rom"}')
+    (choice,) = (await server.chat(response_format=FORMAT)).json["choices"]
+    assert choice["message"]["content"] == '{"city": "Rom"}'
+    assert prompt_of(server).endswith(b"assistant <|channel|>final<|message|>")
+    server.backend.say("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Rome")
+    (choice,) = (await server.chat()).json["choices"]
+    assert choice["message"]["content"] == "Rome"
+    assert choice["message"]["reasoning_content"] == "hm"
+
+
 async def test_variables_reach_the_template_and_a_grammar_asks_for_no_thoughts(thinking):
     template = "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}{{ messages[0].content }}"
     thinking.backend.model.tokenizer._hf.chat_template = template
@@ -295,6 +307,7 @@ async def test_variables_reach_the_template_and_a_grammar_asks_for_no_thoughts(t
         ({}, True),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
         ({"response_format": FORMAT}, False),
+        ({"reasoning_effort": "low"}, True),
         ({"response_format": FORMAT, "chat_template_kwargs": {"enable_thinking": True}}, True),
     ):
         assert (await thinking.chat(**body)).status == 200
