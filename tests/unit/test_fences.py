@@ -23,7 +23,7 @@ LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 class Untouched:
     """Stands for MLX: a frame that is refused reaches no cache."""
 
-    batchable = trimmable = True
+    batchable = trimmable = pads = True
 
     async def run(self, *_args: object, **_more: object) -> None:
         raise AssertionError("a stale frame was computed")
