@@ -168,6 +168,12 @@ UNPADDED: Mapping[str, str] = dict.fromkeys(
 )
 """Architectures that prefill sessions of different lengths one by one; in a batch mlx-lm's code gives wrong results."""
 
+WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
+    ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
+    "mlx-lm's code has no place between its final norm and its head",
+)
+"""Architectures whose hidden states after the final norm can't be had."""
+
 
 def check_supported(config: Mapping[str, Any]) -> str:
     """The name of the mlx-lm module that runs a model of this config.

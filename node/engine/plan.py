@@ -15,7 +15,7 @@ from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.types import KvCost
-from node.engine.architectures import ALONE, UNPADDED, check_supported
+from node.engine.architectures import ALONE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
 
@@ -63,6 +63,8 @@ class Plan:
     """Whether the rows of a prefill may be right-padded."""
     trimmable: bool
     """Whether a session's caches can go back to any earlier position."""
+    embeds: bool
+    """Whether the hidden states after the final norm can be had."""
     kv: tuple[KvCost, ...]
     """For each layer, what its cache takes for one session."""
     max_context: int
@@ -116,6 +118,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         batchable=batchable,
         pads=batchable and model_type not in UNPADDED,
         trimmable=all(map(can_go_back, caches)),
+        embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
         max_context=max_context(config),
         width=run.width,

@@ -12,12 +12,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from node.core.errors import PippinError
+from node.core.errors import ModelUnsupported, PippinError
 from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
 from node.engine.plan import Plan
+from node.engine.trunk import watched
 
 _MOST_CACHES = 4096
 """Lanes and prefixes. A driver has one for each session and each prompt that it remembers: some hundreds at most."""
@@ -126,6 +127,28 @@ class Stage:
             length = 1
         (logits,) = self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self._model), tensors)
         return logits if every else logits[:, -1]
+
+    def hidden(self, tensors: Sequence[mx.array]) -> mx.array:
+        """What the head would get of what the last stage gave: [rows, length, width] after the final norm, not evaluated.
+
+        Raises ModelUnsupported when the architecture does not tell it, PippinError when the tensors don't fit the model.
+        """
+        rows, length = self._check(self.plan.layers, tensors)
+        shape = (rows, length, self.plan.width)
+        with watched(self._model) as seen:
+            self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self._model), tensors)
+        found = next((array for array in reversed(seen) if array.shape == shape), None)
+        if found is None or not self.plan.embeds:
+            raise ModelUnsupported(f"{self.plan.model_type} models give no embeddings.")
+        return found
+
+    def part(self, tensors: Sequence[mx.array], begin: int, end: int) -> tuple[mx.array, ...]:
+        """Of what the last stage gives, only the tokens [begin, end) of each row."""
+        shapes = self.plan.shapes[self.plan.layers]
+        tokens = mx.arange(begin, end)
+        return tuple(
+            mx.take(tensor, tokens, shape.index(LENGTH)) for tensor, shape in zip(tensors, shapes, strict=True)
+        )
 
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
         """Of what the last stage gives, only each row's last valid token: all that `finish` needs to draw from."""

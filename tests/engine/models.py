@@ -98,12 +98,19 @@ class Ring:
 
     def step(self, tokens: mx.array, lane: int = 0, lengths: Sequence[int] = (), *, every: bool = True) -> mx.array:
         """Logits [rows, length, vocabulary], or of the last tokens [rows, vocabulary]."""
+        return self.stages[0].finish(self._layers(tokens, lane, lengths), lengths, every=every)
+
+    def hidden(self, tokens: mx.array, lane: int = 0) -> mx.array:
+        """After the final norm [rows, length, width]."""
+        return self.stages[0].hidden(self._layers(tokens, lane, ()))
+
+    def _layers(self, tokens: mx.array, lane: int, lengths: Sequence[int]) -> tuple[mx.array, ...]:
         driver = self.stages[0]
         hidden = driver.begin(lane, tokens, lengths)
         told = tokens if driver.plan.reads_tokens else None
         for stage in self.stages[1:]:
             hidden = stage.run(lane, unpack(pack(hidden)), told, lengths)
-        return driver.finish(unpack(pack(hidden)), lengths, every=every)
+        return unpack(pack(hidden))
 
 
 class Stages:

@@ -1,0 +1,56 @@
+"""The hidden states that embeddings are made of: those of the stock model, whole or cut, for every architecture."""
+
+from operator import attrgetter
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import ModelUnsupported
+from node.engine.architectures import SUPPORTED, WITHOUT_EMBEDDINGS, check_supported
+from node.engine.plan import make_plan
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, Whole, prompt, same, write_model
+
+TRUNKS = ("language_model.model", "model", "backbone", "transformer")
+"""Where mlx-lm's models have the module whose output their head gets."""
+EMBEDDING = [name for name, config in CONFIGURATIONS.items() if check_supported(config) not in WITHOUT_EMBEDDINGS]
+
+
+def stock_hidden(whole: Whole, tokens: mx.array) -> mx.array:
+    for path in TRUNKS:
+        try:
+            trunk = attrgetter(path)(whole.model)
+        except AttributeError:
+            continue
+        return trunk(tokens, cache=whole.caches)
+    raise AssertionError(f"{type(whole.model).__module__} has its layers in another place")
+
+
+@pytest.mark.parametrize("name", EMBEDDING)
+def test_hidden_states_are_those_of_the_stock_model(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    plan = make_plan(CONFIGURATIONS[name])
+    tokens = prompt(9)
+    expected = stock_hidden(Whole(directory), tokens)
+    assert expected.shape == (1, 9, plan.width)
+    stages = Stages(directory)
+    for bounds in ((0, plan.layers), (0, plan.cuts[len(plan.cuts) // 2], plan.layers)):
+        assert same(stages.ring(*bounds).hidden(tokens), expected)
+
+
+@pytest.mark.parametrize("name", WITHOUT_EMBEDDINGS)
+def test_without_embeddings(name, tmp_path):
+    assert name in SUPPORTED
+    plan = make_plan(CONFIGURATIONS[name])
+    assert not plan.embeds
+    ring = Stages(write_model(tmp_path, CONFIGURATIONS[name])).ring(0, plan.layers)
+    with pytest.raises(ModelUnsupported, match="no embeddings"):
+        ring.hidden(prompt(9))
+
+
+def test_asking_for_hidden_states_leaves_the_model_as_it_was(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    ring, whole = Stages(directory).ring(0, 2, 4), Whole(directory)
+    ring.hidden(prompt(9))
+    whole.step(prompt(9))
+    assert same(ring.step(prompt(3, seed=5)), whole.step(prompt(3, seed=5)))
