@@ -103,6 +103,8 @@ class Frame:
     """int32 [rows, length]; only for architectures whose layers read them."""
     sampled: bool = False
     """The driver draws from what comes back, which then is of each row's last token alone; else nothing comes back."""
+    every: bool = False
+    """The driver needs what comes back of every token."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None

@@ -4,16 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from node.core.errors import PippinError
+from node.core.evaluation import Findings, Question, Score
 from node.core.frames import CacheOp, Frame
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
 from node.engine.constraint import Constraint, Constraints
-from node.engine.sampling import History, Sampled, sample
+from node.engine.sampling import History, Sampled, sample, score
 from node.engine.stage import Stage
+
+HEAD_TOKENS = 64
+"""Tokens of a prompt whose logits exist at a time: of a vocabulary of 150,000 they take 40 MB."""
 
 
 class StepFailed(PippinError):
@@ -72,6 +77,11 @@ class Runner:
         return self._stage.plan.pads
 
     @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings."""
+        return self._stage.plan.embeds
+
+    @property
     def vocabulary(self) -> int:
         """Token ids are below it; MLX does not check, and reads beyond its arrays."""
         return self._stage.plan.vocabulary
@@ -126,6 +136,38 @@ class Runner:
             allowed,
         )
 
+    def answer(self, frame: Frame, questions: Sequence[Question]) -> list[Findings]:
+        """Answer a question about each row of a step that came round."""
+        with _step():
+            return self._answer(unpack(frame.tensors), questions)
+
+    def answer_alone(
+        self, frame: Frame, tokens: Sequence[Sequence[int]], questions: Sequence[Question]
+    ) -> list[Findings]:
+        """The same on a ring of one node: the whole step."""
+        assert frame.lane is not None
+        with _step():
+            self._apply(frame.ops)
+            return self._answer(self._stage.begin(frame.lane, token_array(tokens), frame.lengths), questions)
+
+    def _answer(self, hidden: Sequence[mx.array], questions: Sequence[Question]) -> list[Findings]:
+        find = [self._total if question.top is None else self._scores for question in questions]
+        return [find[row](hidden, row, question) for row, question in enumerate(questions)]
+
+    def _total(self, hidden: Sequence[mx.array], row: int, question: Question) -> Findings:
+        states = self._stage.hidden(self._stage.part(hidden, row, 0, question.tokens))
+        total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
+        return Findings(question.tokens, total=total)
+
+    def _scores(self, hidden: Sequence[mx.array], row: int, question: Question) -> Findings:
+        scores: list[Score] = []
+        for begin in range(0, len(question.following), HEAD_TOKENS):
+            following = question.following[begin : begin + HEAD_TOKENS]
+            part = self._stage.part(hidden, row, begin, begin + len(following))
+            scored = score(self._stage.finish(part, every=True)[0], following, question.top or 0)
+            scores += [Score(each.logprob or 0.0, each.top) for each in scored]
+        return Findings(question.tokens, scores)
+
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
@@ -141,8 +183,13 @@ class Runner:
             hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths)
             if not last:
                 return replace(frame, tensors=pack(hidden))
-            back = self._stage.last(hidden, frame.lengths) if frame.sampled else ()
-            return replace(frame, tensors=pack(back), tokens=None, lengths=())
+            return replace(frame, tensors=pack(self._back(hidden, frame)), tokens=None, lengths=())
+
+    def _back(self, hidden: tuple[mx.array, ...], frame: Frame) -> tuple[mx.array, ...]:
+        """What the driver needs."""
+        if frame.every:
+            return hidden
+        return self._stage.last(hidden, frame.lengths) if frame.sampled else ()
 
 
 @contextmanager

@@ -142,12 +142,12 @@ class Stage:
             raise ModelUnsupported(f"{self.plan.model_type} models give no embeddings.")
         return found
 
-    def part(self, tensors: Sequence[mx.array], begin: int, end: int) -> tuple[mx.array, ...]:
-        """Of what the last stage gives, only the tokens [begin, end) of each row."""
-        shapes = self.plan.shapes[self.plan.layers]
-        tokens = mx.arange(begin, end)
+    def part(self, tensors: Sequence[mx.array], row: int, begin: int, end: int) -> tuple[mx.array, ...]:
+        """Of what the last stage gives, only the tokens [begin, end) of one row."""
+        rows, tokens = mx.array([row]), mx.arange(begin, end)
         return tuple(
-            mx.take(tensor, tokens, shape.index(LENGTH)) for tensor, shape in zip(tensors, shapes, strict=True)
+            mx.take(mx.take(tensor, rows, shape.index(ROWS)), tokens, shape.index(LENGTH))
+            for tensor, shape in zip(tensors, self.plan.shapes[self.plan.layers], strict=True)
         )
 
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:

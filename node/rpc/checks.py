@@ -57,6 +57,15 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
     return message
 
 
+def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.EvaluateRequest:
+    """Raises Incompatible."""
+    _names(message.id, message.ring, message.model)
+    if not message.prompt:
+        raise Incompatible(f"Request {message.id} has an empty text.")
+    _below("candidates", MOST, message.top)
+    return message
+
+
 def checked_file(message: serving_pb2.FileRequest) -> serving_pb2.FileRequest:
     """Raises Incompatible."""
     _below("bytes", _SIZE, message.offset)

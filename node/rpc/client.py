@@ -9,6 +9,7 @@ from typing import Self
 import grpc
 
 from node.core.errors import PippinError
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Heartbeat, ModelSpec
 from node.rpc.boundary import calling
@@ -18,7 +19,7 @@ from node.rpc.link import Link
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
 from node.rpc.server import FRAMES_METHOD
-from node.rpc.token_codec import decode_event, encode_request
+from node.rpc.token_codec import decode_evaluation, decode_event, encode_evaluate_request, encode_request
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlStub
 from node.wire.serving_pb2_grpc import FilesStub, ServingStub
@@ -123,6 +124,16 @@ class RpcClient:
                 async for message in call:
                     for event in message.events:
                         yield decode_event(event)
+        finally:
+            call.cancel()
+
+    async def evaluate(self, peer: str, ring: str, request: EvaluateRequest) -> Evaluation:
+        """Its driver ends it, as it does `generate`; cancelling it frees the session."""
+        stub = ServingStub(self._channel(peer, "serving"))
+        call = stub.Evaluate(encode_evaluate_request(ring, request))
+        try:
+            with calling(peer):
+                return decode_evaluation([part async for part in call])
         finally:
             call.cancel()
 

@@ -44,6 +44,7 @@ def encode(frame: Frame) -> bytes:
         tokens=_meta(frame.tokens) if frame.tokens else None,
         lengths=frame.lengths,
         sampled=frame.sampled,
+        every=frame.every,
     )
     if frame.failure:
         header.failure.code = frame.failure.code
@@ -82,6 +83,7 @@ def decode(data: bytes) -> Frame:
         tokens=tensors[-1] if header.HasField("tokens") else None,
         lengths=tuple(header.lengths),
         sampled=header.sampled,
+        every=header.every,
         failure=_failure(header),
     )
 

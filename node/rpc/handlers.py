@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Protocol
 
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Heartbeat, ModelSpec
@@ -29,6 +30,8 @@ class ControlHandler(Protocol):
 
 class ServingHandler(Protocol):
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]: ...
+
+    async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation: ...
 
     async def frames(self, frames: AsyncIterator[Frame]) -> None:
         """Take what comes over one link, in order, until it ends.

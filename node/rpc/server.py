@@ -9,13 +9,13 @@ import grpc
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
-from node.rpc.checks import checked_file, checked_heartbeat, checked_request
+from node.rpc.checks import checked_evaluation, checked_file, checked_heartbeat, checked_request
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
-from node.rpc.token_codec import decode_request, encode_event
+from node.rpc.token_codec import decode_evaluate_request, decode_request, encode_evaluation, encode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from node.wire.serving_pb2_grpc import (
@@ -110,6 +110,13 @@ class _Serving(ServingServicer):
                 yield serving_pb2.TokenEvents(events=[encode_event(event)])
         finally:
             await events.aclose()
+
+    async def Evaluate(
+        self, request: serving_pb2.EvaluateRequest, context: Context
+    ) -> AsyncGenerator[serving_pb2.Evaluation, None]:
+        asked = decode_evaluate_request(checked_evaluation(request))
+        for part in encode_evaluation(await self._handler.evaluate(request.ring, asked)):
+            yield part
 
 
 class _Files(FilesServicer):

@@ -1,8 +1,14 @@
-"""Requests and token events of the data plane as messages. Written by hand: this is on the token path."""
+"""What gateways and drivers say to each other as messages. Written by hand: this is on the token path."""
 
+from collections.abc import Iterable, Iterator, Sequence
+
+from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.rpc.mapping import from_message, to_message
 from node.wire import serving_pb2 as pb
+
+SCORES_AT_ONCE = 4096
+"""In one message: with 20 candidates each they take 1 MB."""
 
 
 def encode_request(ring: str, request: GenerateRequest) -> pb.GenerateRequest:
@@ -15,12 +21,22 @@ def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
     return from_message(message, GenerateRequest)
 
 
+def encode_evaluate_request(ring: str, request: EvaluateRequest) -> pb.EvaluateRequest:
+    message = to_message(request, pb.EvaluateRequest)
+    message.ring = ring
+    return message
+
+
+def decode_evaluate_request(message: pb.EvaluateRequest) -> EvaluateRequest:
+    return from_message(message, EvaluateRequest)
+
+
 def encode_event(event: TokenEvent) -> pb.TokenEvent:
     return pb.TokenEvent(
         position=event.position,
         token=event.token,
         logprob=event.logprob,
-        top=[pb.Candidate(token=token, logprob=logprob) for token, logprob in event.top],
+        top=_candidates(event.top),
         finish=event.finish,
         cached_tokens=event.cached_tokens,
     )
@@ -34,7 +50,30 @@ def decode_event(message: pb.TokenEvent) -> TokenEvent:
         position=message.position,
         token=message.token,
         logprob=message.logprob if message.HasField("logprob") else None,
-        top=[(candidate.token, candidate.logprob) for candidate in message.top],
+        top=_likeliest(message.top),
         finish=finish,
         cached_tokens=message.cached_tokens,
     )
+
+
+def encode_evaluation(evaluation: Evaluation) -> Iterator[pb.Evaluation]:
+    """Its parts, none of them large; at least one."""
+    for begin in range(0, max(len(evaluation.scores), 1), SCORES_AT_ONCE):
+        scores = evaluation.scores[begin : begin + SCORES_AT_ONCE]
+        yield pb.Evaluation(
+            scores=[pb.Score(logprob=score.logprob, top=_candidates(score.top)) for score in scores],
+            embedding=evaluation.embedding,
+        )
+
+
+def decode_evaluation(parts: Sequence[pb.Evaluation]) -> Evaluation:
+    scores = [Score(score.logprob, _likeliest(score.top)) for part in parts for score in part.scores]
+    return Evaluation(scores, [value for part in parts for value in part.embedding])
+
+
+def _candidates(top: Iterable[tuple[int, float]]) -> list[pb.Candidate]:
+    return [pb.Candidate(token=token, logprob=logprob) for token, logprob in top]
+
+
+def _likeliest(top: Iterable[pb.Candidate]) -> list[tuple[int, float]]:
+    return [(candidate.token, candidate.logprob) for candidate in top]

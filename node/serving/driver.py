@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, error_from, told
+from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, StaleFence, error_from, told
+from node.core.evaluation import EvaluateRequest, Evaluation, Findings, Question
 from node.core.frames import CacheOp, Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
@@ -84,29 +85,53 @@ class Driver:
 
         Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring is replaced or cannot be restarted.
         """
-        if self._closed:
-            raise self._closed
-        if any(not 0 <= token < self._runner.vocabulary for token in (*request.prompt, *request.resume)):
-            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
+        self._check(request.prompt + request.resume)
         constraint = None
         if request.grammar:  # in a thread: large ones take a second
             begin = self._runner.constraints.begin
             constraint = await asyncio.to_thread(begin, request.grammar, request.resume)
-            if self._closed:
-                raise self._closed
         session = Session(request, constraint)
-        self._scheduler.submit(session)
-        self._wake.set()
+        self._submit(session)
         try:
             while True:
-                event = await session.events.get()
-                if isinstance(event, PippinError):
-                    raise event
-                yield event
-                if event.finish:
-                    return
+                match await session.events.get():
+                    case PippinError() as error:
+                        raise error
+                    case TokenEvent() as event:
+                        yield event
+                        if event.finish:
+                            return
         finally:
             self._finish(session, keep=False)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """Cancelling it frees the session.
+
+        Raises ModelUnsupported for a model without embeddings, and what `generate` raises.
+        """
+        if request.top is None and not self._runner.embeds:
+            raise ModelUnsupported(f"{request.model} is of an architecture that gives no embeddings.")
+        self._check(request.prompt)
+        session = Session.of_evaluation(request)
+        self._submit(session)
+        try:
+            event = await session.events.get()
+            if isinstance(event, PippinError):
+                raise event
+            assert isinstance(event, Evaluation)
+            return event
+        finally:
+            self._finish(session, keep=False)
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if any(not 0 <= token < self._runner.vocabulary for token in tokens):
+            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
+
+    def _submit(self, session: Session) -> None:
+        if self._closed:
+            raise self._closed
+        self._scheduler.submit(session)
+        self._wake.set()
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
@@ -152,7 +177,13 @@ class Driver:
                 return
 
     async def _send(self, step: Step) -> None:
-        frame = replace(self._frame(step.ops), lane=step.lane, sampled=step.samples, lengths=step.lengths)
+        frame = replace(
+            self._frame(step.ops),
+            lane=step.lane,
+            sampled=step.samples,
+            every=bool(step.readings),
+            lengths=step.lengths,
+        )
         begun_at = time.monotonic()
         if self._onward is None:
             await self._run_alone(step, frame, begun_at)
@@ -176,12 +207,16 @@ class Driver:
             await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
+        results: Sequence[Sampled | Findings]
         try:
-            drawn = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draws(step))
+            if step.readings:
+                results = await self._compute.run(self._runner.answer_alone, frame, step.tokens, _questions(step))
+            else:
+                results = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draws(step))
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            self._landed(step, drawn, time.monotonic() - begun_at)
+            self._landed(step, results, time.monotonic() - begun_at)
 
     async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
         frame = self._frame(ops)
@@ -218,20 +253,21 @@ class Driver:
         # From when it had the ring to itself: so long it held up what came behind it.
         now = time.monotonic()
         seconds, self._landed_at = now - max(due.begun_at, self._landed_at), now
-        step = due.step
-        draws, onward = _draws(step), None
-        drawn: Sequence[Sampled] = ()
+        step, onward = due.step, None
+        results: Sequence[Sampled | Findings] = ()
         try:
-            if draws:
+            if step.readings:
+                results = await self._compute.run(self._runner.answer, frame, _questions(step))
+            elif draws := _draws(step):
                 go_on = self._scheduler.goes_on(step)
-                drawn, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
+                results, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
         except PippinError as error:
             if frame.run == self._run:
                 self._fail_step(step, error)
             return
         if frame.run != self._run or self._broken:
             return
-        self._landed(step, drawn, seconds)
+        self._landed(step, results, seconds)
         if onward and self._link:
             try:
                 await self._post(self._link, onward, self._scheduler.go_on(step))
@@ -245,14 +281,24 @@ class Driver:
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()
 
-    def _landed(self, step: Step, drawn: Sequence[Sampled], seconds: float) -> None:
+    def _landed(self, step: Step, results: Sequence[Sampled | Findings], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         now = time.monotonic()
-        for seat, sampled in zip(step.rows, drawn, strict=bool(drawn)):
-            if not seat.gone:
+        for seat, result in zip(step.rows, results, strict=bool(results)):
+            if seat.gone:
+                continue
+            if isinstance(result, Findings):
+                self._note(seat, result)
+            else:
                 self._rate.count(now)
-                self._emit(seat, sampled)
+                self._emit(seat, result)
         self._scheduler.landed(step, seconds)
+
+    def _note(self, seat: Seat, findings: Findings) -> None:
+        if seat.reading and (evaluation := seat.reading.add(findings)):
+            seat.session.events.put_nowait(evaluation)
+            # What was scored is often generated from next.
+            self._finish(seat.session, keep=bool(evaluation.scores))
 
     def _emit(self, seat: Seat, sampled: Sampled) -> None:
         session = seat.session
@@ -330,6 +376,11 @@ class Driver:
 def _draws(step: Step) -> list[Draw]:
     """One for each row, of a session that may be gone by now; none when the step yields no tokens."""
     return [_draw(seat.session) for seat in step.rows] if step.samples else []
+
+
+def _questions(step: Step) -> list[Question]:
+    """One for each row of a step of texts that are evaluated."""
+    return [reading.question(len(tokens)) for reading, tokens in zip(step.readings, step.tokens, strict=True)]
 
 
 def _draw(session: Session) -> Draw:

@@ -15,6 +15,7 @@ from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.status import build_status
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ClusterView, ModelEntry, NodeState, PeerView, Ring
 from node.engine.tokenizer import Tokenizer
@@ -167,7 +168,7 @@ class Gateway:
         lost: set[str] = set()
         wait_s = OPEN_WAIT_S
         while True:
-            ring = self._routed(await self._ready_rings(request.model, wait_s), request, lost)
+            ring = self._routed(await self._ready_rings(request.model, wait_s), request.prompt, lost)
             before = len(done)
             try:
                 async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
@@ -189,22 +190,51 @@ class Gateway:
             # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
             await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
 
-    def _routed(self, ready: Sequence[Ring], request: GenerateRequest, lost: Collection[str]) -> Ring:
+    def _routed(self, ready: Sequence[Ring], prompt: Sequence[int], lost: Collection[str]) -> Ring:
         """The ring to ask; not one that has lost this request before, if there are others."""
         view = self._agent.view()
         reports = [peer.report for peer in view.peers]
         loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
         rings = [ring for ring in ready if ring.id not in lost] or ready
-        return self._router.choose(rings, request.prompt, loads, time.monotonic(), suspect)
+        return self._router.choose(rings, prompt, loads, time.monotonic(), suspect)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """When the ring is lost on the way, asks another one for the whole."""
+        tries = 0
+        lost: set[str] = set()
+        while True:
+            ready = await self._ready_rings(request.model, RECOVER_WAIT_S if lost else OPEN_WAIT_S)
+            ring = self._routed(ready, request.prompt, lost)
+            try:
+                if ring.driver == self._agent.info.id:
+                    return await self._rings.evaluate(ring.id, request)
+                return await self._client.evaluate(self._driver_address(ring), ring.id, request)
+            except (RingLost, PeerUnavailable, StaleFence) as error:
+                log.warning("request %s lost its ring: %s", request.id, error)
+                tries += 1
+                if tries >= FRUITLESS_TRIES:
+                    raise
+            lost.add(ring.id)
+            await self._after_loss(request.model, lost, tries)
+
+    async def _after_loss(self, model: str, lost: Collection[str], fruitless: int) -> None:
+        """Until it is worth another try: at once if there is another ring."""
+        if any(each.id not in lost for each in ready_rings(self._agent.view(), model)):
+            return
+        # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
+        await (asyncio.sleep(fruitless - 1) if fruitless > 1 else self._agent.changed.wait(1.0))
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if ring.driver == self._agent.info.id:
             return self._rings.generate(ring.id, request)
+        return self._client.generate(self._driver_address(ring), ring.id, request)
+
+    def _driver_address(self, ring: Ring) -> str:
         address = self._contacts.address_of(ring.driver)
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
-        return self._client.generate(address, ring.id, request)
+        return address
 
 
 def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> GenerateRequest:

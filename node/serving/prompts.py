@@ -44,7 +44,8 @@ class Prompts:
         Without `pads` all have to be of one length.
         """
         lengths = [seat.ahead, *(other.ahead for other in self.seats)]
-        alike = self.cached == seat.cached and (pads or len(set(lengths)) == 1)
+        evaluated = {bool(other.reading) for other in (seat, *self.seats)}
+        alike = self.cached == seat.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
     def chunk(self, most: int) -> tuple[tuple[int, ...], ...]:

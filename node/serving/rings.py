@@ -12,6 +12,7 @@ from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.errors import PippinError, RingLost, StaleFence, told
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import LoadReport, LoadState, Placement, Ring, RingLoad, Shard
@@ -77,10 +78,17 @@ class Rings:
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""
+        return self._driver(ring).generate(request)
+
+    async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
+        """Raises StaleFence when this node does not drive that ring (any more)."""
+        return await self._driver(ring).evaluate(request)
+
+    def _driver(self, ring: str) -> Driver:
         part = self._parts.get(ring)
         if not isinstance(part, Driver):
             raise StaleFence(f"This node does not drive ring {ring}.")
-        return part.generate(request)
+        return part
 
     async def frames(self, frames: AsyncIterator[Frame]) -> None:
         first = await anext(frames, None)

@@ -19,6 +19,7 @@ from node.serving.lane import Lane, part
 from node.serving.limits import Limits
 from node.serving.prefixes import Prefixes
 from node.serving.prompts import Pace, Prompts
+from node.serving.reading import Reading
 from node.serving.session import Seat, Session
 
 LONG_PROMPTS = 4
@@ -39,6 +40,11 @@ class Step:
     rows: tuple[Seat, ...]
     tokens: tuple[tuple[int, ...], ...]
     samples: bool
+
+    @property
+    def readings(self) -> list[Reading]:
+        """The evaluations that it is a step of, one for each row; empty when its rows are to be drawn from."""
+        return [seat.reading for seat in self.rows if seat.reading]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -90,7 +96,8 @@ class Scheduler:
 
     def submit(self, session: Session) -> None:
         """Raises BadRequest, ContextExceeded, or Overloaded when the queue is full."""
-        if not session.request.prompt or len(session.request.resume) >= session.request.max_tokens:
+        nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluates
+        if not session.request.prompt or nothing_to_do:
             raise BadRequest("There is nothing to begin from, or nothing left to generate.")
         if session.longest > self._limits.context:
             raise ContextExceeded(
@@ -201,7 +208,8 @@ class Scheduler:
         prompts.begun = True
         prompts.under_way += 1
         tokens = prompts.chunk(self._chunk(prompts.token_s))
-        return Step(prompts.lane, self.take_ops(), tuple(prompts.seats), tokens, samples=not prompts.ready)
+        samples = not prompts.ready and prompts.seats[0].reading is None
+        return Step(prompts.lane, self.take_ops(), tuple(prompts.seats), tokens, samples)
 
     def _chunk(self, token_s: float = 0.0) -> int:
         """Tokens for the next step of prompts, of which one takes so long if that is known."""
@@ -256,7 +264,8 @@ class Scheduler:
         return next((session for session in self._waiting if len(session.tokens) <= self._limits.chunk), None)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        match = self._prefixes.best(session.tokens[:-1])
+        # Of what is to be evaluated every token is computed.
+        match = None if session.evaluates else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         seat = session.seat = Seat(session, sent=reused, cached=reused)
         home.coming.append(seat)

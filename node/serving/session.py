@@ -4,8 +4,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.engine.constraint import Constraint
+from node.serving.reading import Reading
 
 HEADROOM = 64
 """Tokens of KV set aside ahead of a growing session, so that its growth is seen before it happens."""
@@ -22,11 +24,18 @@ class Session:
     seat: "Seat | None" = None
     """None while it waits."""
     finished: bool = False
-    events: asyncio.Queue[TokenEvent | PippinError] = field(default_factory=asyncio.Queue)
+    evaluates: EvaluateRequest | None = None
+    """All that is wanted is an evaluation of the prompt."""
+    events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
     """What its gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.resume]
+
+    @classmethod
+    def of_evaluation(cls, request: EvaluateRequest) -> "Session":
+        """One that ends with its prompt."""
+        return cls(GenerateRequest(request.id, request.model, request.prompt, max_tokens=0), evaluates=request)
 
     @property
     def generated(self) -> int:
@@ -71,6 +80,12 @@ class Seat:
     """The row is to be freed; what still comes back for it is ignored."""
     keep: bool = False
     """Its KV is worth keeping for a later session that begins alike."""
+    reading: Reading | None = None
+    """Of a session that evaluates its prompt."""
+
+    def __post_init__(self) -> None:
+        if self.session.evaluates:
+            self.reading = Reading(self.session.evaluates)
 
     @property
     def ahead(self) -> int:

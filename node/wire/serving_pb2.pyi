@@ -89,6 +89,36 @@ class TokenEvents(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
+class EvaluateRequest(_message.Message):
+    __slots__ = ("id", "ring", "model", "prompt", "top")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    ring: str
+    model: str
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    top: int
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("logprob", "top")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("scores", "embedding")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedCompositeFieldContainer[Score]
+    embedding: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class FileRequest(_message.Message):
     __slots__ = ("model", "name", "offset")
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -41,6 +41,11 @@ class ServingStub:
                 request_serializer=node_dot_wire_dot_serving__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_serving__pb2.TokenEvents.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_stream(
+                '/pippin.serving.Serving/Evaluate',
+                request_serializer=node_dot_wire_dot_serving__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.Evaluation.FromString,
+                _registered_method=True)
 
 
 class ServingServicer:
@@ -55,6 +60,13 @@ class ServingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """Of a text that is there already; in parts, as a long one has many scores. Cancelling it frees the session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +74,11 @@ def add_ServingServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=node_dot_wire_dot_serving__pb2.GenerateRequest.FromString,
                     response_serializer=node_dot_wire_dot_serving__pb2.TokenEvents.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=node_dot_wire_dot_serving__pb2.EvaluateRequest.FromString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.Evaluation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -93,6 +110,33 @@ class Serving:
             '/pippin.serving.Serving/Generate',
             node_dot_wire_dot_serving__pb2.GenerateRequest.SerializeToString,
             node_dot_wire_dot_serving__pb2.TokenEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pippin.serving.Serving/Evaluate',
+            node_dot_wire_dot_serving__pb2.EvaluateRequest.SerializeToString,
+            node_dot_wire_dot_serving__pb2.Evaluation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry
@@ -114,6 +115,9 @@ class FakeBackend:
             return self._client.generate(self._driver, "bench", request)
         return self._engine.generate(request)
 
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        raise NotImplementedError
+
     def status(self) -> dict[str, Any]:
         return {}
 
@@ -132,6 +136,9 @@ class FakeServing:
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         return self._engine.generate(request)
+
+    async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
+        raise NotImplementedError
 
     async def frames(self, frames: AsyncIterator[Frame]) -> None:
         raise NotImplementedError

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from hop import BYTES
 
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence
@@ -80,6 +81,9 @@ class End:
                 self.done.set()
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        raise NotImplementedError
+
+    async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         raise NotImplementedError
 
 

@@ -37,6 +37,7 @@ frames = st.builds(
     tensors=st.lists(tensors, max_size=3).map(tuple),
     tokens=st.none() | tensors,
     sampled=st.booleans(),
+    every=st.booleans(),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )

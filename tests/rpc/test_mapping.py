@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core import types
+from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
 from node.core.types import (
     Fence,
@@ -28,7 +29,16 @@ from node.core.types import (
     StageSpec,
 )
 from node.rpc.mapping import from_message, to_message
-from node.rpc.token_codec import decode_event, decode_request, encode_event, encode_request
+from node.rpc.token_codec import (
+    decode_evaluate_request,
+    decode_evaluation,
+    decode_event,
+    decode_request,
+    encode_evaluate_request,
+    encode_evaluation,
+    encode_event,
+    encode_request,
+)
 from node.wire import control_pb2, serving_pb2
 
 small = st.integers(0, 2**31)
@@ -125,6 +135,30 @@ def test_request(request: GenerateRequest) -> None:
     message = serving_pb2.GenerateRequest.FromString(data)
     assert message.ring == "ring"
     assert decode_request(message) == request
+
+
+@given(tuples(tokens), st.none() | st.integers(0, 5))
+def test_evaluate_request(prompt: tuple[int, ...], top: int | None) -> None:
+    request = EvaluateRequest("x", "m", prompt, top)
+    data = encode_evaluate_request("ring", request).SerializeToString()
+    message = serving_pb2.EvaluateRequest.FromString(data)
+    assert message.ring == "ring"
+    assert decode_evaluate_request(message) == request
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        Evaluation([Score(-0.5, [(7, -0.25), (8, -3.0)]), Score(-1.5, [])], []),
+        Evaluation([Score(-float(place), []) for place in range(10_000)], []),
+        Evaluation([], [0.5, -0.25]),
+        Evaluation([], []),
+    ],
+)
+def test_evaluation(evaluation: Evaluation) -> None:
+    data = [part.SerializeToString() for part in encode_evaluation(evaluation)]
+    assert all(len(part) < 1_000_000 for part in data)
+    assert decode_evaluation([serving_pb2.Evaluation.FromString(part) for part in data]) == evaluation
 
 
 @given(st.floats(-100, 0, width=32) | st.none(), st.none() | st.sampled_from(["stop", "length"]))

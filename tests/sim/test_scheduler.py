@@ -6,10 +6,12 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from node.core.errors import Overloaded
+from node.core.evaluation import EvaluateRequest, Findings, Score
 from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.serving.limits import Limits
@@ -69,7 +71,8 @@ class FakeStages:
             case _:
                 raise AssertionError(op)
 
-    def run(self, step: Step) -> list[int]:
+    def run(self, step: Step) -> list[Any]:
+        """The next token of each row; of a step that is read, what follows each token of each."""
         rows = self.lanes[step.lane]
         assert len(rows) == len(step.tokens) == len(step.rows)
         assert all(step.tokens)
@@ -78,6 +81,11 @@ class FakeStages:
         assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
         assert self.pads or not step.lengths
         self.lanes[step.lane] = [(*row, *tokens) for row, tokens in zip(rows, step.tokens, strict=True)]
+        if step.readings:
+            return [
+                [next_token((*row, *tokens[: count + 1])) for count in range(len(tokens))]
+                for row, tokens in zip(rows, step.tokens, strict=True)
+            ]
         return [next_token(row) for row in self.lanes[step.lane]]
 
     @property
@@ -131,6 +139,8 @@ class World:
         most = min(room, self.random.choice([4, 250]))
         request = GenerateRequest("x", "m", prompt, self.random.randint(1, most), stops, Sampling())
         session = Session(request)
+        if self.random.random() < 0.2:
+            session = Session.of_evaluation(EvaluateRequest("x", "m", prompt, top=0))
         try:
             self.scheduler.submit(session)
         except Overloaded:
@@ -162,6 +172,9 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
+        if step.readings:
+            self.land_read(step, tokens)
+            return
         drawn = list(zip(step.rows, tokens, strict=True))
         go_on = step.samples and self.scheduler.goes_on(step)
         go_on = go_on and not any(seat.session.ends_with(token) for seat, token in drawn)
@@ -180,6 +193,14 @@ class World:
         if go_on:
             onward = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
             self.in_flight.append((onward, self.fake.run(onward)))
+
+    def land_read(self, step: Step, followers: list[list[int]]) -> None:
+        for seat, reading, tokens in zip(step.rows, step.readings, followers, strict=True):
+            scores = [Score(float(token)) for token in tokens[: len(reading.question(len(tokens)).following)]]
+            if (evaluation := reading.add(Findings(len(tokens), scores))) and not seat.gone:
+                seat.session.events.put_nowait(evaluation)
+                self.scheduler.finish(seat.session, keep=True)
+        self.scheduler.landed(step, 0.01)
 
     def cancel(self) -> None:
         running = [session for session in self.sessions if not session.finished]
@@ -233,6 +254,11 @@ def run(seed: int) -> World:
     world.check_memory()
     for session in world.sessions:
         events = [session.events.get_nowait() for _ in range(session.events.qsize())]
+        if session.evaluates:
+            scores = [score.logprob for event in events for score in event.scores]
+            prompt = session.request.prompt
+            assert session in world.cancelled or scores == [next_token(prompt[:n]) for n in range(1, len(prompt))]
+            continue
         tokens = [event.token for event in events]
         assert [event.position for event in events] == list(range(len(events)))
         if session in world.cancelled:
