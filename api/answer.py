@@ -47,11 +47,17 @@ class Answer:
         stops: Iterable[str] = (),
         *,
         logprobs: bool = False,
-        echo: str = "",
+        control_logprobs: bool = False,
+        offset: int = 0,
         reader: Reader | None = None,
     ) -> None:
-        """`reader`: of what is no text; the stop strings and log-probabilities are of the text alone."""
+        """`control_logprobs`: those of control tokens, too. `offset`: characters that go before the answer.
+
+        `reader`: of what is no text; the stop strings and log-probabilities are of the text alone.
+        """
         self.completion_tokens = 0
+        self.logprob = 0.0
+        """Of the whole answer, if log-probabilities are asked of the driver."""
         self.cached_tokens = 0
         self._control = tokenizer.control
         self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
@@ -65,21 +71,21 @@ class Answer:
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopMatcher(stops)
         self._logprobs = logprobs
+        self._without_logprobs = frozenset[int]() if control_logprobs else tokenizer.control
         self._waiting: deque[TokenText] = deque()
         self._made = 0
         """Characters that the tokens so far stand for."""
-        self._echo = echo
-        """What goes before the answer."""
-        self._offset = len(echo)
+        self._offset = offset
 
     def take(self, event: TokenEvent) -> Delta:
         """Account for one token. At the end, a character of which some bytes are missing is left out: it is none."""
         self.completion_tokens += 1
+        self.logprob += event.logprob or 0.0
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         made = self._detokenizer.add(event.token)
         if self._reader:
             return self._take_parts(event, self._read(self._reader, event, made))
-        if self._logprobs and event.token not in self._control:
+        if self._logprobs and event.token not in self._without_logprobs:
             self._waiting.append(TokenText(event, made, self._made))
         return self._take_text(made, event.finish)
 
@@ -120,13 +126,7 @@ class Answer:
         if end:
             text += self._stops.finish()
         finish = "stop" if self._stops.matched else end
-        if text or finish:
-            text, self._echo = self._echo + text, ""
         return Delta(text, self._tokens_given(ended=finish is not None), finish)
-
-    def without_tokens(self) -> Delta:
-        """The whole of an answer for which no token was wanted."""
-        return Delta(self._echo, finish="length")
 
     def _tokens_given(self, *, ended: bool) -> tuple[TokenText, ...]:
         given = self._stops.given

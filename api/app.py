@@ -7,7 +7,7 @@ from functools import partial
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from api import admin, chat, completions, models
+from api import admin, chat, completions, embeddings, models
 from api.backend import Backend
 from api.cors import Cors
 from api.errors import describe, error_object
@@ -37,6 +37,7 @@ def create_app(
     for prefix in ("/v1", ""):
         routes.add_post(f"{prefix}/chat/completions", partial(chat.create, gateway))
         routes.add_post(f"{prefix}/completions", partial(completions.create, gateway))
+        routes.add_post(f"{prefix}/embeddings", partial(embeddings.create, gateway))
         routes.add_get(f"{prefix}/models", partial(models.index, gateway))
         routes.add_get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
     routes.add_get("/health", partial(admin.health, gateway))

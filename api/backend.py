@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry
 from node.engine.tokenizer import Tokenizer
@@ -33,6 +34,9 @@ class Backend(Protocol):
 
         A refusal (Overloaded, NotReady, ...) is raised before the first token, and may be raised before any work.
         """
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """Score or embed a text. Cancelling it frees the session. Refusals are those of `generate`."""
 
     def status(self) -> dict[str, Any]:
         """The cluster as this node sees it, ready for JSON."""

@@ -10,11 +10,13 @@ from aiohttp import web
 from api.answer import Delta
 from api.backend import Model
 from api.body import read_object
+from api.echo import Echo, spell
 from api.generation import Choice, Job, check_tokens
 from api.logprobs import legacy_logprobs
 from api.response import Collected, Gateway, Reply, new_id
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
+from node.core.evaluation import EvaluateRequest
 from node.engine.tokenizer import Tokenizer
 
 MAX_CHOICES = 2048
@@ -28,24 +30,34 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         id=new_id("cmpl"),
         model=model,
         body=body,
-        sampling=body.sampling(body.logprobs),
+        sampling=body.sampling(body.wanted_logprobs),
         max_tokens=body.max_tokens,
         param="prompt",
+        control_logprobs=True,
     )
-    if len(body.prompt) * body.n > MAX_CHOICES:
+    if len(body.prompt) * body.copies > MAX_CHOICES:
         raise BadRequest(
-            f"{len(body.prompt)} prompts with {body.n} answers each are more than {MAX_CHOICES}.", param="prompt"
+            f"{len(body.prompt)} prompts with {body.copies} answers each are more than {MAX_CHOICES}.", param="prompt"
         )
     choices: list[Choice] = []
     for prompt in body.prompt:
-        echo = _text(model, prompt) if body.echo else ""
-        choices += job.choices(await _encode(model, prompt), first=len(choices), echo=echo)
+        tokens = await encode(model, prompt, param="prompt")
+        name = f"{job.id}-{len(choices)}-prompt"
+        echo = await _echo(name, model, prompt, tokens, body.logprobs) if body.echo else None
+        choices += job.choices(tokens, first=len(choices), echo=echo)
     return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, gateway)
 
 
-async def _encode(model: Model, prompt: str | list[int]) -> Sequence[int]:
+async def _echo(name: str, model: Model, prompt: str | list[int], tokens: Sequence[int], top: int | None) -> Echo:
+    text = prompt if isinstance(prompt, str) else None
+    wanted = None if top is None else EvaluateRequest(name, model.id, tuple(tokens), top)
+    return Echo(await asyncio.to_thread(spell, model.tokenizer, tokens, text), text, wanted)
+
+
+async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequence[int]:
+    """The tokens of a text that is not a chat; `param` holds it."""
     if isinstance(prompt, list):
-        check_tokens(model, prompt, param="prompt")
+        check_tokens(model, prompt, param=param)
         return prompt
     # In a thread: a long prompt takes long, and other streams go on.
     tokens = await asyncio.to_thread(model.tokenizer.encode, prompt)
@@ -53,12 +65,8 @@ async def _encode(model: Model, prompt: str | list[int]) -> Sequence[int]:
         return tokens
     start = model.tokenizer.start
     if start is None:
-        raise BadRequest("The prompt is empty, and the model has no token to begin a text with.", param="prompt")
+        raise BadRequest("The text is empty, and the model has no token to begin a text with.", param=param)
     return [start]
-
-
-def _text(model: Model, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
 
 
 @dataclass(frozen=True, slots=True)

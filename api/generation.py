@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from api.answer import Answer, Delta
 from api.backend import Backend, Model
+from api.echo import Echo
 from api.reader import Reader
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
@@ -16,6 +18,7 @@ from node.core.generation import GenerateRequest, Sampling
 AT_ONCE = 16
 """Choices of one request that run at the same time: enough to fill a batch, and a long list fills no queue."""
 
+T = TypeVar("T")
 Emit = Callable[[int, Delta], Awaitable[None]]
 """Takes what the choice of an index has grown by."""
 
@@ -34,16 +37,18 @@ class Job:
     """The request's parameter that holds the prompt."""
     grammar: str = ""
     """What each answer must follow."""
+    control_logprobs: bool = False
+    """Whether control tokens are among those whose log-probabilities are told."""
 
     def choices(
         self,
         prompt: Sequence[int],
         *,
         first: int = 0,
-        echo: str = "",
+        echo: Echo | None = None,
         reader: Callable[[], Reader | None] = lambda: None,
     ) -> list["Choice"]:
-        """The `n` choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's.
+        """All choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's.
 
         `reader` makes what reads one of them.
         """
@@ -71,11 +76,13 @@ class Job:
                     tokenizer,
                     self.body.stop,
                     logprobs=self.sampling.logprobs is not None,
-                    echo=echo,
+                    control_logprobs=self.control_logprobs,
+                    offset=len(echo.text) if echo else 0,
                     reader=reader(),
                 ),
+                echo=echo,
             )
-            for copy in range(self.body.n)
+            for copy in range(self.body.copies)
         ]
 
     def _room(self, prompt: Sequence[int]) -> int:
@@ -96,35 +103,56 @@ class Choice:
     index: int
     request: GenerateRequest
     answer: Answer
+    echo: Echo | None = None
 
     async def run(self, backend: Backend, emit: Emit) -> None:
+        before = await self.echo.read(backend) if self.echo else Delta()
         if self.request.max_tokens == 0:
-            await emit(self.index, self.answer.without_tokens())
+            await emit(self.index, replace(before, finish="length"))
             return
         async with aclosing(backend.generate(self.request)) as events:
             async for event in events:
                 delta = self.answer.take(event)
                 if delta != Delta():
-                    await emit(self.index, delta)
+                    await emit(
+                        self.index, replace(delta, text=before.text + delta.text, tokens=before.tokens + delta.tokens)
+                    )
+                    before = Delta()
                 if delta.finish:
                     return
         raise PippinError("The generation ended before its last token.")
 
 
 async def run_all(backend: Backend, choices: Sequence[Choice], emit: Emit) -> None:
-    """Run the choices, several at once. The first failure ends them all."""
+    await at_once([partial(choice.run, backend, emit) for choice in choices])
+
+
+async def at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Do several of these at the same time. The first failure ends them all."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def run(choice: Choice) -> None:
+    async def do(work: Callable[[], Awaitable[T]]) -> T:
         async with places:
-            await choice.run(backend, emit)
+            return await work()
 
     try:
         async with asyncio.TaskGroup() as group:
-            for choice in choices:
-                group.create_task(run(choice))
+            tasks = [group.create_task(do(work)) for work in works]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
+    """Of each prompt's choices the `n` whose tokens are the likeliest on average, the best first."""
+    if body.copies == body.n:
+        return list(choices)
+    groups = [choices[first : first + body.copies] for first in range(0, len(choices), body.copies)]
+    return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: body.n]]
+
+
+def _mean_logprob(choice: Choice) -> float:
+    return choice.answer.logprob / max(choice.answer.completion_tokens, 1)
 
 
 def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:

@@ -33,18 +33,28 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -
 def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [_bounded(token.event.logprob) for token in tokens],
-        "top_logprobs": [
-            {
-                _name(tokenizer, other): _bounded(value)
-                for other, value in _likeliest(token, top)
-                if other != token.event.token
-            }
-            | {token.text: _bounded(token.event.logprob)}
-            for token in tokens
-        ],
+        "token_logprobs": [_known(token) for token in tokens],
+        "top_logprobs": [_legacy_top(tokenizer, token, top) for token in tokens],
         "text_offset": [token.start for token in tokens],
     }
+
+
+def _legacy_top(tokenizer: Tokenizer, token: TokenText, top: int) -> dict[str, float] | None:
+    """The token itself and the likeliest others; of others of the same name the likeliest, so that none hides."""
+    own = _known(token)
+    if own is None:
+        return None
+    named = {token.text: own}
+    for other, value in _likeliest(token, top):
+        if other != token.event.token:
+            name = _name(tokenizer, other)
+            named[name] = max(_bounded(value), named.get(name, LEAST))
+    return named
+
+
+def _known(token: TokenText) -> float | None:
+    """The first token of a prompt has no log-probability."""
+    return None if token.event.logprob is None else _bounded(token.event.logprob)
 
 
 def _likeliest(token: TokenText, count: int) -> list[tuple[int, float]]:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
 from api.backend import Backend
-from api.generation import Choice, Job, run_all, usage
+from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
 from api.stream import EventStream, Pace
 
@@ -80,7 +80,8 @@ class Reply:
             collected[index].add(delta)
 
         await run_all(gateway.backend, self.choices, collect)
-        choices = [self.shape.whole(index, whole) for index, whole in enumerate(collected)]
+        kept = best(self.choices, self.job.body)
+        choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
         return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
 
     async def _stream(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
@@ -110,7 +111,7 @@ class Reply:
         }
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self.choices, self.job.body.n)
+        return usage(self.choices, self.job.body.copies)
 
 
 @cache

@@ -18,6 +18,8 @@ MAX_INT = 2**31 - 1
 SEEDS = 2**63
 MAX_CHOICES = 128
 MAX_STOPS = 4
+MAX_INPUTS = 2048
+"""Texts to embed in one request, as OpenAI bounds it."""
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -79,6 +81,11 @@ class GenerationRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def copies(self) -> int:
+        """Answers that are made of each prompt."""
+        return self.n
 
     def sampling(self, logprobs: int | None) -> Sampling:
         """Without a seed each request gets its own."""
@@ -206,7 +213,11 @@ class ChatRequest(GenerationRequest):
 
 
 def _prompt_list(value: Any) -> Any:
-    """One prompt or several, each a text or token ids, as a list of prompts."""
+    return _text_list(value, "prompt")
+
+
+def _text_list(value: Any, name: str) -> list[Any]:
+    """One text or several, each a string or token ids, as a list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -214,7 +225,7 @@ def _prompt_list(value: Any) -> Any:
             return [value]
         if all(isinstance(prompt, str) for prompt in value) or all(_are_tokens(prompt) for prompt in value):
             return value
-    raise PydanticCustomError("prompt", "Input should be a string, a list of token ids, or a list of one of these")
+    raise PydanticCustomError(name, "Input should be a string, a list of token ids, or a list of one of these")
 
 
 def _are_tokens(value: Any) -> bool:
@@ -229,20 +240,56 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     suffix: str | None = None
 
+    @property
+    def copies(self) -> int:
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """The best answer is found by its log-probability, told or not."""
+        return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
+
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
-        if self.best_of is not None and self.best_of < self.n:
+        if self.copies < self.n:
             raise BadRequest(f"'best_of' ({self.best_of}) must not be less than 'n' ({self.n}).", param="best_of")
-        if self.best_of is not None and self.best_of > self.n:
-            raise Unsupported("'best_of' greater than 'n' is not supported yet.", param="best_of")
-        if self.echo and self.logprobs is not None:
-            raise Unsupported("'echo' together with 'logprobs' is not supported yet.", param="echo")
+        if self.copies > self.n and self.stream:
+            raise BadRequest(
+                f"'best_of' ({self.best_of}) greater than 'n' ({self.n}) cannot be streamed.", param="best_of"
+            )
         if self.suffix:
-            raise Unsupported("'suffix' is not supported.", param="suffix")
+            raise Unsupported("'suffix' is not supported: no text can be put before a given end.", param="suffix")
         return self
 
 
-Request = TypeVar("Request", bound=GenerationRequest)
+def _input_list(value: Any) -> Any:
+    inputs = _text_list(value, "input")
+    if "" in inputs:
+        raise PydanticCustomError("input", "Input should not be an empty string")
+    if len(inputs) > MAX_INPUTS:
+        raise PydanticCustomError("input", f"Input should have at most {MAX_INPUTS} texts, not {len(inputs)}")
+    return inputs
+
+
+class EmbeddingRequest(BaseModel):
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    input: Annotated[list[str | list[int]], BeforeValidator(_input_list)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.dimensions is not None:
+            raise Unsupported(
+                "'dimensions' is not supported: an embedding is as wide as the model's hidden states.",
+                param="dimensions",
+            )
+        return self
+
+
+Request = TypeVar("Request", bound=BaseModel)
 
 
 def parse(schema: type[Request], body: dict[str, Any]) -> Request:

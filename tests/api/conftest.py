@@ -16,6 +16,7 @@ from aiohttp import web
 from api.app import create_app
 from api.stream import Pace
 from node.core.errors import ModelNotFound, PippinError
+from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry
 from node.engine.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class ScriptedBackend:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[GenerateRequest] = field(default_factory=list)
     drained: tuple[str, bool] | None = None
+    evaluated: list[EvaluateRequest] = field(default_factory=list)
     running: int = 0
     cached: int = 0
 
@@ -95,6 +97,30 @@ class ScriptedBackend:
             return TokenEvent(position, token, finish=finish, cached_tokens=0 if position else self.cached)
         likeliest = [(token, -0.25), *((10 + rank, -2.0 - rank) for rank in range(request.sampling.logprobs))]
         return TokenEvent(position, token, -0.25, likeliest[: request.sampling.logprobs], finish)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """Token t after its place n has the log-probability -n; the embedding tells the length and the first token."""
+        self.evaluated.append(request)
+        self.asked.set()
+        if self.refusal:
+            raise self.refusal
+        if self.pause_at is not None:
+            await self._stay()
+        if request.top is None:
+            return Evaluation(embedding=[float(len(request.prompt)), request.prompt[0] / 4096, -0.5])
+        candidates = [(10 + rank, -0.5 - rank) for rank in range(request.top)]
+        return Evaluation([Score(-float(place), candidates) for place in range(1, len(request.prompt))])
+
+    async def _stay(self) -> None:
+        self.running += 1
+        self.idle.clear()
+        self.paused.set()
+        try:
+            await self.go_on.wait()
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.idle.set()
 
     def status(self) -> dict[str, Any]:
         return {"cluster": "home", "nodes": []}

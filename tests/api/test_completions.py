@@ -1,7 +1,12 @@
 """Legacy completions: raw prompts, lists, echo, their own shape of log-probabilities."""
 
+import asyncio
+
 import pytest
 from openai.types import Completion
+
+from node.core.errors import Overloaded
+from node.core.generation import TokenEvent
 
 MODEL = "pippin/demo"
 
@@ -80,6 +85,7 @@ async def test_logprobs_have_the_legacy_shape(server):
     assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
     assert len({len(values) for values in logprobs.values()}) == 1
     assert "".join(logprobs["tokens"]) == plain["text"]
+    assert logprobs["tokens"][-1] == ""  # the end, which is a token without a text
     for token, offset, top in zip(logprobs["tokens"], logprobs["text_offset"], logprobs["top_logprobs"], strict=True):
         assert plain["text"][offset:].startswith(token)
         assert len(top) >= 3
@@ -87,6 +93,98 @@ async def test_logprobs_have_the_legacy_shape(server):
     events = (await server.complete(logprobs=3, max_tokens=50, stream=True)).events
     parts = [event["choices"][0]["logprobs"] for event in events]
     assert {name: [value for part in parts for value in part[name]] for name in logprobs} == logprobs
+
+
+async def test_echo_with_logprobs_scores_the_prompt(server):
+    server.backend.say("Hi")
+    prompt = "Once 😀 upon"
+    plain = (await server.complete(prompt, echo=True, logprobs=2, max_tokens=50)).json["choices"][0]
+    answer = Completion.model_construct(**plain)
+    assert plain["text"] == prompt + "Hi"
+    ids = server.backend.model.tokenizer.encode(prompt)
+    logprobs = answer.logprobs
+    count = len(ids) + len(server.backend.model.tokenizer.encode("Hi")) + 1  # and the end
+    assert {len(values) for values in logprobs.values()} == {count}
+    assert "".join(logprobs["tokens"]) == plain["text"]
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert logprobs["token_logprobs"][1 : len(ids)] == [-float(place) for place in range(1, len(ids))]
+    assert all(len(top) == 3 for top in logprobs["top_logprobs"][1 : len(ids)])
+    assert logprobs["token_logprobs"][len(ids) :] == [-0.25] * (count - len(ids))
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert plain["text"][offset:].startswith(token)
+    (asked,) = server.backend.evaluated
+    assert (list(asked.prompt), asked.top) == (ids, 2)
+    events = (await server.complete(prompt, echo=True, logprobs=2, max_tokens=50, stream=True)).events
+    parts = [event["choices"][0]["logprobs"] for event in events]
+    assert {name: [value for part in parts for value in part[name]] for name in logprobs} == logprobs
+    assert "".join(event["choices"][0]["text"] for event in events) == plain["text"]
+
+
+async def test_scoring_generates_nothing_when_nothing_is_wanted(server):
+    """As lm-eval asks: several prompts in tokens, and nothing of an answer."""
+    prompts = [[300, 301, 302], [17, 200]]
+    answer = (await server.complete(prompts, echo=True, logprobs=1, max_tokens=0, temperature=0, seed=1234)).json
+    assert server.backend.requests == []
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [3, 2]
+    assert [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]] == [[None, -1.0, -2.0], [None, -1.0]]
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == 5
+
+
+async def test_the_choices_of_a_prompt_share_its_scores(server):
+    answer = (await server.complete(["Once", "upon a"], echo=True, logprobs=0, n=3, max_tokens=50)).json
+    assert len(answer["choices"]) == 6
+    assert len(server.backend.evaluated) == 2
+    assert all(choice["logprobs"]["token_logprobs"][0] is None for choice in answer["choices"])
+
+
+async def test_control_tokens_of_a_scored_prompt(server):
+    """Typed ones are shown as they were typed, those among token ids are not; all are scored."""
+    typed = (await server.complete("<|user|>Hi", echo=True, logprobs=0, max_tokens=0)).json["choices"][0]
+    assert typed["logprobs"]["tokens"][:1] == ["<|user|>"]
+    assert "".join(typed["logprobs"]["tokens"]) == typed["text"] == "<|user|>Hi"
+    tokens = server.backend.model.tokenizer.encode("<|user|>Hi")
+    given = (await server.complete(tokens, echo=True, logprobs=0, max_tokens=0)).json["choices"][0]
+    assert given["text"] == "Hi"
+    assert len(given["logprobs"]["tokens"]) == len(tokens)
+
+
+async def test_a_scoring_that_fails_is_a_plain_error(server):
+    server.backend.refusal = Overloaded("64 requests are waiting already.")
+    for stream in (False, True):
+        response = await server.complete(echo=True, logprobs=1, stream=stream)
+        assert response.status == 429
+        assert response.error["code"] == "rate_limit_exceeded"
+
+
+async def test_a_client_that_hangs_up_ends_its_scoring(server):
+    server.backend.pause_at = 0
+    asked = asyncio.create_task(server.complete(echo=True, logprobs=1, max_tokens=0))
+    await server.backend.paused.wait()
+    asked.cancel()
+    await asyncio.wait_for(server.backend.idle.wait(), 5)
+    assert len(server.backend.evaluated) == 1
+
+
+async def test_best_of_gives_the_likeliest(server):
+    tokenizer = server.backend.model.tokenizer
+    words = [" one", " two", " three", " four"]
+    likely = {" one": -2.0, " two": -0.5, " three": -9.0, " four": -1.0}
+
+    async def generate(request):
+        word = words[int(request.id.rpartition("-")[2]) % 4]
+        tokens = tokenizer.encode(word)
+        for position, token in enumerate(tokens):
+            finish = "length" if position + 1 == len(tokens) else None
+            yield TokenEvent(position, token, likely[word], [], finish)
+
+    server.backend.generate = generate
+    answer = (await server.complete(["a", "b"], best_of=4, n=2)).json
+    assert [choice["text"] for choice in answer["choices"]] == [" two", " four"] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 2 * sum(len(tokenizer.encode(word)) for word in words)
+    same = (await server.complete("a", best_of=1)).json
+    assert [choice["text"] for choice in same["choices"]] == [" one"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +203,8 @@ async def test_logprobs_have_the_legacy_shape(server):
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"echo": "yes"}, "echo"),
         ({"max_tokens": -1}, "max_tokens"),

@@ -68,11 +68,9 @@ def test_a_shorter_limit_gives_a_prefix(tokenizer, text, data):
     assert longer.startswith(shorter)
 
 
-def test_echo_comes_first_and_moves_the_offsets(tokenizer):
-    answer = Answer(tokenizer, logprobs=True, echo="Say: ")
-    deltas = run(answer, tokenizer.encode("Hello"))
-    assert "".join(delta.text for delta in deltas) == "Say: Hello"
-    assert deltas[0].tokens[0].start == len("Say: ")
+def test_what_goes_before_the_answer_moves_the_offsets(tokenizer):
+    answer = Answer(tokenizer, logprobs=True, offset=5)
+    assert run(answer, tokenizer.encode("Hello"))[0].tokens[0].start == 5
 
 
 def test_counts(tokenizer):

@@ -1,0 +1,62 @@
+"""The prompt as the legacy endpoint's `echo` puts it before an answer."""
+
+import asyncio
+from collections.abc import Sequence
+
+from api.answer import Delta, TokenText
+from api.backend import Backend
+from node.core.evaluation import EvaluateRequest, Score
+from node.core.generation import TokenEvent
+from node.engine.tokenizer import Tokenizer
+
+
+class Echo:
+    """One for all choices of a prompt: its text, and its tokens with their log-probabilities if `wanted`."""
+
+    def __init__(self, pieces: Sequence[str], text: str | None, wanted: EvaluateRequest | None) -> None:
+        self.text = "".join(pieces) if text is None else text
+        self._pieces = pieces
+        self._wanted = wanted
+        self._asking = asyncio.Lock()
+        self._tokens: tuple[TokenText, ...] = ()
+
+    async def read(self, backend: Backend) -> Delta:
+        """What goes before each choice; whoever comes first has the prompt scored."""
+        async with self._asking:
+            if self._wanted and not self._tokens:
+                evaluation = await backend.evaluate(self._wanted)
+                self._tokens = self._scored(self._wanted.prompt, [None, *evaluation.scores])
+        return Delta(self.text, self._tokens)
+
+    def _scored(self, prompt: Sequence[int], scores: Sequence[Score | None]) -> tuple[TokenText, ...]:
+        """The first token follows nothing, so it has no score."""
+        tokens: list[TokenText] = []
+        start = 0
+        for token, piece, score in zip(prompt, self._pieces, scores, strict=True):
+            position = len(tokens) - len(prompt)
+            event = TokenEvent(position, token, score.logprob, score.top) if score else TokenEvent(position, token)
+            tokens.append(TokenText(event, piece, min(start, len(self.text))))
+            start += len(piece)
+        return tuple(tokens)
+
+
+def spell(tokenizer: Tokenizer, tokens: Sequence[int], text: str | None) -> list[str]:
+    """What each token of a prompt adds to its text.
+
+    A control token adds something only if it stands in the `text` that the tokens were made of; so does the blank that
+    some tokenizers put before a text.
+    """
+    detokenizer = tokenizer.detokenizer()
+    pieces: list[str] = []
+    length = 0
+    for token in tokens:
+        piece = detokenizer.add(token)
+        if text is not None:
+            control = token in tokenizer.control
+            piece = tokenizer.token_bytes(token).decode(errors="replace") if control else piece
+            if not text.startswith(piece, length):
+                added_blank = piece.startswith(" ") and text.startswith(piece[1:], length)
+                piece = "" if control else piece[1:] if added_blank else piece
+        pieces.append(piece)
+        length += len(piece)
+    return pieces

@@ -1,0 +1,49 @@
+"""POST /v1/embeddings: texts as vectors."""
+
+import base64
+import struct
+from collections.abc import Sequence
+from functools import partial
+
+from aiohttp import web
+
+from api.backend import Model
+from api.body import read_object
+from api.completions import encode
+from api.generation import at_once
+from api.response import Gateway, new_id
+from api.schema import EmbeddingRequest, parse
+from node.core.errors import ContextExceeded
+from node.core.evaluation import EvaluateRequest
+
+
+async def create(gateway: Gateway, request: web.Request) -> web.Response:
+    body = parse(EmbeddingRequest, await read_object(request))
+    model = await gateway.backend.open(body.model)
+    texts = [await _tokens(model, text) for text in body.input]
+    name = new_id("embd")
+    asked = [EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens)) for index, tokens in enumerate(texts)]
+    found = await at_once([partial(gateway.backend.evaluate, each) for each in asked])
+    written = _base64 if body.encoding_format == "base64" else list
+    data = [
+        {"object": "embedding", "index": index, "embedding": written(evaluation.embedding)}
+        for index, evaluation in enumerate(found)
+    ]
+    tokens = sum(map(len, texts))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
+
+
+async def _tokens(model: Model, text: str | list[int]) -> Sequence[int]:
+    tokens = await encode(model, text, param="input")
+    if len(tokens) > model.context:
+        raise ContextExceeded(
+            f"This model's maximum context length is {model.context} tokens, but an input has {len(tokens)} tokens.",
+            param="input",
+        )
+    return tokens
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """As OpenAI writes it: float32, little-endian."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
