@@ -115,6 +115,21 @@ async def test_requests(served: tuple[Handlers, str], client: RpcClient, case: s
     await still_serves(client, peer)
 
 
+EVALUATIONS: dict[str, Callable[[serving_pb2.EvaluateRequest], object]] = {
+    "no text": lambda m: m.ClearField("prompt"),
+    "more candidates than can be counted": lambda m: setattr(m, "top", (1 << 32) - 1),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATIONS)
+async def test_evaluations(served: tuple[Handlers, str], client: RpcClient, case: str) -> None:
+    _, peer = served
+    message = serving_pb2.EvaluateRequest(id="r", ring="r", model="m", prompt=[1], top=1)
+    EVALUATIONS[case](message)
+    assert isinstance(await answer(peer, "/pippin.serving.Serving/Evaluate", message.SerializeToString()), Incompatible)
+    await still_serves(client, peer)
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -124,6 +139,7 @@ async def test_requests(served: tuple[Handlers, str], client: RpcClient, case: s
         "/pippin.serving.Files/List",
         "/pippin.serving.Files/Read",
         "/pippin.serving.Serving/Generate",
+        "/pippin.serving.Serving/Evaluate",
     ],
 )
 async def test_bytes_that_are_no_message(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:

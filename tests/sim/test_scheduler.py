@@ -167,7 +167,7 @@ class World:
             assert len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
             assert not any(seat.gone for seat in step.rows)
             if len(step.rows) > 1:
-                assert step.samples  # all in one step
+                assert step.samples or len(step.readings) == len(step.rows)  # all in one step
                 self.together += len(step.rows)
 
     def land(self) -> None:
