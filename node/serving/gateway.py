@@ -185,10 +185,7 @@ class Gateway:
                     raise
             lost.add(ring.id)
             wait_s = RECOVER_WAIT_S
-            if any(each.id not in lost for each in ready_rings(self._agent.view(), request.model)):
-                continue  # another ring takes it at once
-            # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
-            await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
+            await self._after_loss(request.model, lost, fruitless)
 
     def _routed(self, ready: Sequence[Ring], prompt: Sequence[int], lost: Collection[str]) -> Ring:
         """The ring to ask; not one that has lost this request before, if there are others."""
@@ -216,14 +213,14 @@ class Gateway:
                 if tries >= FRUITLESS_TRIES:
                     raise
             lost.add(ring.id)
-            await self._after_loss(request.model, lost, tries)
+            await self._after_loss(request.model, lost, tries - 1)
 
     async def _after_loss(self, model: str, lost: Collection[str], fruitless: int) -> None:
         """Until it is worth another try: at once if there is another ring."""
         if any(each.id not in lost for each in ready_rings(self._agent.view(), model)):
             return
         # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
-        await (asyncio.sleep(fruitless - 1) if fruitless > 1 else self._agent.changed.wait(1.0))
+        await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if ring.driver == self._agent.info.id:
