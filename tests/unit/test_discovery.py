@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import uuid
 from collections.abc import AsyncIterator
 
 from zeroconf import AddressResolver, IPVersion
@@ -14,9 +15,11 @@ from node.cluster.discovery import Discovery
 from node.core.types import NodeInfo, PeerHint
 
 LOOPBACK = ("127.0.0.1",)
+NAME = f"discovery-{uuid.uuid4().hex[:8]}"
+"""Of the cluster, for this run alone: other runs on this machine hear its mDNS."""
 
 
-def info(node: str, *, cluster: str = "discovery-test", port: int = 7001) -> NodeInfo:
+def info(node: str, *, cluster: str = NAME, port: int = 7001) -> NodeInfo:
     return NodeInfo(node, 1, node, cluster, "0.1.0", 1, LOOPBACK, port, port + 1)
 
 
@@ -80,13 +83,13 @@ async def test_the_name_of_the_cluster_follows_the_head():
     async with started(info("a"), info("b", port=7003)) as (a, b):
         await a.next()
         await b.next()
-        assert await a.discovery.serve_name("discovery-test")
-        assert await address_of("discovery-test.local.") == ["127.0.0.1"]
+        assert await a.discovery.serve_name(NAME)
+        assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
         await a.discovery.drop_name()
-        assert await b.discovery.serve_name("discovery-test")  # though the old head's record is cached
-        assert await address_of("discovery-test.local.") == ["127.0.0.1"]
+        assert await b.discovery.serve_name(NAME)  # though the old head's record is cached
+        assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
         await b.discovery.drop_name()
-        assert await address_of("discovery-test.local.") == []
+        assert await address_of(f"{NAME}.local.") == []
 
 
 async def test_a_name_that_another_machine_has_is_left_alone(caplog):
@@ -95,12 +98,12 @@ async def test_a_name_that_another_machine_has_is_left_alone(caplog):
         "_http._tcp.local.",
         "Printer._http._tcp.local.",
         port=80,
-        server="discovery-test.local.",
+        server=f"{NAME}.local.",
         parsed_addresses=["10.9.9.9"],
     )
     await (await stranger.async_register_service(printer, cooperating_responders=True))
     async with started(info("a")) as (a,):
-        assert not await a.discovery.serve_name("discovery-test")
+        assert not await a.discovery.serve_name(NAME)
         assert "belongs to another machine (10.9.9.9)" in caplog.text
     await stranger.async_close()
 
@@ -114,7 +117,7 @@ async def test_without_multicast_a_node_goes_on_with_a_warning(monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         assert not await lonely.start()
     assert "--peer" in caplog.text
-    assert not await lonely.serve_name("discovery-test")
+    assert not await lonely.serve_name(NAME)
     await lonely.drop_name()
     await lonely.update(info("a"), LOOPBACK)
     await lonely.stop()
