@@ -22,7 +22,7 @@ NAMES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt2"]
 
 def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
     """What a driver would do."""
-    runners = [Runner(load_stage(directory, *pair)) for pair in pairwise(bounds)]
+    runners = [Runner(load_stage(directory, *pair), directory) for pair in pairwise(bounds)]
     reading = Reading(request)
     ops: tuple[CacheOp, ...] = (Open(0),)
     for begin in range(0, len(request.prompt), CHUNK):
@@ -90,7 +90,7 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(tmp_path, t
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
     requests = [EvaluateRequest("x", "m", text, top) for text in texts]
     readings = [Reading(request) for request in requests]
-    runners = [Runner(load_stage(directory, *pair)) for pair in ((0, 2), (2, 4))]
+    runners = [Runner(load_stage(directory, *pair), directory) for pair in ((0, 2), (2, 4))]
     ops: list[CacheOp] = [Open(0)]
     for row in range(1, len(texts)):
         ops += [Open(row), Merge(0, row)]
