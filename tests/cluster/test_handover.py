@@ -83,7 +83,7 @@ def test_replicas_share_the_load_and_outlive_each_other(cluster: Cluster, undist
     cluster.ready(first, second)
     have(first, 2)
     with streams([first]) as answers:
-        until(lambda: [ring["requests"]["running"] for ring in rings(first)] == [4, 4], 5, "each ring has half of them")
+        until(lambda: min(ring["requests"]["running"] for ring in rings(first)) >= 2, 5, "each ring has some of them")
         second.kill()
         assert texts(answers) == undisturbed
     have(first, 1)
