@@ -1,19 +1,24 @@
 """The HTTP application: routes, and the one place where errors become responses."""
 
 import logging
+import uuid
 from collections.abc import Collection
 from functools import partial
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
-from api import admin, chat, completions, embeddings, models
+from api import admin, chat, completions, embeddings, metrics, models
+from api.auth import ApiKeys
 from api.backend import Backend
 from api.cors import Cors
+from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
+from api.gate import gate, leave_to_gate
+from api.metrics import Metered, Metrics
 from api.response import STREAM, Gateway
 from api.stream import EventStream, Pace
-from node.core.errors import PippinError
+from node.core.errors import PippinError, ShuttingDown, Unauthorized
 
 log = logging.getLogger(__name__)
 
@@ -24,37 +29,47 @@ BODY_LIMIT = 32 * 2**20
 def create_app(
     backend: Backend,
     *,
+    api_keys: Collection[str] = (),
     cors_origins: Collection[str] = ("*",),
     body_limit: int = BODY_LIMIT,
     pace: Pace | None = None,
 ) -> web.Application:
-    """Run it with `handler_cancellation=True`: a client that hangs up must end its generation."""
-    cors = Cors(cors_origins)
-    gateway = Gateway(backend, pace or Pace())
-    app = web.Application(client_max_size=body_limit, middlewares=[_preflights(cors), answer_errors])
+    """To be called inside a running loop. No `api_keys`: everybody may ask.
+
+    Run it with `handler_cancellation=True`: a client that hangs up must end its generation.
+    """
+    cors, drain, counted = Cors(cors_origins), Drain(), Metrics(backend)
+    gateway = Gateway(Metered(backend, counted), pace or Pace())
+    app = web.Application(
+        client_max_size=body_limit,
+        middlewares=[counted.middleware, answer_errors, gate(cors, ApiKeys(api_keys), drain, body_limit)],
+    )
+    app[DRAIN] = drain
     app.on_response_prepare.append(cors.on_prepare)
-    routes = app.router
+    app.on_response_prepare.append(_number)
+    post, get = partial(_post, app.router), app.router.add_get
     for prefix in ("/v1", ""):
-        routes.add_post(f"{prefix}/chat/completions", partial(chat.create, gateway))
-        routes.add_post(f"{prefix}/completions", partial(completions.create, gateway))
-        routes.add_post(f"{prefix}/embeddings", partial(embeddings.create, gateway))
-        routes.add_get(f"{prefix}/models", partial(models.index, gateway))
-        routes.add_get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
-    routes.add_get("/health", partial(admin.health, gateway))
-    routes.add_get("/cluster/status", partial(admin.cluster_status, gateway))
-    routes.add_post("/cluster/nodes/{node}/drain", partial(admin.drain, gateway))
-    routes.add_post("/cluster/nodes/{node}/undrain", partial(admin.undrain, gateway))
+        post(f"{prefix}/chat/completions", partial(chat.create, gateway))
+        post(f"{prefix}/completions", partial(completions.create, gateway))
+        post(f"{prefix}/embeddings", partial(embeddings.create, gateway))
+        get(f"{prefix}/models", partial(models.index, gateway))
+        get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
+    get("/health", partial(admin.health, gateway))
+    get("/version", admin.version)
+    get("/metrics", partial(metrics.show, counted))
+    get("/cluster/status", partial(admin.cluster_status, gateway))
+    post("/cluster/nodes/{node}/drain", partial(admin.drain, gateway))
+    post("/cluster/nodes/{node}/undrain", partial(admin.undrain, gateway))
     return app
 
 
-def _preflights(cors: Cors) -> Middleware:
-    @web.middleware
-    async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == hdrs.METH_OPTIONS:
-            return cors.preflight(request)
-        return await handler(request)
+def _post(router: web.UrlDispatcher, path: str, handler: Handler) -> None:
+    router.add_post(path, handler, expect_handler=leave_to_gate)
 
-    return answer_preflights
+
+async def _number(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """As OpenAI does; its clients show it with an error."""
+    response.headers["X-Request-ID"] = f"req_{uuid.uuid4().hex}"
 
 
 @web.middleware
@@ -67,6 +82,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         status, body = error.status, describe(error)
         if error.retry_after is not None:
             headers[hdrs.RETRY_AFTER] = str(error.retry_after)
+        if isinstance(error, ShuttingDown):
+            headers[hdrs.CONNECTION] = "close"
+        if isinstance(error, Unauthorized):
+            headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     except web.HTTPException as error:
         status, body = error.status, error_object(error.status, _sentence(request, error))
         if hdrs.ALLOW in error.headers:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry
+from node.core.types import ModelEntry, Work
 from node.engine.tokenizer import Tokenizer
 
 
@@ -46,6 +46,9 @@ class Backend(Protocol):
 
         Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady.
         """
+
+    def work(self) -> Work:
+        """What this node does at the moment."""
 
     def health(self) -> dict[str, Any]:
         """Small and at once: whether this node lives, and what it can serve."""

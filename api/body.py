@@ -3,21 +3,34 @@
 import json
 from typing import Any, Never
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
+from api.errors import WrongMediaType
 from node.core.errors import BadRequest
 
 MAX_DEPTH = 128
 """Levels of nesting; JSON schemas of real tools reach about 30."""
 
+ENCODINGS = ("identity", "gzip", "deflate")
+
 
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object, whatever content type it claims to be: curl calls all of them forms."""
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
+    if encoding not in ENCODINGS:
+        raise WrongMediaType(f"The body is encoded as {encoding[:40]}; it may be {' or '.join(ENCODINGS)}.")
+    if request.content_type.startswith("multipart/"):
+        raise WrongMediaType("The body is a form.", hint="Send a JSON object.")
     try:
         body = await request.read()
     except web.RequestPayloadError as error:
         raise BadRequest("The body is cut off, or not compressed as its Content-Encoding says.") from error
-    return parse_object(body)
+    try:
+        return parse_object(body)
+    except BadRequest as error:
+        if request.content_type == "application/x-www-form-urlencoded" and body[:1] not in (b"", b"{"):
+            raise WrongMediaType("The body is a form.", hint="Send a JSON object.") from error
+        raise
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from api.generation import Job
 from api.guide import make_guide
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
-from api.response import Collected, Gateway, Reply, new_id
+from api.response import Collected, Gateway, Reply, new_id, open_model
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest
 from node.engine.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from node.engine.tokenizer import Tokenizer
 async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(ChatRequest, await read_object(request))
     guide = await make_guide(body.tool_use, body.form)
-    model = await gateway.backend.open(body.model)
+    model = await open_model(gateway, request, body)
     messages = [message.for_template() for message in body.messages]
     # In a thread: a long prompt takes long, and other streams go on.
     kwargs = guide.template_kwargs(body.template_kwargs)

@@ -13,7 +13,7 @@ from api.body import read_object
 from api.echo import Echo, spell
 from api.generation import Choice, Job, check_tokens
 from api.logprobs import legacy_logprobs
-from api.response import Collected, Gateway, Reply, new_id
+from api.response import Collected, Gateway, Reply, new_id, open_model
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
@@ -25,7 +25,7 @@ MAX_CHOICES = 2048
 
 async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(CompletionRequest, await read_object(request))
-    model = await gateway.backend.open(body.model)
+    model = await open_model(gateway, request, body)
     job = Job(
         id=new_id("cmpl"),
         model=model,

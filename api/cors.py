@@ -1,12 +1,22 @@
-"""Cross-origin access, so that pages and plug-ins in a browser may use the API. Credentials are never allowed."""
+"""Cross-origin access, so that pages and plug-ins in a browser may use the API.
+
+Cookies and the like ("credentials") are never allowed; a key in `Authorization` is none of them.
+"""
 
 import re
 from collections.abc import Collection
 
 from aiohttp import hdrs, web
 
-METHODS = "GET, HEAD, POST, OPTIONS"
-EXPOSED = "Retry-After"
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED = "Retry-After, X-Request-ID"
+ALLOWED = (
+    *("Authorization", "Content-Type", "OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"),
+    *(f"X-Stainless-{name}" for name in ("Arch", "Async", "Helper-Method", "Lang", "OS", "Package-Version")),
+    *(f"X-Stainless-{name}" for name in ("Poll-Helper", "Raw-Response", "Retry-Count", "Runtime", "Runtime-Version")),
+    "X-Stainless-Timeout",
+)
+"""Headers of OpenAI's clients, named because `*` never covers `Authorization`; whatever else is asked for joins them."""
 PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 
@@ -30,10 +40,9 @@ class Cors:
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
 
     def preflight(self, request: web.BaseRequest) -> web.Response:
-        """The answer to OPTIONS. `Authorization` is named, because `*` never covers it."""
+        """The answer to OPTIONS, on every path."""
         asked = (name.strip() for name in request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "").split(","))
-        names = {name.lower(): name for name in asked if HEADER_NAME.fullmatch(name)}
-        names |= {"authorization": "Authorization", "content-type": "Content-Type"}
+        names = {name.lower(): name for name in (*asked, *ALLOWED) if HEADER_NAME.fullmatch(name)}
         return web.Response(
             status=204,
             headers={

@@ -11,6 +11,13 @@ class Unsupported(BadRequest):
     code = "unsupported"
 
 
+class WrongMediaType(BadRequest):
+    """The body is no JSON, and its headers say so."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
 def error_type(status: int) -> str:
     if status >= 500:
         return "server_error"

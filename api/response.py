@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Protocol
 from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
-from api.backend import Backend
+from api.backend import Backend, Model
 from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
+from api.schema import GenerationRequest
 from api.stream import EventStream, Pace
+from node.core.errors import NotReady
 
 STREAM = web.RequestKey("stream", EventStream)
 """The request's stream, for the middleware, which writes errors into it."""
@@ -26,6 +28,25 @@ class Gateway:
 
     backend: Backend
     pace: Pace
+
+
+async def open_model(gateway: Gateway, request: web.Request, body: GenerationRequest) -> Model:
+    """Wait until the model may be asked. A stream that waits long is kept alive, and so can wait for longer.
+
+    Raises what `Backend.open` raises.
+    """
+    if not body.stream:
+        return await gateway.backend.open(body.model)
+    events = request[STREAM] = EventStream(request, gateway.pace)
+    deadline = time.monotonic() + gateway.pace.loading_s
+    async with events.kept_alive():
+        while True:
+            try:
+                return await gateway.backend.open(body.model)
+            except NotReady:
+                # Before the first comment a plain 503 is better: clients come back by themselves.
+                if not events.response.prepared or time.monotonic() > deadline:
+                    raise
 
 
 @dataclass(slots=True)
@@ -85,7 +106,7 @@ class Reply:
         return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
 
     async def _stream(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
-        events = request[STREAM] = EventStream(request, gateway.pace)
+        events = request[STREAM]
         # OpenAI's chunks say `usage: null` when the last one will tell.
         no_usage = {"usage": None} if self.job.body.include_usage else {}
 

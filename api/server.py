@@ -4,12 +4,16 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from api.app import create_app
-from api.backend import Backend
+from api.drain import DRAIN
 from node.core.errors import PortTaken
+
+CLOSE_S = 1.0
+"""For the last bytes of what is done."""
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +30,32 @@ class ApiServer:
         self.port = port
         self._runner: web.AppRunner | None = None
 
-    async def start(self, backend: Backend) -> None:
+    async def start(self, app: web.Application) -> None:
         # A client that hangs up cancels its handler, and so its session, at once.
-        self._runner = web.AppRunner(create_app(backend), handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=_HttpLog(log, {}))
         await self._runner.setup()
         for each in self._sockets:
             await web.SockSite(self._runner, each).start()
 
     async def stop(self, drain_s: float) -> None:
-        """Take no new connections; wait up to `drain_s` for the answers under way."""
+        """Refuse new requests, which a closed port would not tell from a crash; wait for the answers under way."""
         if self._runner is None:
             return
+        await self._runner.app[DRAIN].finish(drain_s)
         for site in list(self._runner.sites):
             await site.stop()
         if self._runner.server:
-            await self._runner.server.shutdown(drain_s)
+            await self._runner.server.shutdown(CLOSE_S)
         await self._runner.cleanup()
+
+
+class _HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log, without a traceback for each scanner and each client that speaks no HTTP."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if isinstance(kwargs.get("exc_info"), HttpProcessingError):
+            level, kwargs["exc_info"] = logging.DEBUG, None
+        super().log(level, msg, *args, **kwargs)
 
 
 def _bind(host: str, port: int) -> socket.socket:

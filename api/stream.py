@@ -15,6 +15,7 @@ class Pace:
     """When a quiet stream speaks and when a reader is given up."""
 
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
+    loading_s: float = 600.0  # a stream waits so long for its model, at least
     stall_s: float = 60.0  # a reader that takes nothing for so long holds a place that others wait for
 
 
@@ -37,9 +38,11 @@ class EventStream:
             }
         )
 
-    async def send(self, data: dict[str, Any]) -> None:
+    async def send(self, data: dict[str, Any], name: str = "") -> None:
+        """Chat and completions have events without a name."""
+        line = f"event: {name}\n".encode() if name else b""
         # ASCII: some clients split lines at U+2028 and the like, which JSON would carry bare.
-        await self._write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+        await self._write(line + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
 
     async def done(self) -> None:
         await self._write(b"data: [DONE]\n\n")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+from api.app import create_app
 from api.server import ApiServer
 from node import PROTOCOL, __version__
 from node.cluster.discovery import Discovery
@@ -164,7 +165,13 @@ class Daemon:
                 self._keep_name(),
             )
             tasks = [group.create_task(part) for part in parts]
-            await self._api.start(self._gateway)
+            app = create_app(
+                self._gateway,
+                api_keys=self._options.api_keys,
+                cors_origins=self._options.cors_origins,
+                body_limit=self._options.max_body,
+            )
+            await self._api.start(app)
             log.info("node %s of cluster %s: API on %s", self._agent.info.name, self._agent.info.cluster, self._url())
             await self._stop.wait()
             await self._end()

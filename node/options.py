@@ -7,16 +7,19 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.core.units import parse_bytes
+from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names
 from node.host.nodejs import explanation, meant_for_nodejs
 
 DEFAULT_API_PORT = 52415
 DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
+DEFAULT_MAX_BODY = 32 * 2**20
+"""The longest prompts of today's models are some 4 MB."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64
@@ -62,6 +65,12 @@ class Options:
     """Sequences that a ring steps together."""
     max_queue: int = DEFAULT_MAX_QUEUE
     """Requests that may wait for a ring; more are told to come back."""
+    max_body: int = DEFAULT_MAX_BODY
+    """Bytes of an API request."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Of which an API request has to bring one; empty: anybody may ask."""
+    cors_origins: tuple[str, ...] = ("*",)
+    """Of pages that may read answers; "*" stands for any."""
     log_level: str = "info"
 
 
@@ -94,6 +103,9 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         max_rings=found.max_rings,
         max_batch=found.max_batch,
         max_queue=found.max_queue,
+        max_body=found.max_body,
+        api_keys=found.api_key_file,
+        cors_origins=tuple(dict.fromkeys(found.cors_origin)) or ("*",),
         log_level=found.log_level,
     )
 
@@ -170,6 +182,31 @@ def _parser() -> argparse.ArgumentParser:
     only.add_argument("--host", metavar="ADDR", type=_host, help="bind and advertise only this address")
     only.add_argument("--interface", metavar="NAME", type=_interface, help="advertise only this interface")
 
+    api = parser.add_argument_group("api")
+    add = api.add_argument
+    add(
+        "--api-key-file",
+        metavar="FILE",
+        default=(),
+        type=_keys,
+        help="has the keys of which a request needs one, each on a line (default: none is needed)",
+    )
+    add(
+        "--cors-origin",
+        metavar="URL",
+        action="append",
+        default=[],
+        type=_origin,
+        help="pages of this origin may use the API; repeatable (default: all)",
+    )
+    add(
+        "--max-body",
+        metavar="BYTES",
+        default=DEFAULT_MAX_BODY,
+        type=_bytes,
+        help="longest request (default: 32MB)",
+    )
+
     process = parser.add_argument_group("process")
     add = process.add_argument
     add("--data-dir", metavar="DIR", type=_path, help="this node's identity (default: ~/.pippin, or the next free one)")
@@ -210,8 +247,25 @@ def _bytes(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if amount == 0:
-        raise argparse.ArgumentTypeError("a node needs some memory; write it like 12GB")
+        raise argparse.ArgumentTypeError("must be more than nothing; write it like 12GB")
     return amount
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    try:
+        return read_keys(_path(text))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _origin(text: str) -> str:
+    """As browsers write it in the Origin header: lower case, without a path."""
+    origin = text.lower().rstrip("/")
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", origin):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no origin; write it like https://chat.example or app://obsidian.md"
+        )
+    return origin
 
 
 def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:

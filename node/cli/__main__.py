@@ -12,11 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from node.cli.client import DEFAULT_API, Api, NoNode, StatusFailed, parse_api
 from node.cli.drain import drain
 from node.cli.table import render
 from node.cli.wait import Wish, wait
+from node.host.api_keys import parse_key, read_keys
 
 EXIT_READY, EXIT_ERROR, EXIT_NO_NODE, EXIT_NOT_READY, EXIT_INTERRUPTED = 0, 1, 3, 4, 130
 
@@ -24,7 +26,12 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        args.api = args.api._replace(key=_key(args.api_key_file))
+    except ValueError as error:
+        parser.error(str(error))
     try:
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
@@ -36,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `cluster status | head -1`: what was read was all that was wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_READY
+
+
+def _key(file: str | None) -> str:
+    """The first of a node's keys, or the environment's: a key among the arguments could be read by all with `ps`."""
+    try:
+        return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
+    except OSError as error:
+        raise ValueError(f"--api-key-file: {error}") from error
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -122,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         command.add_argument(
             "--api", metavar="URL", type=_api, default=DEFAULT_API, help="any node (default: %(default)s)"
+        )
+        command.add_argument(
+            "--api-key-file", metavar="FILE", help="the node's API keys (default: the key in PIPPIN_API_KEY, if any)"
         )
     return parser
 

@@ -40,6 +40,8 @@ class Api(NamedTuple):
     scheme: str
     host: str
     port: int
+    key: str = ""
+    """An API key; empty: none is sent."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -49,7 +51,11 @@ class Api(NamedTuple):
         """Raises NoNode or StatusFailed."""
         code, body = self._ask("GET", "/cluster/status", timeout)
         if code == http.HTTPStatus.UNAUTHORIZED:
-            raise StatusFailed(f"{self} asks for an API key.")
+            raise StatusFailed(
+                f"{self} does not know the API key that was sent. Set PIPPIN_API_KEY to one of its keys."
+                if self.key
+                else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
+            )
         try:
             status = json.loads(body) if code == http.HTTPStatus.OK else None
         except ValueError:
@@ -85,7 +91,10 @@ class Api(NamedTuple):
                 f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with --api URL."
             ) from error
         try:
-            connection.request(method, path, headers={"Accept": "application/json"})
+            headers = {"Accept": "application/json"}
+            if self.key:
+                headers["Authorization"] = f"Bearer {self.key}"
+            connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except TimeoutError as error:

@@ -85,6 +85,12 @@ class NotReady(PippinError):
     retry_after = 2
 
 
+class ShuttingDown(NotReady):
+    """The node was told to stop; it finishes what is under way and takes nothing new."""
+
+    code = "shutting_down"
+
+
 class NoCapacity(PippinError):
     """No set of nodes has the memory for the model."""
 

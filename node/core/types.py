@@ -129,6 +129,19 @@ class RingLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a node does at the moment, and what befell its requests since it started."""
+
+    rings: tuple[RingLoad, ...] = ()
+    """Those that it drives."""
+    kv_bytes: int = 0
+    memory_bytes: int = 0
+    """Weights and KV."""
+    recoveries: int = 0
+    """How often a request of this gateway lost its ring and went on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """How a node reaches another: the address in use and its measured round trip."""
 

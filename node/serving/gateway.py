@@ -17,7 +17,7 @@ from node.control.status import build_status
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ClusterView, ModelEntry, NodeState, PeerView, Ring
+from node.core.types import ClusterView, ModelEntry, NodeState, PeerView, Ring, Work
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.rings import Rings
@@ -75,6 +75,7 @@ class Gateway:
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
+        self._recoveries = 0
         self._tokenizers: dict[str, Tokenizer] = {}
         self._tokenizer_locks: dict[str, asyncio.Lock] = {}
 
@@ -102,6 +103,9 @@ class Gateway:
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
         return {"status": "ok", "node": self._agent.info.name, "models": sorted(_ready_models(view))}
+
+    def work(self) -> Work:
+        return Work(self._rings.loads(), self._rings.kv_bytes(), self._rings.memory_used(), self._recoveries)
 
     # --- opening a model ----------------------------------------------------------------------------------------------
 
@@ -180,6 +184,7 @@ class Gateway:
                 raise RingLost("The driver ended the stream early.")
             except (RingLost, PeerUnavailable, StaleFence) as error:
                 log.warning("request %s lost its ring after %d tokens: %s", request.id, len(done), error)
+                self._recoveries += 1
                 fruitless = 0 if len(done) > before else fruitless + 1
                 if fruitless >= FRUITLESS_TRIES:
                     raise

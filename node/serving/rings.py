@@ -73,8 +73,10 @@ class Rings:
 
     def memory_used(self) -> int:
         """Bytes of weights and KV."""
-        weights = sum(stage.weight_bytes for stage in self._stages.values())
-        return weights + sum(part.kv_bytes for part in self._parts.values())
+        return sum(stage.weight_bytes for stage in self._stages.values()) + self.kv_bytes()
+
+    def kv_bytes(self) -> int:
+        return sum(part.kv_bytes for part in self._parts.values())
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""

@@ -10,7 +10,7 @@ from typing import Any
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry
+from node.core.types import ModelEntry, Work
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 
@@ -123,6 +123,9 @@ class FakeBackend:
 
     async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
         raise NotImplementedError
+
+    def work(self) -> Work:
+        return Work()
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}

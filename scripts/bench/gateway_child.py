@@ -16,6 +16,7 @@ from typing import Any
 from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokenizer
 from figures import ROOT
 
+from api.app import create_app
 from api.server import ApiServer
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
@@ -38,7 +39,8 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            await api.start(FakeBackend(engine, tokenizer, client if options.driver else None, options.driver))
+            backend = FakeBackend(engine, tokenizer, client if options.driver else None, options.driver)
+            await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop(0)

@@ -18,7 +18,7 @@ from api.stream import Pace
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry
+from node.core.types import ModelEntry, RingLoad, Work
 from node.engine.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
@@ -131,6 +131,9 @@ class ScriptedBackend:
         self.drained = (node, draining)
         return {"node": node, "draining": draining}
 
+    def work(self) -> Work:
+        return Work((RingLoad("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000)
+
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}
 
@@ -142,6 +145,7 @@ class Server:
     port: int
     backend: ScriptedBackend
     http: aiohttp.ClientSession
+    app: web.Application
 
     @property
     def url(self) -> str:
@@ -232,7 +236,7 @@ async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
             runners.append(runner)
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
-            return Server(runner.addresses[0][1], backend, http)
+            return Server(runner.addresses[0][1], backend, http, app)
 
         yield start
         backend.go_on.set()

@@ -262,3 +262,17 @@ def test_only_the_middleware_catches_everything():
         path.name for path in api.glob("*.py") if re.search(r"except (Base)?Exception\b|except:", path.read_text())
     ]
     assert broad == ["app.py"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, b"model=pippin&messages=hello"),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x--\r\n"),
+        ({"Content-Encoding": "rot13"}, b"{}"),
+    ],
+)
+async def test_forms_and_unknown_encodings(server, headers, body):
+    response = await server.post("/v1/chat/completions", data=body, headers={**headers, "Connection": "close"})
+    assert response.status == 415
+    assert response.error["code"] == "unsupported_media_type"

@@ -16,6 +16,7 @@ class Node:
     def __init__(self):
         self.answers = []
         self.paths = []
+        self.keys = []
         node = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -24,6 +25,7 @@ class Node:
 
             def do_GET(self):
                 node.paths.append(self.path)
+                node.keys.append(self.headers["Authorization"])
                 answer = node.answers.pop(0) if len(node.answers) > 1 else node.answers[0]
                 code, body = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
                 self.send_response(code)

@@ -31,6 +31,17 @@ def test_no_addresses(text):
         parse_api(text)
 
 
+def test_sends_its_key_and_shows_it_to_nobody(node, ready):
+    node.answers = [ready, ready, (401, b"{}")]
+    keyed = parse_api(node.url)._replace(key="sk-one")
+    parse_api(node.url).status()
+    keyed.status()
+    assert node.keys == [None, "Bearer sk-one"]
+    with pytest.raises(StatusFailed, match="does not know the API key") as caught:
+        keyed.status()
+    assert "sk-one" not in f"{caught.value}{keyed}"
+
+
 def test_prints_as_it_was():
     assert str(Api("http", "fd00::1", 81)) == "http://[fd00::1]:81"
 

@@ -152,3 +152,23 @@ def test_a_reader_that_has_read_enough_is_no_error(node, ready):
         process.stdout.close()
         assert process.wait(timeout=30) == 0
         assert process.stderr.read() == ""
+
+
+def test_the_key_comes_from_the_environment_or_a_file(node, ready, tmp_path, monkeypatch):
+    node.answers = [ready]
+    file = tmp_path / "keys"
+    file.write_text("# ours\nsk-file\nsk-other\n")
+    monkeypatch.setenv("PIPPIN_API_KEY", "sk-environment")
+    assert main(["status", "--api", node.url]) == 0
+    assert main(["status", "--api", node.url, "--api-key-file", str(file)]) == 0
+    assert main(["wait", "--api", node.url, "--api-key-file", str(file)]) == 0
+    assert node.keys == ["Bearer sk-environment", "Bearer sk-file", "Bearer sk-file"]
+
+
+@pytest.mark.parametrize(("key", "file"), [("two words", None), ("", "/no/such/file")])
+def test_no_usable_key(key, file, node, capsys, monkeypatch):
+    monkeypatch.setenv("PIPPIN_API_KEY", key)
+    with pytest.raises(SystemExit, match="2"):
+        main(["status", "--api", node.url, *(["--api-key-file", file] if file else [])])
+    assert "two words" not in capsys.readouterr().err
+    assert node.paths == []

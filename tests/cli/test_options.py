@@ -6,6 +6,8 @@ import pytest
 
 from node.options import Options, parse_options
 
+ORIGINS = ("https://chat.example", "app://obsidian.md")
+
 
 def parsed(*argv):
     return parse_options(argv)
@@ -38,6 +40,9 @@ def test_defaults(monkeypatch):
         (["--no-mdns"], "mdns", False),
         (["--context", "4096"], "context", 4096),
         (["--max-sessions", "8"], "max_sessions", 8),
+        (["--max-body", "1MB"], "max_body", 2**20),
+        (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),
+        (["--cors-origin", "http://localhost:3000"], "cors_origins", ("http://localhost:3000",)),
         (["--log-level", "debug"], "log_level", "debug"),
     ],
 )
@@ -49,6 +54,41 @@ def test_relative_directories_become_absolute(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     assert parsed("--models-dir", "models", "--data-dir", "data").models_dirs == (tmp_path / "models",)
+
+
+def test_api_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# of the kitchen\nsk-one\n\n  sk-two  \nsk-one\n")
+    options = parsed("--api-key-file", str(file))
+    assert options.api_keys == ("sk-one", "sk-two")
+    assert "sk-" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("", "has no key"), ("# sk-one\n", "has no key"), ("sk-one\nsk two\n", "line 2"), ("s\u00e9same\n", "line 1")],
+)
+def test_a_file_without_usable_keys(text, complaint, tmp_path, capsys):
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        parsed("--api-key-file", str(file))
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert not [key for key in ("sk-one", "sk two", "s\u00e9same") if key in said]
+
+
+def test_a_key_file_that_is_not_there(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--api-key-file", str(tmp_path / "keys"))
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://", "https://chat.example/path", "https://me@x", ""])
+def test_no_origins(origin, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--cors-origin", origin)
+    assert "write it like https://chat.example" in capsys.readouterr().err
 
 
 def test_interface(monkeypatch):
@@ -72,7 +112,7 @@ def test_interface(monkeypatch):
         (["--cluster", "a-"], "must be up to 63 letters"),
         (["--cluster", "a" * 64], "must be up to 63 letters"),
         (["--memory", "lots"], "Write it like 64MB, 4GB or 1.5GiB"),
-        (["--memory", "0"], "a node needs some memory"),
+        (["--memory", "0"], "write it like 12GB"),
         (["--stages", "0"], "'0' is no whole number from 1 to 1024"),
         (["--context", "4k"], "'4k' is no whole number"),
         (["--max-sessions", "-1"], "no whole number"),

@@ -1,0 +1,42 @@
+"""What a request has to pass before its handler sees it; its body is not read, nor asked for, until it has."""
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from api.auth import ApiKeys
+from api.cors import Cors
+from api.drain import Drain
+
+
+def gate(cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware:
+    """`body_limit` in bytes. Raises Unauthorized, ShuttingDown, and aiohttp's 413 and 417."""
+
+    @web.middleware
+    async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == hdrs.METH_OPTIONS:  # a browser's preflight cannot carry a key
+            return cors.preflight(request)
+        keys.check(request)
+        if request.method in (hdrs.METH_GET, hdrs.METH_HEAD):  # also of a node that is stopping
+            return await handler(request)
+        with drain.request():
+            if (size := request.content_length or 0) > body_limit:
+                raise web.HTTPRequestEntityTooLarge(body_limit, size)
+            await _ask_for_body(request)
+            return await handler(request)
+
+    return pass_gate
+
+
+async def leave_to_gate(_request: web.Request) -> None:
+    """Left to itself, aiohttp asks for the body before any middleware runs."""
+
+
+async def _ask_for_body(request: web.Request) -> None:
+    expected = request.headers.get(hdrs.EXPECT)
+    if expected is None or request.version < (1, 1):
+        return
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"This server cannot meet the expectation {expected[:40]!r}.")
+    transport = request.transport
+    if transport is not None:
+        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -1,0 +1,137 @@
+"""Figures of this node for Prometheus. Each application has a registry of its own; nothing is global."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from api.backend import Backend, Model
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import ModelEntry, Work
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+
+
+class Metrics:
+    """What the HTTP side counts itself, and what the backend knows at the moment it is asked."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "pippin_http_requests", "Requests answered", ["route", "method", "status"], registry=registry
+        )
+        self.duration = Histogram(
+            "pippin_http_request_seconds", "Until the last byte", ["route"], buckets=SECONDS, registry=registry
+        )
+        self.first_token = Histogram(
+            "pippin_first_token_seconds",
+            "From asking the ring to the first token, waiting in the queue included",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter("pippin_tokens", "Tokens of prompts and answers", ["model", "kind"], registry=registry)
+        registry.register(_State(backend))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+            begun, status = time.perf_counter(), 499  # nginx's number for a client that hung up
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource else "none"  # a path of its own for each typo would fill the memory
+            try:
+                response = await handler(request)
+                status = response.status
+                return response
+            finally:
+                method = request.method if resource else "any"
+                self.requests.labels(route, method, status).inc()
+                self.duration.labels(route).observe(time.perf_counter() - begun)
+
+        return count
+
+
+class Metered:
+    """A backend whose tokens are counted."""
+
+    def __init__(self, backend: Backend, metrics: Metrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    def models(self) -> Sequence[ModelEntry]:
+        return self._backend.models()
+
+    async def open(self, model_id: str) -> Model:
+        return await self._backend.open(model_id)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        begun, made, cached = time.perf_counter(), 0, 0
+        try:
+            async with aclosing(self._backend.generate(request)) as events:
+                async for event in events:
+                    if not made:
+                        self._metrics.first_token.labels(request.model).observe(time.perf_counter() - begun)
+                        cached = event.cached_tokens
+                    made += 1
+                    yield event
+        finally:
+            if made:
+                for kind, count in (("prompt", len(request.prompt)), ("cached", cached), ("answer", made)):
+                    self._metrics.tokens.labels(request.model, kind).inc(count)
+
+    def work(self) -> Work:
+        return self._backend.work()
+
+    def status(self) -> dict[str, Any]:
+        return self._backend.status()
+
+    def health(self) -> dict[str, Any]:
+        return self._backend.health()
+
+
+class _State(Collector):
+    """Gauges, read when they are asked for."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def describe(self) -> list[Metric]:
+        return []  # the backend knows nothing yet when this is registered
+
+    def collect(self) -> Iterator[Metric]:
+        work, status = self._backend.work(), self._backend.status()
+        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches that this node holds", work.kv_bytes)
+        yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", work.memory_bytes)
+        yield CounterMetricFamily(
+            "pippin_recoveries", "Requests of this gateway that went on after their ring was lost", work.recoveries
+        )
+        for name, text, values in (
+            ("running", "Sessions that this node's rings are computing", [ring.running for ring in work.rings]),
+            ("queued", "Sessions that wait for this node's rings", [ring.queued for ring in work.rings]),
+            ("tokens_per_second", "Of this node's rings, lately", [ring.tokens_per_second for ring in work.rings]),
+        ):
+            family = GaugeMetricFamily(f"pippin_ring_{name}", text, labels=["ring"])
+            for ring, value in zip(work.rings, values, strict=True):
+                family.add_metric([ring.ring], value)
+            yield family
+        for kind in ("models", "nodes"):
+            family = GaugeMetricFamily(f"pippin_cluster_{kind}", f"{kind.title()} in each state", labels=["state"])
+            states = [each["state"] for each in status.get(kind, [])]
+            for state in sorted(set(states)):
+                family.add_metric([state], states.count(state))
+            yield family
+
+
+async def show(metrics: Metrics, _request: web.Request) -> web.Response:
+    return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

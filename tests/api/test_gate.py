@@ -1,0 +1,257 @@
+"""What a request has to pass: keys, the size of its body, a node that is stopping. And what is counted of it."""
+
+import asyncio
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.drain import DRAIN
+from api.stream import Pace
+from node import PROTOCOL, __version__
+from node.core.errors import NotReady
+
+MODEL = "pippin/demo"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+KEYS = ("sk-first-key", "sk-second-key")
+
+
+def request_bytes(path, body, *headers, method="POST"):
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode() + body
+
+
+@pytest.fixture
+async def guarded(serve):
+    return await serve(api_keys=KEYS)
+
+
+async def figures(server):
+    async with server.http.get(f"{server.url}/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        families = text_string_to_metric_families(await response.text())
+        return {
+            (sample.name, *(value for name, value in sorted(sample.labels.items()) if name != "le")): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize("key", [*(f"Bearer {key}" for key in KEYS), "bearer sk-first-key", "Bearer  sk-first-key "])
+async def test_each_key_opens(guarded, key):
+    assert (await guarded.post("/v1/chat/completions", CHAT, headers={"Authorization": key})).status == 200
+    async with guarded.http.get(f"{guarded.url}/cluster/status", headers={"Authorization": key}) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(None, "", "Bearer", "Bearer ", "sk-first-key", "Basic sk-first-key", "Bearer wrong", "Bearer sk-first-ke"),
+        *("Bearer sk-first-keyy", "Bearer sk", "Bearer SK-FIRST-KEY", "Bearer sk-first-key,sk-second-key"),
+        *("Bearer sk-first-key sk-second-key", "Bearer \udcff\udcfe", "Bearer " + "x" * 4000),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/no")]
+)
+async def test_nothing_else_opens(guarded, header, method, path):
+    headers = ["Connection: close", "Origin: app://obsidian.md"]
+    if header is not None:
+        headers.append(f"Authorization: {header}")
+    lines = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""])
+    head, _, body = (await guarded.raw(lines.encode("utf-8", "surrogateescape"))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert b"\r\nWWW-Authenticate: Bearer" in head
+    assert b"\r\nAccess-Control-Allow-Origin: *" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_api_key", None)
+    assert "sk-" not in error["message"]
+    assert guarded.backend.requests == []
+
+
+async def test_a_key_is_not_found_in_other_places(guarded):
+    answer = await guarded.raw(request_bytes("/v1/models?api_key=sk-first-key", b"", "Connection: close", method="GET"))
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/health", 200), ("HEAD", "/health", 200)])
+async def test_health_needs_no_key(guarded, method, path, status):
+    async with guarded.http.request(method, guarded.url + path) as response:
+        assert response.status == status
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health", "/nowhere"])
+async def test_preflights_need_no_key(guarded, path):
+    async with guarded.http.options(guarded.url + path, headers={"Origin": "https://chat.example"}) as response:
+        assert response.status == 204
+        assert "Authorization" in response.headers["Access-Control-Allow-Headers"]
+
+
+async def test_a_stranger_is_not_asked_for_its_body(guarded):
+    head = ("Content-Length: 30000000", "Expect: 100-continue", "Connection: close")
+    reader, writer = await asyncio.open_connection("127.0.0.1", guarded.port)
+    writer.write(request_bytes("/v1/chat/completions", b"", *head))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_without_keys_any_bearer_is_accepted(server):
+    for header in ("Bearer x", "Basic x", "nonsense", ""):
+        assert (await server.post("/v1/chat/completions", CHAT, headers={"Authorization": header})).status == 200
+
+
+# --- bodies that are not even asked for ---
+
+
+async def test_a_body_that_is_too_large_is_refused_by_its_length(serve):
+    server = await serve(body_limit=1000)
+    for extra in ([], ["Expect: 100-continue"]):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request_bytes("/v1/chat/completions", b"", "Content-Length: 1001", *extra))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_chunked_body_that_is_too_large(serve):
+    server = await serve(body_limit=1000)
+    chunks = (b"400\r\n" + b"x" * 1024 + b"\r\n") * 4 + b"0\r\n\r\n"
+    answer = await server.raw(
+        request_bytes("/v1/chat/completions", chunks, "Transfer-Encoding: chunked", "Connection: close")
+    )
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+async def test_another_expectation(server):
+    answer = await server.raw(
+        request_bytes("/v1/completions", b"{}", "Content-Length: 2", "Expect: tea", "Connection: close")
+    )
+    assert answer.startswith(b"HTTP/1.1 417 ")
+    assert "tea" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+# --- the end of a node ---
+
+
+async def test_a_stopping_node_finishes_its_streams_and_takes_no_new_ones(server):
+    backend, drain = server.backend, server.app[DRAIN]
+    backend.pause_at = 2
+    running = asyncio.create_task(server.chat(stream=True))
+    await backend.paused.wait()
+    ending = asyncio.create_task(drain.finish(60))
+    await asyncio.sleep(0)
+
+    refused = await server.chat()
+    assert refused.status == 503
+    assert refused.error["code"] == "shutting_down"
+    assert refused.headers["Retry-After"] == "2"
+    assert refused.headers["Connection"] == "close"
+    async with server.http.get(f"{server.url}/health") as response:
+        assert (response.status, (await response.json())["status"]) == (503, "stopping")
+    async with server.http.get(f"{server.url}/v1/models") as response:
+        assert response.status == 200
+    assert not ending.done()
+
+    backend.go_on.set()
+    answer = await running
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events) == "Hello there!"
+    await ending
+
+
+async def test_the_end_waits_no_longer_than_it_should(server):
+    server.backend.pause_at = 0
+    running = asyncio.create_task(server.chat(stream=True))
+    await server.backend.paused.wait()
+    await server.app[DRAIN].finish(0.01)
+    assert not running.done()
+    server.backend.go_on.set()
+    assert (await running).status == 200
+
+
+# --- a model that is still loading ---
+
+
+async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkeypatch):
+    server = await serve(Pace(keepalive_s=0.01))
+    loaded, tries = asyncio.Event(), []
+
+    async def opening(model_id, open_model=backend.open):
+        tries.append(model_id)
+        if len(tries) == 1:
+            await loaded.wait()
+            raise NotReady("still loading")
+        return await open_model(model_id)
+
+    monkeypatch.setattr(backend, "open", opening)
+    async with server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+        assert response.status == 200
+        assert await response.content.readline() == b": keep-alive\n"
+        loaded.set()
+        text = (await response.read()).decode()
+    assert text.endswith("data: [DONE]\n\n")
+    assert len(tries) == 2
+
+
+async def test_a_model_that_does_not_come(serve, backend, monkeypatch):
+    asked = asyncio.Event()
+
+    async def opening(model_id):
+        if asked.is_set():
+            await asyncio.sleep(0.05)
+        raise NotReady("still loading")
+
+    monkeypatch.setattr(backend, "open", opening)
+    server = await serve(Pace(keepalive_s=0.01, loading_s=0.0))
+    plain = await server.chat(stream=True)
+    assert (plain.status, plain.headers["Retry-After"], plain.error["code"]) == (503, "2", "not_ready")
+    asked.set()
+    late = await server.chat(stream=True)
+    assert late.status == 200
+    last = [line for line in late.body.decode().split("\n\n") if line.startswith("data: ")][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "not_ready"
+
+
+# --- figures ---
+
+
+async def test_version(server):
+    async with server.http.get(f"{server.url}/version") as response:
+        assert await response.json() == {"version": __version__, "protocol": PROTOCOL}
+
+
+async def test_metrics(server):
+    server.backend.cached = 2
+    answers = [await server.chat(), await server.chat(stream=True), await server.post("/v1/chat/completions", {})]
+    assert [answer.status for answer in answers] == [200, 200, 400]
+    async with server.http.get(f"{server.url}/such/a/typo"):
+        pass
+    found = await figures(server)
+    usage = answers[0].json["usage"]
+    assert found["pippin_http_requests_total", "POST", "/v1/chat/completions", "200"] == 2
+    assert found["pippin_http_requests_total", "POST", "/v1/chat/completions", "400"] == 1
+    assert found["pippin_http_requests_total", "any", "none", "404"] == 1
+    assert found["pippin_tokens_total", "prompt", MODEL] == 2 * usage["prompt_tokens"]
+    assert found["pippin_tokens_total", "answer", MODEL] == 2 * usage["completion_tokens"]
+    assert found["pippin_tokens_total", "cached", MODEL] == 4
+    assert found["pippin_first_token_seconds_count", MODEL] == 2
+    assert found["pippin_http_request_seconds_count", "/v1/chat/completions"] == 3
+    assert found[("pippin_kv_bytes",)] == 1000
+    assert found["pippin_ring_running", "r1"] == 0
+
+
+async def test_figures_of_two_gateways_are_apart(serve):
+    one, two = await serve(), await serve()
+    await one.chat()
+    assert ("pippin_first_token_seconds_count", MODEL) in await figures(one)
+    assert ("pippin_first_token_seconds_count", MODEL) not in await figures(two)
+
+
+async def test_requests_have_numbers(server):
+    first, second = await server.chat(), await server.post("/nowhere", {})
+    assert first.headers["X-Request-ID"] != second.headers["X-Request-ID"]
+    assert first.headers["X-Request-ID"].startswith("req_")
