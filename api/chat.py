@@ -23,12 +23,15 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(ChatRequest, await read_object(request))
     guide = await make_guide(body.tool_use, body.form)
     model = await open_model(gateway, request, body)
-    messages = [message.for_template() for message in body.messages]
     # In a thread: a long prompt takes long, and other streams go on.
-    kwargs = guide.template_kwargs(body.template_kwargs)
-    prompt = await asyncio.to_thread(model.tokenizer.chat, messages, guide.use.for_template, **kwargs)
-    if guide.grammar and model.tokenizer.dialect.opening:
-        prompt = [*prompt, *model.tokenizer.encode(model.tokenizer.dialect.opening)]
+    if body.adapter:
+        prompt = await asyncio.to_thread(model.tokenizer.join, list(body.adapter.pieces(body.messages)))
+    else:
+        messages = [message.for_template() for message in body.messages]
+        kwargs = guide.template_kwargs(body.template_kwargs)
+        prompt = await asyncio.to_thread(model.tokenizer.chat, messages, guide.use.for_template, **kwargs)
+        if guide.grammar and model.tokenizer.dialect.opening:
+            prompt = [*prompt, *model.tokenizer.encode(model.tokenizer.dialect.opening)]
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(

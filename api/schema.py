@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from api.adapter import Adapter
 from api.errors import Unsupported
 from api.guide import JsonFormat
 from api.message import Message
@@ -168,6 +169,7 @@ class ChatRequest(GenerationRequest):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    adapter: Adapter | None = None
 
     @property
     def answer_tokens(self) -> int | None:
@@ -203,6 +205,15 @@ class ChatRequest(GenerationRequest):
             raise BadRequest(
                 f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_has_text_only(self) -> Self:
+        if self.adapter is None:
+            return self
+        if self.tools or self.functions or any(message.tool_calls for message in self.messages):
+            raise BadRequest("An 'adapter' has no way to write tools and their calls.", param="adapter")
+        self.stop = [*self.stop, *self.adapter.stops]
         return self
 
     @model_validator(mode="after")

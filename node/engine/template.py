@@ -54,6 +54,10 @@ class Marks:
             case _:
                 return value
 
+    def shield(self, text: str) -> str:
+        """The same text, all of it as typed by a person: it can't be joined with what stands beside it, either."""
+        return f"{self._open}{self.wrap(text)}{self._close}"
+
     def segments(self, rendered: str) -> Iterator[Segment]:
         """Cut a rendered chat at the template's own control strings, around each stretch that has wrapped ones.
 

@@ -76,6 +76,9 @@ class Tokenizer:
         """
         with self._lock:
             tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
+        return self._with_bos(tokens)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
         if self.bos is not None and self._adds_bos and tokens[:1] != [self.bos]:
             return [self.bos, *tokens]
         return tokens
@@ -104,13 +107,27 @@ class Tokenizer:
             **kwargs,
         }
         marks = Marks(self._control_strings, given)
-        tokens: list[int] = []
         with self._lock:
-            for segment in marks.segments(self._render(add_generation_prompt, **marks.wrap(given))):
-                if segment.typed:
-                    tokens += self._encode_typed(segment.text, first=not tokens)
-                else:
-                    tokens += self._hf.encode(segment.text, add_special_tokens=False)
+            return self._encode_marked(marks, self._render(add_generation_prompt, **marks.wrap(given)))
+
+    def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        """A chat that the caller has written himself, in pieces, each with whether a person typed it.
+
+        Control strings become control tokens in the pieces that nobody typed. Begins with BOS as `encode` does.
+        """
+        marks = Marks(self._control_strings, [text for text, _ in pieces])
+        rendered = "".join(marks.shield(text) if typed else text for text, typed in pieces)
+        with self._lock:
+            tokens = self._encode_marked(marks, rendered)
+        return self._with_bos(tokens)
+
+    def _encode_marked(self, marks: Marks, rendered: str) -> list[int]:
+        tokens: list[int] = []
+        for segment in marks.segments(rendered):
+            if segment.typed:
+                tokens += self._encode_typed(segment.text, first=not tokens)
+            else:
+                tokens += self._hf.encode(segment.text, add_special_tokens=False)
         return tokens
 
     def _render(self, add_generation_prompt: bool, *, messages: list[dict[str, Any]], **kwargs: Any) -> str:

@@ -1,0 +1,91 @@
+"""koboldcpp's `adapter`: the texts around each role's messages, given with a request in place of the model's template."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from api.message import Message
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tools"}
+"""Whose texts are used for a role; koboldcpp calls those of tool results `tools`."""
+
+
+class Wrapper(BaseModel):
+    """What stands before and after a message."""
+
+    model_config = ConfigDict(strict=True)
+
+    start: str = ""
+    end: str = ""
+
+
+class Templates(BaseModel):
+    """A role that is not named has no texts."""
+
+    model_config = ConfigDict(strict=True)
+
+    system: Wrapper = Wrapper()
+    user: Wrapper = Wrapper()
+    assistant: Wrapper = Wrapper()
+    tools: Wrapper = Wrapper()
+    after_last_message: str | None = None
+    """What the answer follows; None: the assistant's start."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_flat_names(cls, value: Any) -> Any:
+        """Koboldcpp now writes `user_start` for `user.start`, and `assistant_gen` for `after_last_message`."""
+        if not isinstance(value, dict):
+            return value
+        given = {name: item for name, item in value.items() if item is not None}
+        nested = {name: given[name] for name in ("after_last_message", *cls.model_fields) if name in given}
+        nested |= {"after_last_message": given["assistant_gen"]} if "assistant_gen" in given else {}
+        for role in ("system", "user", "assistant", "tools"):
+            flat = {end: given[f"{role}_{end}"] for end in ("start", "end") if f"{role}_{end}" in given}
+            own = nested.get(role, {})
+            if not isinstance(own, dict):
+                continue
+            if whole := {name: text for name, text in own.items() if text is not None} | flat:
+                nested[role] = whole
+        return nested
+
+
+class Adapter(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    templates: Templates
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_templates(cls, value: Any) -> Any:
+        return value if not isinstance(value, dict) or "templates" in value else {"templates": value}
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.templates == Templates():
+            raise PydanticCustomError(
+                "adapter", 'Input should have texts, as {{"user": {{"start": "...", "end": "..."}}}}'
+            )
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts at which an answer ends: the beginning of another turn. Control tokens end it anyway."""
+        templates = self.templates
+        texts = (templates.assistant.end, templates.user.start, templates.assistant.start)
+        return list(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+    def pieces(self, messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
+        """The prompt in pieces, with whether each is of a message. A last message of the assistant is continued."""
+        for message in messages:
+            wrapper: Wrapper = getattr(self.templates, ROLES[message.role])
+            continued = message is messages[-1] and message.role == "assistant" and message.content
+            yield wrapper.start, False
+            yield message.content or "", True
+            if continued:
+                return
+            yield wrapper.end, False
+        after = self.templates.after_last_message
+        yield self.templates.assistant.start if after is None else after, False
