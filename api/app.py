@@ -17,6 +17,7 @@ from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
 from api.metrics import Metered, Metrics
 from api.response import STREAM, Gateway
+from api.responses.routes import Responses
 from api.stream import EventStream, Pace
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 
@@ -48,12 +49,18 @@ def create_app(
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(_number)
     post, get = partial(_post, app.router), app.router.add_get
+    responses = Responses(gateway)
     for prefix in ("/v1", ""):
         post(f"{prefix}/chat/completions", partial(chat.create, gateway))
         post(f"{prefix}/completions", partial(completions.create, gateway))
         post(f"{prefix}/embeddings", partial(embeddings.create, gateway))
         get(f"{prefix}/models", partial(models.index, gateway))
         get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
+        post(f"{prefix}/responses", responses.create)
+        get(f"{prefix}/responses/{{id}}", responses.show)
+        app.router.add_delete(f"{prefix}/responses/{{id}}", responses.delete)
+        post(f"{prefix}/responses/{{id}}/cancel", responses.cancel)
+        get(f"{prefix}/responses/{{id}}/input_items", responses.input_items)
     get("/health", partial(admin.health, gateway))
     get("/version", admin.version)
     get("/metrics", partial(metrics.show, counted))

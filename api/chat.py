@@ -9,7 +9,7 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.body import read_object
-from api.generation import Job
+from api.generation import Choice, Job
 from api.guide import make_guide
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
@@ -21,6 +21,13 @@ from node.engine.tokenizer import Tokenizer
 
 async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = parse(ChatRequest, await read_object(request))
+    job, choices = await ask(gateway, request, body, new_id("chatcmpl"))
+    shape = ChatShape(job.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
+    return await Reply(job, choices, shape).send(request, gateway)
+
+
+async def ask(gateway: Gateway, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
+    """The choices of a chat, ready to be run."""
     guide = await make_guide(body.tool_use, body.form)
     model = await open_model(gateway, request, body)
     # In a thread: a long prompt takes long, and other streams go on.
@@ -35,7 +42,7 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(
-        id=new_id("chatcmpl"),
+        id=job_id,
         model=model,
         body=body,
         sampling=body.sampling(body.wanted_logprobs),
@@ -43,9 +50,7 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         param="messages",
         grammar=guide.grammar,
     )
-    choices = job.choices(prompt, reader=lambda: guide.reader(model.tokenizer, prompt))
-    shape = ChatShape(model.tokenizer, body.wanted_logprobs, legacy=guide.use.legacy)
-    return await Reply(job, choices, shape).send(request, gateway)
+    return job, job.choices(prompt, reader=lambda: guide.reader(model.tokenizer, prompt))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,17 @@ class WrongMediaType(BadRequest):
     status = 415
 
 
+class NotFound(PippinError):
+    """Of a response that is not kept here."""
+
+    code = "not_found"
+    status = 404
+
+
+class PreviousNotFound(BadRequest):
+    code = "previous_response_not_found"
+
+
 def error_type(status: int) -> str:
     if status >= 500:
         return "server_error"

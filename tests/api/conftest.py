@@ -12,6 +12,7 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from pydantic import BaseModel
 
 from api.app import create_app
 from api.stream import Pace
@@ -209,6 +210,23 @@ class Answered:
         assert end == ""
         assert blocks.pop() == "data: [DONE]"
         return [json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")]
+
+
+def strictly(schema: type[BaseModel], data: Any) -> Any:
+    """Validate against OpenAI's type, and refuse fields that it does not have."""
+    made = schema.model_validate(data, strict=True)
+    _refuse_extras(made)
+    return made
+
+
+def _refuse_extras(value: Any) -> None:
+    if isinstance(value, BaseModel):
+        assert not value.model_extra, f"{type(value).__name__} has no {value.model_extra}"
+        for name in type(value).model_fields:
+            _refuse_extras(getattr(value, name))
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_extras(item)
 
 
 @pytest.fixture(scope="session")

@@ -1,32 +1,15 @@
 """Chat completions: the official client's view, and every field of every object."""
 
 import asyncio
-from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
+
+from tests.api.conftest import strictly
 
 MODEL = "pippin/demo"
 USER = [{"role": "user", "content": "Hello"}]
-
-
-def strictly(schema: type[BaseModel], data: Any) -> Any:
-    """Validate against OpenAI's type, and refuse fields that it does not have."""
-    made = schema.model_validate(data)
-    _refuse_extras(made)
-    return made
-
-
-def _refuse_extras(value: Any) -> None:
-    if isinstance(value, BaseModel):
-        assert not value.model_extra, f"{type(value).__name__} has no {value.model_extra}"
-        for name in type(value).model_fields:
-            _refuse_extras(getattr(value, name))
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_extras(item)
 
 
 async def test_a_plain_answer_is_what_openai_would_send(server):

@@ -1,0 +1,168 @@
+"""The items of a conversation as the Responses API writes them, and the chat messages that say the same."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from api.errors import Unsupported
+from api.message import MEDIA
+from node.core.errors import BadRequest
+
+Json = dict[str, Any]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class InputMessage(_Strict):
+    role: Literal["user", "system", "developer", "assistant"]
+    content: str | list[Any]
+
+    def item(self) -> Json:
+        """As OpenAI keeps it: content is a list of parts."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        more: Json = {"annotations": [], "logprobs": []} if self.role == "assistant" else {}
+        content = [{"type": kind, "text": text, **more} for text in _texts(self.content)]
+        return {"type": "message", "role": self.role, "status": "completed", "content": content}
+
+
+class FunctionCallItem(_Strict):
+    call_id: str
+    name: str
+    arguments: str
+
+    def item(self) -> Json:
+        return {"type": "function_call", "status": "completed", **self.model_dump()}
+
+
+class FunctionOutputItem(_Strict):
+    call_id: str
+    output: str | list[Any]
+
+    def item(self) -> Json:
+        output = "".join(_texts(self.output))
+        return {"type": "function_call_output", "status": "completed", "call_id": self.call_id, "output": output}
+
+
+class ReasoningItem(_Strict):
+    """What a model thought before. Its text is given to templates that have a place for it."""
+
+    summary: list[Any] = []
+    content: list[Any] | None = None
+
+    def item(self) -> Json:
+        content = [{"type": "reasoning_text", "text": text} for text in _texts(self.content or [])]
+        return {"type": "reasoning", "summary": self.summary, "content": content, "status": "completed"}
+
+
+class Reference(_Strict):
+    """An item of a response that is kept here."""
+
+    id: str
+
+    def item(self) -> Json:
+        return {"type": "item_reference"}
+
+
+KINDS: dict[str, tuple[type[InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem | Reference], str]] = {
+    "message": (InputMessage, "msg"),
+    "function_call": (FunctionCallItem, "fc"),
+    "function_call_output": (FunctionOutputItem, "fco"),
+    "reasoning": (ReasoningItem, "rs"),
+    "item_reference": (Reference, "ref"),
+}
+
+Item = Any
+"""A checked item, as JSON."""
+
+
+def item_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def items_of(value: Any) -> list[Item]:
+    """The request's `input`, checked, each item with an id. A text is a message of the user."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("input", "Input should be a text or a list of items that is not empty")
+    return [_item(f"input[{index}]", item) for index, item in enumerate(value)]
+
+
+def _item(param: str, given: Any) -> Item:
+    if not isinstance(given, dict):
+        raise BadRequest(f"Invalid '{param}': an item is an object.", param=param)
+    kind = given.get("type") or "message"
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise Unsupported(f"Invalid '{param}': items of type {str(kind)[:60]!r} are not supported.", param=param)
+    schema, prefix = KINDS[kind]
+    try:
+        known = schema.model_validate({name: item for name, item in given.items() if item is not None})
+        item = known.item()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join([param, *(str(part) for part in first["loc"][:1])])
+        raise BadRequest(f"Invalid '{where}': {first['msg']}.", param=where) from error
+    except BadRequest as error:
+        raise type(error)(f"Invalid '{param}': {error.message}", param=param) from error
+    own = given.get("id")
+    return {"id": own if isinstance(own, str) and own else item_id(prefix), **item}
+
+
+def _texts(content: str | Iterable[Any]) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [_text(part) for part in content]
+
+
+def _text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA | {"input_file"}:
+        raise Unsupported(f"a part is of type {kind}, and the model takes only text.")
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind not in ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"):
+        raise BadRequest(f"there is no part of type {str(kind)[:60]!r}.")
+    if not isinstance(text, str):
+        raise BadRequest("a part has no text.")
+    return text
+
+
+def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
+    """Chat messages. What the assistant thought, said and called in one turn becomes one message."""
+    messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+    turn: Json | None = None
+    """The assistant's message that still grows."""
+    for item in items:
+        kind = item["type"]
+        if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
+            if turn is None or (kind != "function_call" and ("tool_calls" in turn or "content" in turn)):
+                turn = {"role": "assistant"}
+                messages.append(turn)
+            _add(turn, item)
+            continue
+        turn = None
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        else:
+            messages.append({"role": item["role"], "content": _joined(item)})
+    # Thoughts alone are no message.
+    return [message for message in messages if "content" in message or "tool_calls" in message]
+
+
+def _add(turn: Json, item: Item) -> None:
+    match item["type"]:
+        case "reasoning":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _joined(item)
+        case "function_call":
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
+        case _:
+            turn["content"] = _joined(item)
+
+
+def _joined(item: Item) -> str:
+    return "".join(part["text"] for part in item["content"])

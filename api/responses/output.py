@@ -1,0 +1,177 @@
+"""The output of one response, grown from what the model says, and the events that tell of it. Pure."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.responses.items import item_id
+from api.responses.schema import ResponseRequest
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Output:
+    """Items in the order in which they began; at most one grows at a time."""
+
+    body: ResponseRequest
+    model: str
+    id: str
+    created_at: int = field(default_factory=lambda: int(time.time()))
+    items: list[Json] = field(default_factory=list)
+    begun: bool = False
+    """Whether its beginning was told."""
+    _events: int = 0
+    _growing: bool = False
+    """Whether the last item is unfinished."""
+    _status: str = "in_progress"
+    _ended_at: int = 0
+    _usage: Json | None = None
+    _error: Json | None = None
+
+    # --- what happens; each gives the events that tell of it ------------------------------------------------------------
+
+    def begin(self) -> Iterator[Json]:
+        self.begun = True
+        yield self._event("created", response=self.response())
+        yield self._event("in_progress", response=self.response())
+
+    def text(self, delta: str, logprobs: list[Json]) -> Iterator[Json]:
+        yield from self._open("message", "msg", role="assistant", content=[])
+        item = self.items[-1]
+        if not item["content"]:
+            yield from self._open_part({"type": "output_text", "annotations": [], "logprobs": [], "text": ""})
+        part = item["content"][0]
+        part["text"] += delta
+        part["logprobs"] += logprobs
+        yield self._event("output_text.delta", **self._place(), **_FIRST, delta=delta, logprobs=_brief(logprobs))
+
+    def reasoning(self, delta: str) -> Iterator[Json]:
+        yield from self._open("reasoning", "rs", summary=[], content=[])
+        item = self.items[-1]
+        if not item["content"]:
+            yield from self._open_part({"type": "reasoning_text", "text": ""})
+        item["content"][0]["text"] += delta
+        yield self._event("reasoning_text.delta", **self._place(), **_FIRST, delta=delta)
+
+    def call(self, call_id: str, name: str, delta: str) -> Iterator[Json]:
+        """A call that begins (it has an id and a name then) or goes on."""
+        if call_id:
+            yield from self._close("completed")
+            yield from self._open("function_call", "fc", call_id=call_id, name=name, arguments="")
+        if delta:
+            self.items[-1]["arguments"] += delta
+            yield self._event("function_call_arguments.delta", **self._place(), delta=delta)
+
+    def finish(self, *, cut: bool, usage: Json) -> Iterator[Json]:
+        """`cut`: the limit of tokens was reached."""
+        self._usage = usage
+        if not self.items:
+            yield from self.text("", [])
+        self._status = "incomplete" if cut else "completed"
+        self._ended_at = int(time.time())
+        yield from self._close(self._status)
+        yield self._event(self._status, response=self.response())
+
+    def fail(self, code: str, message: str) -> Iterator[Json]:
+        if not self.begun:
+            yield from self.begin()
+        yield from self._close("incomplete")
+        self._status, self._error = "failed", {"code": code, "message": message}
+        yield self._event("failed", response=self.response())
+
+    # --- items ----------------------------------------------------------------------------------------------------------
+
+    def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
+        if self._growing and self.items[-1]["type"] == kind:
+            return
+        yield from self._close("completed")
+        self.items.append({"id": item_id(prefix), "type": kind, "status": "in_progress", **fields})
+        self._growing = True
+        yield self._event("output_item.added", output_index=len(self.items) - 1, item=_copy(self.items[-1]))
+
+    def _open_part(self, part: Json) -> Iterator[Json]:
+        yield self._event("content_part.added", **self._place(), **_FIRST, part=_copy(part))
+        self.items[-1]["content"].append(part)
+
+    def _close(self, status: str) -> Iterator[Json]:
+        if not self._growing:
+            return
+        self._growing = False
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._event("function_call_arguments.done", **self._place(), arguments=item["arguments"])
+        for part in item.get("content", []):
+            said = {"text": part["text"]} | ({"logprobs": _brief(part["logprobs"])} if "logprobs" in part else {})
+            yield self._event(f"{part['type']}.done", **self._place(), **_FIRST, **said)
+            yield self._event("content_part.done", **self._place(), **_FIRST, part=_copy(part))
+        yield self._event("output_item.done", output_index=len(self.items) - 1, item=_copy(item))
+
+    def _place(self) -> Json:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    def _event(self, name: str, **fields: Any) -> Json:
+        number, self._events = self._events, self._events + 1
+        return {"type": f"response.{name}", "sequence_number": number, **fields}
+
+    # --- the whole ------------------------------------------------------------------------------------------------------
+
+    def response(self) -> Json:
+        """The response as it is now."""
+        body = self.body
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": self._status,
+            "background": False,
+            "completed_at": self._ended_at if self._status == "completed" else None,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "model": self.model,
+            "output": [_copy(item) for item in self.items],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "temperature": body.temperature,
+            "text": {"format": body.text.format.told(), "verbosity": body.text.verbosity},
+            "tool_choice": body.tool_choice,
+            "tools": [{"parameters": None, "strict": True, **tool} for tool in body.tools],
+            "top_logprobs": body.top_logprobs,
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": self._usage,
+            "user": body.user,
+            "metadata": body.metadata,
+        }
+
+
+_FIRST = {"content_index": 0}
+"""An item of ours has one part."""
+
+
+def _brief(logprobs: list[Json]) -> list[Json]:
+    """As events have them: without bytes."""
+    return [
+        {**_without_bytes(entry), "top_logprobs": [_without_bytes(other) for other in entry["top_logprobs"]]}
+        for entry in logprobs
+    ]
+
+
+def _without_bytes(entry: Json) -> Json:
+    return {name: value for name, value in entry.items() if name != "bytes"}
+
+
+def _copy(item: Json) -> Json:
+    """As it is now: the item grows on."""
+    if "content" not in item:
+        return dict(item)
+    return {**item, "content": [dict(part) for part in item["content"]]}

@@ -1,0 +1,133 @@
+"""What a request to /v1/responses may say; what it has in common with chat is checked by chat's own schema."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from api.errors import Unsupported
+from api.responses.items import Item, items_of
+from api.schema import MAX_INT
+from node.core.errors import BadRequest
+
+CHAT_PARAMETERS = (
+    *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
+    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
+)
+"""Those that go to chat under their own names; all but the first four are no part of OpenAI's Responses API."""
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Format(_Strict):
+    """How the answer is written; `json_schema` has its name and schema right here."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        given = self.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+        return {"type": self.type, "json_schema": given}
+
+    def told(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class TextConfig(_Strict):
+    format: Format = Format()
+    verbosity: Literal["low", "medium", "high"] = "medium"
+
+
+class Reasoning(_Strict):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+
+
+class ResponseRequest(_Strict):
+    model: str = Field(min_length=1)
+    input: Annotated[list[Item], BeforeValidator(items_of)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    stream: bool = False
+    background: bool = False
+    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    include: list[str] = []
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    text: TextConfig = TextConfig()
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = Field(default=None, ge=1, le=MAX_INT)
+    reasoning: Reasoning = Reasoning()
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = {}
+    truncation: Literal["auto", "disabled"] = "disabled"
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to tell of each token; None: no log-probabilities."""
+        return self.top_logprobs if LOGPROBS in self.include else None
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.background:
+            raise Unsupported("'background' is not supported: a response ends with its request.", param="background")
+        for param in ("conversation", "prompt"):
+            if getattr(self, param) is not None:
+                raise Unsupported(f"'{param}' is not supported: it names what is kept at OpenAI.", param=param)
+        for index, tool in enumerate(self.tools):
+            if tool.get("type") != "function":
+                raise Unsupported(f"A tool of type {tool.get('type')!r} is OpenAI's own.", param=f"tools[{index}].type")
+        return self
+
+    @model_validator(mode="after")
+    def _metadata_keys(self) -> Self:
+        for key in self.metadata:
+            if len(key) > 64:
+                raise BadRequest("Invalid 'metadata': a key has at most 64 characters.", param="metadata")
+        return self
+
+    def for_chat(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
+        """The body of the chat request that asks the same; `given` is the request's own body."""
+        chat = {name: given[name] for name in CHAT_PARAMETERS if given.get(name) is not None}
+        chat |= {"model": self.model, "messages": messages, "stream": self.stream}
+        if self.max_output_tokens is not None:
+            chat["max_completion_tokens"] = self.max_output_tokens
+        if self.logprobs is not None:
+            chat |= {"logprobs": True, "top_logprobs": self.logprobs}
+        if self.text.format.type != "text":
+            chat["response_format"] = self.text.format.for_chat()
+        if self.reasoning.effort is not None:
+            chat["reasoning_effort"] = self.reasoning.effort
+        if self.tools:
+            chat["tools"] = [{"type": "function", "function": _function(tool)} for tool in self.tools]
+        if self.tools or self.tool_choice not in ("auto", "none"):
+            chat["tool_choice"] = _choice(self.tool_choice)
+        return chat
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {name: tool[name] for name in names if tool.get(name) is not None}
+
+
+def _choice(choice: str | dict[str, Any]) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice:
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice

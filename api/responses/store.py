@@ -1,0 +1,76 @@
+"""Responses that later ones may go on from: in memory, bounded, the least recently used forgotten first."""
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from api.errors import NotFound, PreviousNotFound
+
+Json = dict[str, Any]
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response with all that came before it."""
+
+    response: Json
+    input: tuple[Json, ...]
+    history: tuple[Json, ...]
+    """Items of the whole conversation, this response's input and output included."""
+    bytes: int
+    """Of JSON: its own and its history's. Responses of one conversation share theirs, so less is taken than counted."""
+
+    @classmethod
+    def after(cls, before: "Kept | None", response: Json, given: tuple[Json, ...]) -> "Kept":
+        history = (*(before.history if before else ()), *given, *response["output"])
+        size = len(json.dumps(response)) + len(json.dumps(given))
+        return cls(response, given, history, size + (before.bytes if before else 0))
+
+
+class Store:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, kept: Kept) -> None:
+        """One that is too large by itself is not kept."""
+        if kept.bytes > self._max_bytes:
+            return
+        self._kept[kept.response["id"]] = kept
+        self._bytes += kept.bytes
+        while len(self._kept) > self._max_responses or self._bytes > self._max_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].bytes
+
+    def get(self, response_id: str) -> Kept:
+        """Raises NotFound."""
+        if response_id not in self._kept:
+            raise NotFound(f"Response with id '{response_id[:80]}' not found.")
+        self._kept.move_to_end(response_id)
+        return self._kept[response_id]
+
+    def before(self, response_id: str) -> Kept:
+        """The one that a request goes on from. Raises PreviousNotFound."""
+        try:
+            return self.get(response_id)
+        except NotFound as error:
+            raise PreviousNotFound(
+                f"Previous response with id '{response_id[:80]}' not found.",
+                hint="It was not stored, is forgotten, or another node has it.",
+                param="previous_response_id",
+            ) from error
+
+    def delete(self, response_id: str) -> None:
+        """Raises NotFound."""
+        self.get(response_id)
+        self._bytes -= self._kept.pop(response_id).bytes
+
+    def item(self, item_id: str) -> Json | None:
+        """An input or output item of some response that is kept."""
+        found = (item for kept in reversed(self._kept.values()) for item in kept.history if item["id"] == item_id)
+        return next(found, None)

@@ -1,0 +1,431 @@
+"""The Responses API: the official client's view, every event in its order, and what is kept."""
+
+import json
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from api.responses.items import items_of, messages_of
+from api.responses.output import Output
+from api.responses.schema import ResponseRequest
+from api.responses.store import Kept, Store
+from api.schema import parse
+from node.core.errors import Overloaded, PippinError, RingLost
+from tests.api.conftest import strictly
+
+MODEL = "pippin/demo"
+EVENTS = TypeAdapter(ResponseStreamEvent)
+
+
+async def ask(server, text="Hello", **body):
+    return await server.post("/v1/responses", {"model": MODEL, "input": text, **body})
+
+
+def events_of(answer):
+    """The events of a stream, each checked: its name, its number, its type."""
+    *blocks, end = answer.body.decode().split("\n\n")
+    assert end == ""
+    events = []
+    for block in blocks:
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == len(events)
+        strictly(type(EVENTS.validate_python(event, strict=True)), event)
+        events.append(event)
+    return events
+
+
+def kinds(events):
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+# --- plain ---
+
+
+async def test_a_plain_response_is_what_openai_would_send(server):
+    server.backend.cached = 3
+    answer = await ask(server, instructions="Be kind.", metadata={"a": "b"}, user="me", max_output_tokens=50)
+    response = strictly(Response, answer.json)
+    assert response.id.startswith("resp_")
+    assert (response.object, response.status, response.model) == ("response", "completed", MODEL)
+    assert (response.error, response.incomplete_details) == (None, None)
+    assert (response.instructions, response.metadata, response.user) == ("Be kind.", {"a": "b"}, "me")
+    assert (response.temperature, response.top_p, response.max_output_tokens) == (1, 1, 50)
+    assert (response.tool_choice, response.tools, response.parallel_tool_calls) == ("auto", [], True)
+    assert response.output_text == "Hello there!"
+    (message,) = response.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert message.id.startswith("msg_")
+    (request,) = server.backend.requests
+    made = len(server.backend.model.tokenizer.encode("Hello there!")) + 1
+    assert answer.json["usage"] == {
+        "input_tokens": len(request.prompt),
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(request.prompt) + made,
+    }
+
+
+async def test_it_is_asked_as_a_chat(server):
+    await ask(server, [{"role": "user", "content": "Hello"}], instructions="Be kind.", temperature=0.5, seed=7, top_k=3)
+    await server.post(
+        "/v1/chat/completions",
+        {
+            "model": MODEL,
+            "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}],
+            "temperature": 0.5,
+            "seed": 7,
+            "top_k": 3,
+        },
+    )
+    one, other = server.backend.requests
+    assert (one.prompt, one.sampling, one.max_tokens) == (other.prompt, other.sampling, other.max_tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_is_cut(server, stream):
+    server.backend.say("one two three four five six seven")
+    answer = await ask(server, max_output_tokens=3, stream=stream)
+    if stream:
+        events = events_of(answer)
+        assert kinds(events)[-1] == "incomplete"
+        response = strictly(Response, events[-1]["response"])
+    else:
+        response = strictly(Response, answer.json)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+    assert response.usage.output_tokens == 3
+
+
+async def test_log_probabilities(server):
+    answer = await ask(server, include=["message.output_text.logprobs"], top_logprobs=2)
+    (part,) = strictly(Response, answer.json).output[0].content
+    assert "".join(entry.token for entry in part.logprobs) == "Hello there!"
+    assert {len(entry.top_logprobs) for entry in part.logprobs} == {2}
+    streamed = events_of(await ask(server, include=["message.output_text.logprobs"], top_logprobs=2, stream=True))
+    deltas = [event for event in streamed if event["type"] == "response.output_text.delta"]
+    told = [(entry["token"], entry["logprob"]) for event in deltas for entry in event["logprobs"]]
+    assert told == [(entry.token, entry.logprob) for entry in part.logprobs]
+    assert streamed[-1]["response"]["output"][0]["content"][0] == part.model_dump(exclude_none=True)
+    assert (await ask(server, top_logprobs=2)).json["output"][0]["content"][0]["logprobs"] == []
+
+
+# --- streams ---
+
+
+async def test_a_stream_is_what_openai_would_send(server):
+    answer = await ask(server, stream=True)
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    events = events_of(answer)
+    names = kinds(events)
+    deltas = names.count("output_text.delta")
+    assert deltas > 1
+    assert names == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert "".join(event["delta"] for event in events if "delta" in event) == "Hello there!"
+    assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
+    assert (events[0]["response"]["output"], events[0]["response"]["usage"]) == ([], None)
+    assert (events[2]["item"]["status"], events[2]["item"]["content"]) == ("in_progress", [])
+    assert events[3]["part"]["text"] == ""
+    assert events[-4]["text"] == events[-3]["part"]["text"] == "Hello there!"
+    whole = events[-1]["response"]
+    assert whole["output"] == [events[-2]["item"]]
+    assert {event["response"]["id"] for event in events if "response" in event} == {whole["id"]}
+    assert {event["item_id"] for event in events if "item_id" in event} == {whole["output"][0]["id"]}
+    plain = (await ask(server)).json
+    assert whole["usage"] == plain["usage"]
+    assert whole.keys() == plain.keys()
+
+
+async def test_the_official_client(server):
+    async with server.client() as client:
+        async with client.responses.stream(model=MODEL, input="Hello") as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [event.type for event in events][-1] == "response.completed"
+        snapshots = [event.snapshot for event in events if event.type == "response.output_text.delta"]
+        assert snapshots[-1] == final.output_text == "Hello there!"
+        got = await client.responses.retrieve(final.id)
+        assert got.output_text == "Hello there!"
+        assert got.to_dict() == {**final.to_dict(), "output": got.to_dict()["output"]}
+        items = [item async for item in client.responses.input_items.list(final.id)]
+        assert [item.content[0].text for item in items] == ["Hello"]
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
+            await client.responses.cancel(final.id)
+        await client.responses.delete(final.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(final.id)
+        made = await client.responses.create(model=MODEL, input="Hello", stream=True)
+        assert "response.completed" in [event.type async for event in made]
+
+
+async def test_a_refusal_comes_before_a_stream(server):
+    server.backend.refusal = Overloaded("The queue is full.")
+    answer = await ask(server, stream=True)
+    assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(("at", "opened"), [(0, False), (2, True)])
+async def test_a_failure_after_the_beginning(serve, server, at, opened):
+    server.backend.failure = (at, RingLost("A node went away."))
+    answer = await ask(server, stream=True)
+    if not opened:
+        assert (answer.status, answer.error["code"]) == (503, "ring_lost")
+        return
+    events = events_of(answer)
+    assert kinds(events)[-2:] == ["output_item.done", "failed"]
+    failed = strictly(Response, events[-1]["response"])
+    assert (failed.status, failed.error.code) == ("failed", "server_error")
+    assert failed.error.message == "A node went away."
+    assert (await server.http.get(f"{server.url}/v1/responses/{failed.id}")).status == 404
+
+
+async def test_a_client_that_hangs_up_frees_its_place(server):
+    server.backend.pause_at = 2
+    async with server.http.post(f"{server.url}/v1/responses", json={"model": MODEL, "input": "x", "stream": True}):
+        await server.backend.paused.wait()
+    await server.backend.idle.wait()
+    assert server.backend.running == 0
+
+
+# --- conversations ---
+
+
+async def test_a_response_goes_on_from_the_one_before(server, tokenizer):
+    first = (await ask(server, "My name is Ann.", instructions="Be kind.")).json
+    second = (await ask(server, "Who am I?", previous_response_id=first["id"], instructions="Be brief.")).json
+    third = (await ask(server, "And now?", previous_response_id=second["id"])).json
+    assert third["previous_response_id"] == second["id"]
+    turns = ["My name is Ann.", "Hello there!", "Who am I?", "Hello there!", "And now?"]
+    messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(turns)]
+    _, two, three = server.backend.requests
+    assert two.prompt == tuple(tokenizer.chat([{"role": "system", "content": "Be brief."}, *messages[:3]]))
+    assert three.prompt == tuple(tokenizer.chat(messages))  # instructions are of one response only
+
+
+async def test_two_may_go_on_from_the_same(server):
+    first = (await ask(server, "One")).json
+    for text in ("Two", "Other two"):
+        assert (await ask(server, text, previous_response_id=first["id"])).status == 200
+    _, two, other = server.backend.requests
+    assert two.prompt != other.prompt
+
+
+async def test_what_is_not_stored_is_not_found(server):
+    response = (await ask(server, store=False)).json
+    later = await ask(server, previous_response_id=response["id"])
+    assert later.status == 400
+    assert (later.error["code"], later.error["param"]) == ("previous_response_not_found", "previous_response_id")
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        async with server.http.request(method, f"{server.url}/v1/responses/{response['id']}{path}") as answer:
+            assert answer.status == 404
+            assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_items_say_the_same_as_messages():
+    items = items_of(
+        [
+            {"role": "developer", "content": "Use tools."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Hel"}, {"type": "input_text", "text": "lo"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "look", "arguments": '{"at": 1}', "id": "fc_2"},
+            {"type": "function_call_output", "call_id": "c1", "output": "a"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "summary": []},
+        ]
+    )
+    assert [item["id"] for item in items][5] == "fc_2"
+    assert len({item["id"] for item in items}) == len(items)
+    calls = [("c1", "{}"), ("c2", '{"at": 1}')]
+    assert messages_of("Be kind.", items) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "developer", "content": "Use tools."},
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "I look.",
+            "tool_calls": [
+                {"id": call, "type": "function", "function": {"name": "look", "arguments": arguments}}
+                for call, arguments in calls
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "a"},
+        {"role": "tool", "tool_call_id": "c2", "content": "b"},
+    ]
+
+
+async def test_an_item_may_be_named(server):
+    first = (await ask(server, "One")).json
+    named = {"type": "item_reference", "id": first["output"][0]["id"]}
+    assert (await ask(server, [named, {"role": "user", "content": "Two"}])).status == 200
+    missing = await ask(server, [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_none"}])
+    assert (missing.status, missing.error["param"]) == (400, "input[1].id")
+
+
+async def test_input_items(server):
+    texts = ["a", "b", "c"]
+    made = (await ask(server, [{"role": "user", "content": text} for text in texts])).json
+
+    async def page(**query):
+        async with server.http.get(f"{server.url}/v1/responses/{made['id']}/input_items", params=query) as answer:
+            assert answer.status == 200
+            return strictly(ResponseItemList, await answer.json())
+
+    whole = await page(order="asc")
+    assert [item.content[0].text for item in whole.data] == texts
+    assert not whole.has_more
+    first = await page(limit=2)
+    assert [item.content[0].text for item in first.data] == ["c", "b"]
+    assert first.has_more
+    rest = await page(limit=2, after=first.last_id)
+    assert [item.content[0].text for item in rest.data] == ["a"]
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "none"}):
+        async with server.http.get(f"{server.url}/v1/responses/{made['id']}/input_items", params=query) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == next(iter(query))
+
+
+# --- bounds ---
+
+
+def kept(number, size=0):
+    item = {"id": f"msg_{number}", "text": "x" * size}
+    return Kept.after(None, {"id": f"resp_{number}", "output": []}, (item,))
+
+
+def test_the_least_recently_used_is_forgotten():
+    store = Store(max_responses=2)
+    for number in (1, 2):
+        store.add(kept(number))
+    store.get("resp_1")
+    store.add(kept(3))
+    assert [name for name in ("resp_1", "resp_2", "resp_3") if holds(store, name)] == ["resp_1", "resp_3"]
+
+
+def test_bytes_are_bounded_and_freed():
+    store = Store(max_bytes=3 * kept(1, 1000).bytes)
+    for number in range(10):
+        store.add(kept(number, 1000))
+    assert [number for number in range(10) if holds(store, f"resp_{number}")] == [7, 8, 9]
+    store.add(kept(10, 5000))
+    assert not holds(store, "resp_10")
+    for number in (7, 8, 9):
+        store.delete(f"resp_{number}")
+    store.add(kept(11, 2000))
+    assert store.item("msg_11") == kept(11, 2000).input[0]
+    assert store.item("msg_9") is None
+
+
+def test_a_conversation_counts_as_a_whole():
+    first = kept(1, 1000)
+    second = Kept.after(first, {"id": "resp_2", "output": [{"id": "msg_a"}]}, ({"id": "msg_b"},))
+    assert [item["id"] for item in second.history] == ["msg_1", "msg_b", "msg_a"]
+    assert second.bytes > first.bytes > 1000
+
+
+def holds(store, name):
+    try:
+        store.get(name)
+    except PippinError:
+        return False
+    return True
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0]"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"model": None}, "model"),
+        ({"instructions": 1}, "instructions"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": "x"}, "tools"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a" * 65: "x"}}, "metadata"),
+        ({"truncation": "some"}, "truncation"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"seed": "x"}, "seed"),
+        ({"input": "word " * 3000}, "input"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals(server, body, param, stream):
+    answer = await server.post("/v1/responses", {"model": MODEL, "input": "Hello", "stream": stream, **body})
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert "messages" not in answer.error["message"]
+    assert server.backend.requests == []
+
+
+async def test_unknown_models_and_unknown_parameters(server):
+    assert (await ask(server, model="none")).error["code"] == "model_not_found"
+    harmless = {"service_tier": "auto", "truncation": "auto", "moderation": None, "no_such_thing": 1, "include": []}
+    assert (await ask(server, **harmless)).status == 200
+
+
+# --- what a model that thinks and calls would give ---
+
+
+def test_thoughts_and_calls_have_items_of_their_own():
+    body = parse(ResponseRequest, {"model": MODEL, "input": "x"})
+    output = Output(body, MODEL, "resp_1")
+    events = [
+        *output.begin(),
+        *output.reasoning("Hm"),
+        *output.reasoning("."),
+        *output.text("I look.", []),
+        *output.call("call_1", "look", ""),
+        *output.call("", "", '{"at":'),
+        *output.call("", "", " 1}"),
+        *output.call("call_2", "look", "{}"),
+        *output.finish(cut=False, usage=None),
+    ]
+    for event in events:
+        strictly(type(EVENTS.validate_python(event, strict=True)), event)
+    response = strictly(Response, output.response())
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert {item.status for item in response.output} == {"completed"}
+    assert response.output[2].arguments == '{"at": 1}'
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["id"] for item in added] == [item["id"] for item in done]
+    assert added[2]["arguments"] == ""
+    assert isinstance(response, BaseModel)
+    grown = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert grown == ['{"at":', " 1}", "{}"]
