@@ -141,7 +141,8 @@ class _Turn:
 
     def grow(self, delta: Delta) -> list[Json]:
         """The events that tell of it. The last one is told when the response can be asked for."""
-        output, events = self.output, []
+        output = self.output
+        events: list[Json] = []
         if delta.text or delta.tokens:
             events += output.text(delta.text, self._logprobs(delta))
         if delta.finish:

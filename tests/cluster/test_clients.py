@@ -81,6 +81,23 @@ async def test_openai_async(node: Node, stock: dict[str, str]) -> None:
         assert "".join(text) == stock["Hello"]
 
 
+def test_openai_responses(node: Node, stock: dict[str, str]) -> None:
+    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="any", max_retries=0) as client:
+        with client.responses.stream(model=MODEL, input="Hello", temperature=0) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            first = stream.get_final_response()
+        assert text == first.output_text == stock["Hello"]
+        assert client.responses.retrieve(first.id).output_text == text
+        again = client.responses.create(model=MODEL, input="Hello", temperature=0, previous_response_id=first.id)
+        whole: Any = [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": "Hello"},
+        ]
+        chat = client.chat.completions.create(model=MODEL, messages=whole, temperature=0)
+        assert again.output_text == chat.choices[0].message.content
+
+
 # --- what an answer holds -----------------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,37 @@ def test_every_error_has_its_status() -> None:
         assert re.search(row, page, re.MULTILINE), f"{error.code} {error.status}"
 
 
+def cells(section: str, page: str) -> set[str]:
+    """What stands in backticks in the first column of a section's tables."""
+    whole = page.partition(f"\n{section}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|([^|]+)\|", whole, re.MULTILINE)
+    return {name.partition(".")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_parameter_is_in_its_table() -> None:
+    from api.responses.schema import CHAT_PARAMETERS, ResponseRequest
+    from api.schema import ChatRequest, CompletionRequest
+
+    page = text("api.md")
+    both = cells("## Parameters of both", page)
+    for schema, section in ((ChatRequest, "## Chat"), (CompletionRequest, "## Legacy completions")):
+        assert set(schema.model_fields) - both - cells(section, page) == set(), section
+    assert {*ResponseRequest.model_fields, *CHAT_PARAMETERS} - cells("## Responses", page) == set()
+    templates = ChatRequest.model_fields["adapter"].annotation.__args__[0].model_fields["templates"].annotation
+    assert set(templates.model_fields) - cells("## Chat", page) == set()
+
+
+def test_every_endpoint_is_in_its_table() -> None:
+    from api.app import create_app
+
+    page = text("api.md").partition("## Endpoints")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`((?:GET|POST|DELETE) /[^`]+)`", page))
+    paths = {(route.method, route.resource.canonical) for route in create_app(None).router.routes()}
+    assert {f"{method} {path}" for method, path in paths if method != "HEAD"} == named | {
+        each.replace("/v1", "", 1) for each in named if " /v1" in each
+    }
+
+
 def test_every_field_of_the_status_is_explained() -> None:
     page = text("operations.md").partition("## The status as JSON")[2].partition("\n## ")[0]
     named = {part for name in re.findall(r"`([^`]+)`", page) for part in re.split(r"\[\]\.|\.", name)}
