@@ -17,6 +17,7 @@ from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
 from api.metrics import Metered, Metrics
 from api.response import STREAM, Gateway
+from api.responses.background import Background
 from api.responses.routes import Responses
 from api.stream import EventStream, Pace
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
@@ -49,7 +50,8 @@ def create_app(
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(_number)
     post, get = partial(_post, app.router), app.router.add_get
-    responses = Responses(gateway)
+    responses = Responses(gateway, Background(gateway.backend, drain))
+    app.on_cleanup.append(responses.end)
     for prefix in ("/v1", ""):
         post(f"{prefix}/chat/completions", partial(chat.create, gateway))
         post(f"{prefix}/completions", partial(completions.create, gateway))

@@ -1,6 +1,7 @@
 """The output of one response, grown from what the model says, and the events that tell of it. Pure."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,10 @@ class Output:
         self._status, self._error = "failed", {"code": code, "message": message}
         yield self._event("failed", response=self.response())
 
+    def cancel(self) -> None:
+        self._status = "cancelled"
+        deque(self._close("incomplete"), maxlen=0)  # nobody is told
+
     # --- items ----------------------------------------------------------------------------------------------------------
 
     def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
@@ -126,7 +131,7 @@ class Output:
             "object": "response",
             "created_at": self.created_at,
             "status": self._status,
-            "background": False,
+            "background": body.background,
             "completed_at": self._ended_at if self._status == "completed" else None,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,

@@ -12,13 +12,14 @@ from api.answer import Delta
 from api.body import read_object
 from api.chat import ask
 from api.errors import Unsupported
-from api.generation import Choice, Job, run_all, usage
-from api.logprobs import chat_logprobs
+from api.generation import run_all
 from api.response import STREAM, Gateway
+from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
 from api.responses.store import Kept, Store
+from api.responses.turn import Turn
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest, PippinError
 
@@ -41,6 +42,7 @@ class Responses:
     """The handlers, and what they keep."""
 
     gateway: Gateway
+    background: Background
     store: Store = field(default_factory=Store)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
@@ -52,27 +54,37 @@ class Responses:
             items = (*before.history, *new) if before else new
             chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
             job, choices = await ask(self.gateway, request, chat, item_id("resp"))
-        turn = _Turn(job, choices, Output(body, job.model.id, job.id), before, new, self.store)
-        return await (self._stream(request, turn) if body.stream else self._whole(turn))
+        turn = Turn(job, choices, Output(body, job.model.id, job.id), before, new, self.store)
+        if body.stream:
+            return await self._stream(request, turn)
+        if body.background:
+            self.background.start(turn)
+        else:
+            await turn.run(self.gateway.backend)
+        return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
-        kept = self.store.get(request.match_info["id"])
+        kept = self._kept(request)
         if request.query.get("stream") == "true":
-            raise Unsupported("Only a response made in the background can be streamed again.", param="stream")
+            raise Unsupported("A response cannot be streamed once more; ask for it without 'stream'.", param="stream")
         return web.json_response(kept.response)
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
+        await self.background.cancel(response_id)
         self.store.delete(response_id)
         return web.json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        self.store.get(request.match_info["id"])
-        raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection while it runs.")
+        """One that has ended already is told as it is."""
+        if not self._kept(request).response["background"]:
+            raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection while it runs.")
+        await self.background.cancel(request.match_info["id"])
+        return web.json_response(self._kept(request).response)
 
     async def input_items(self, request: web.Request) -> web.Response:
         """The items that came with the request, the last first unless `order` is asc."""
-        items = list(self.store.get(request.match_info["id"]).input)
+        items = list(self._kept(request).input)
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
             raise BadRequest(f"Invalid 'limit': it is from 1 to {MAX_PAGE}.", param="limit")
@@ -89,7 +101,16 @@ class Responses:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return web.json_response({"object": "list", "data": page, "has_more": len(items) > len(page), **ends})
 
+    async def end(self, _app: web.Application) -> None:
+        await self.background.close()
+
     # --- answering ------------------------------------------------------------------------------------------------------
+
+    def _kept(self, request: web.Request) -> Kept:
+        """What is known of the response that the path names. Raises NotFound."""
+        response_id = request.match_info["id"]
+        running = self.background.find(response_id)
+        return running.kept() if running else self.store.get(response_id)
 
     def _resolved(self, index: int, item: Item) -> Item:
         if item["type"] != "item_reference":
@@ -99,14 +120,7 @@ class Responses:
             raise BadRequest(f"Item with id '{item['id'][:80]}' not found.", param=f"input[{index}].id")
         return found
 
-    async def _whole(self, turn: "_Turn") -> web.Response:
-        async def take(_: int, delta: Delta) -> None:
-            turn.grow(delta)
-
-        await run_all(self.gateway.backend, turn.choices, take)
-        return web.json_response(turn.output.response())
-
-    async def _stream(self, request: web.Request, turn: "_Turn") -> web.StreamResponse:
+    async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         events, output = request[STREAM], turn.output
 
         async def send(told: Iterable[Json]) -> None:
@@ -124,57 +138,8 @@ class Responses:
             except PippinError as error:
                 if not events.response.prepared:
                     raise
-                await send(output.fail(_code(error), str(error)))
+                await send(turn.fail(error))
         return events.response
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One request on its way to a response."""
-
-    job: Job
-    choices: list[Choice]
-    output: Output
-    before: Kept | None
-    given: tuple[Item, ...]
-    store: Store
-
-    def grow(self, delta: Delta) -> list[Json]:
-        """The events that tell of it. The last one is told when the response can be asked for."""
-        output = self.output
-        events: list[Json] = []
-        if delta.text or delta.tokens:
-            events += output.text(delta.text, self._logprobs(delta))
-        if delta.finish:
-            events += output.finish(cut=delta.finish == "length", usage=_usage(self.choices))
-            if output.body.store:
-                self.store.add(Kept.after(self.before, output.response(), self.given))
-        return events
-
-    def _logprobs(self, delta: Delta) -> list[Json]:
-        top = self.output.body.logprobs
-        if top is None:
-            return []
-        content: list[Json] = chat_logprobs(self.job.model.tokenizer, delta.tokens, top)["content"]
-        return content
-
-
-def _usage(choices: list[Choice]) -> Json:
-    chat = usage(choices, 1)
-    return {
-        "input_tokens": chat["prompt_tokens"],
-        "input_tokens_details": {"cache_write_tokens": 0, **chat["prompt_tokens_details"]},
-        "output_tokens": chat["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": chat["total_tokens"],
-    }
-
-
-def _code(error: PippinError) -> str:
-    """OpenAI knows these only."""
-    if error.status == 429:
-        return "rate_limit_exceeded"
-    return "invalid_prompt" if error.status < 500 else "server_error"
 
 
 @contextmanager

@@ -86,8 +86,10 @@ class ResponseRequest(_Strict):
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
-        if self.background:
-            raise Unsupported("'background' is not supported: a response ends with its request.", param="background")
+        if self.background and self.stream:
+            raise Unsupported("A response in the background is not streamed: ask for it by its id.", param="stream")
+        if self.background and not self.store:
+            raise BadRequest("A response in the background has to be stored.", param="store")
         for param in ("conversation", "prompt"):
             if getattr(self, param) is not None:
                 raise Unsupported(f"'{param}' is not supported: it names what is kept at OpenAI.", param=param)

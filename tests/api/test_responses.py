@@ -1,5 +1,6 @@
 """The Responses API: the official client's view, every event in its order, and what is kept."""
 
+import asyncio
 import json
 
 import openai
@@ -7,6 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from api.drain import DRAIN
 from api.responses.items import items_of, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
@@ -187,7 +189,7 @@ async def test_a_failure_after_the_beginning(serve, server, at, opened):
     failed = strictly(Response, events[-1]["response"])
     assert (failed.status, failed.error.code) == ("failed", "server_error")
     assert failed.error.message == "A node went away."
-    assert (await server.http.get(f"{server.url}/v1/responses/{failed.id}")).status == 404
+    assert (await get(server, failed.id))["status"] == "failed"
 
 
 async def test_a_client_that_hangs_up_frees_its_place(server):
@@ -344,6 +346,87 @@ def holds(store, name):
     return True
 
 
+# --- in the background ---
+
+
+async def get(server, response_id, expected=200):
+    async with server.http.get(f"{server.url}/v1/responses/{response_id}") as answer:
+        assert answer.status == expected
+        return await answer.json()
+
+
+async def ended(server, response_id):
+    async with asyncio.timeout(5):
+        while (response := await get(server, response_id))["status"] == "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return strictly(Response, response)
+
+
+async def test_a_response_in_the_background(server):
+    server.backend.pause_at = 2
+    async with server.client() as client:
+        begun = await client.responses.create(model=MODEL, input="Hello", background=True)
+        assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+        await server.backend.paused.wait()
+        assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+        items = [item async for item in client.responses.input_items.list(begun.id)]
+        assert items[0].content[0].text == "Hello"
+        server.backend.go_on.set()
+        response = await ended(server, begun.id)
+        assert (response.status, response.output_text) == ("completed", "Hello there!")
+        assert (await client.responses.cancel(begun.id)).status == "completed"
+        later = await client.responses.create(model=MODEL, input="And?", previous_response_id=begun.id)
+        assert later.status == "completed"
+
+
+async def test_a_cancelled_response_frees_its_place(server):
+    server.backend.pause_at = 2
+    begun = (await ask(server, background=True)).json
+    await server.backend.paused.wait()
+    for _ in range(2):
+        answer = await server.post(f"/v1/responses/{begun['id']}/cancel")
+        assert strictly(Response, answer.json).status == "cancelled"
+        assert server.backend.running == 0
+    assert (await get(server, begun["id"]))["output"][0]["status"] == "incomplete"
+
+
+async def test_a_deleted_response_frees_its_place(server):
+    server.backend.pause_at = 0
+    begun = (await ask(server, background=True)).json
+    await server.backend.paused.wait()
+    async with server.http.delete(f"{server.url}/v1/responses/{begun['id']}") as answer:
+        assert await answer.json() == {"id": begun["id"], "object": "response", "deleted": True}
+    assert server.backend.running == 0
+    await get(server, begun["id"], expected=404)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Overloaded("Full."), "rate_limit_exceeded"), (RuntimeError("bug"), "server_error")]
+)
+async def test_a_failure_in_the_background(server, error, code):
+    server.backend.failure = (1, error)
+    response = await ended(server, (await ask(server, background=True)).json["id"])
+    assert (response.status, response.error.code) == ("failed", code)
+
+
+async def test_the_end_of_a_node_waits_for_the_background(server):
+    server.backend.pause_at = 1
+    begun = (await ask(server, background=True)).json
+    await server.backend.paused.wait()
+    ending = asyncio.create_task(server.app[DRAIN].finish(60))
+    await asyncio.sleep(0)
+    assert not ending.done()
+    server.backend.go_on.set()
+    await ending
+    assert (await ended(server, begun["id"])).status == "completed"
+
+
+async def test_the_background_is_stored_and_not_streamed(server):
+    for body, param in (({"stream": True}, "stream"), ({"store": False}, "store")):
+        answer = await ask(server, background=True, **body)
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
 # --- refusals ---
 
 
@@ -369,7 +452,6 @@ def holds(store, name):
         ({"top_p": -1}, "top_p"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
-        ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),

@@ -25,6 +25,9 @@ def test_the_first_lets_answers_end_and_the_second_quits(cluster: Cluster, stock
         second.signal(signal.SIGINT)
         for _ in range(20):
             next(reading)
+        refused = second.chat("Hello")
+        assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+        assert second.get("/health").status == 503
         assert second.process.poll() is None
         second.signal(signal.SIGINT)
         assert second.wait(5) == 0

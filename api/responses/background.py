@@ -1,0 +1,54 @@
+"""Responses that are made while nobody waits for them."""
+
+import asyncio
+import logging
+
+from api.backend import Backend
+from api.drain import Drain
+from api.responses.turn import Turn
+from node.core.errors import PippinError, told
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """Each runs in a task of its own until it has ended or is cancelled; a node that stops waits for them."""
+
+    def __init__(self, backend: Backend, drain: Drain) -> None:
+        self._backend = backend
+        self._drain = drain
+        self._running: dict[str, tuple[Turn, asyncio.Task[None]]] = {}
+
+    def start(self, turn: Turn) -> None:
+        task = asyncio.create_task(self._run(turn), name=f"response {turn.job.id}")
+        self._running[turn.job.id] = turn, task
+
+    def find(self, response_id: str) -> Turn | None:
+        """One that is still being made."""
+        turn, _ = self._running.get(response_id, (None, None))
+        return turn
+
+    async def cancel(self, response_id: str) -> None:
+        """Its place is free when this returns; nothing happens to one that is not running."""
+        _, task = self._running.get(response_id, (None, None))
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        for response_id in list(self._running):
+            await self.cancel(response_id)
+
+    async def _run(self, turn: Turn) -> None:
+        """A task's root: whatever goes wrong becomes the response's error."""
+        try:
+            with self._drain.request():
+                await turn.run(self._backend)
+        except asyncio.CancelledError:
+            turn.cancel()
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("response %s failed", turn.job.id)
+            turn.fail(told(error))
+        finally:
+            del self._running[turn.job.id]

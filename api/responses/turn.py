@@ -1,0 +1,88 @@
+"""One request on its way to a response that can be asked for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from api.answer import Delta
+from api.backend import Backend
+from api.generation import Choice, Job, run_all, usage
+from api.logprobs import chat_logprobs
+from api.responses.items import Item
+from api.responses.output import Output
+from api.responses.store import Kept, Store
+from node.core.errors import PippinError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    job: Job
+    choices: list[Choice]
+    output: Output
+    before: Kept | None
+    """What it goes on from."""
+    given: tuple[Item, ...]
+    store: Store
+
+    async def run(self, backend: Backend) -> None:
+        """Without telling anybody."""
+
+        async def take(_: int, delta: Delta) -> None:
+            self.grow(delta)
+
+        await run_all(backend, self.choices, take)
+
+    def kept(self) -> Kept:
+        """As it is now."""
+        return Kept.after(self.before, self.output.response(), self.given)
+
+    # --- each gives the events that tell of it; the last one is told when the response can be asked for ---
+
+    def grow(self, delta: Delta) -> list[Json]:
+        output = self.output
+        events: list[Json] = []
+        if delta.text or delta.tokens:
+            events += output.text(delta.text, self._logprobs(delta))
+        if delta.finish:
+            events += output.finish(cut=delta.finish == "length", usage=_usage(self.choices))
+            self._keep()
+        return events
+
+    def fail(self, error: PippinError) -> list[Json]:
+        events = list(self.output.fail(_code(error), str(error)))
+        self._keep()
+        return events
+
+    def cancel(self) -> None:
+        self.output.cancel()
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.output.body.store:
+            self.store.add(self.kept())
+
+    def _logprobs(self, delta: Delta) -> list[Json]:
+        top = self.output.body.logprobs
+        if top is None:
+            return []
+        content: list[Json] = chat_logprobs(self.job.model.tokenizer, delta.tokens, top)["content"]
+        return content
+
+
+def _usage(choices: list[Choice]) -> Json:
+    chat = usage(choices, 1)
+    return {
+        "input_tokens": chat["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **chat["prompt_tokens_details"]},
+        "output_tokens": chat["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": chat["total_tokens"],
+    }
+
+
+def _code(error: PippinError) -> str:
+    """OpenAI knows these only."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if error.status < 500 else "server_error"
