@@ -93,6 +93,9 @@ class Metered:
     def work(self) -> Work:
         return self._backend.work()
 
+    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+        return await self._backend.drain(node, draining=draining)
+
     def status(self) -> dict[str, Any]:
         return self._backend.status()
 

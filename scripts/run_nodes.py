@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+
+from node.cli.client import Api, StatusFailed
+from node.host.api_keys import read_keys
 
 BIN = Path(sys.executable).parent
 API_PORT = 52415
@@ -25,16 +26,22 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
     parser.add_argument("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
     parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
+    parser.add_argument("--api-key-file", metavar="FILE", help="has the API keys of all nodes")
     options, rest = parser.parse_known_args()
     stages = min(options.stages or options.nodes, options.nodes)
+    try:
+        key = read_keys(Path(options.api_key_file))[0] if options.api_key_file else ""
+    except (OSError, ValueError) as error:
+        parser.error(f"--api-key-file: {error}")
+    guard = ["--api-key-file", options.api_key_file] if key else []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # even where a shell started this in the background
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
-        processes = start(options.nodes, stages, options.api_port, rest, Path(directory))
+        processes = start(options.nodes, stages, options.api_port, [*guard, *rest], Path(directory))
         try:
-            status = wait_ready(f"http://127.0.0.1:{options.api_port}", options.nodes, stages, processes)
+            status = wait_ready(Api("http", "127.0.0.1", options.api_port, key), options.nodes, stages, processes)
             if status:
-                print(greeting(status, options.api_port), flush=True)
+                print(greeting(status, options.api_port, guard), flush=True)
                 processes[0].wait()
             return stop(processes) if status else max(stop(processes), 1)
         except KeyboardInterrupt:
@@ -63,13 +70,12 @@ def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True)
 
 
-def wait_ready(url: str, count: int, stages: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
+def wait_ready(api: Api, count: int, stages: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
     """The status once all nodes are there and hold their layers; None when a node ended or it took too long."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        with contextlib.suppress(URLError, ConnectionError, TimeoutError):
-            with urllib.request.urlopen(f"{url}/cluster/status", timeout=2) as answer:  # noqa: S310 - our own URL
-                status: dict[str, Any] = json.load(answer)
+        with contextlib.suppress(StatusFailed):
+            status = api.status(timeout=2)
             rings = [ring for model in status["models"] for ring in model["rings"]]
             whole = all(ring["state"] == "ready" and len(ring["stages"]) >= stages for ring in rings)
             if status["state"] == "ready" and len(status["nodes"]) == count and whole:
@@ -79,7 +85,8 @@ def wait_ready(url: str, count: int, stages: int, processes: list[subprocess.Pop
     return None
 
 
-def greeting(status: dict[str, Any], port: int) -> str:
+def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
+    """`guard`: the options with which `cluster` brings a key, if one is asked for."""
     names = {node["id"]: node["name"] for node in status["nodes"]}
     lines = ["", f"Pippin is ready at http://localhost:{port}/v1", ""]
     for model in status["models"]:
@@ -90,9 +97,10 @@ def greeting(status: dict[str, Any], port: int) -> str:
                 for stage in ring["stages"]
             ]
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})
-    lines += ["", "Try:", f"  curl http://localhost:{port}/v1/chat/completions -d '{body}'"]
+    header = ' -H "Authorization: Bearer KEY"' if guard else ""
+    lines += ["", "Try:", f"  curl http://localhost:{port}/v1/chat/completions{header} -d '{body}'"]
     api = "" if port == API_PORT else f" --api http://localhost:{port}"
-    lines += [f"  {os.path.relpath(BIN)}/cluster status{api}", "", "Ctrl-C stops it.", ""]
+    lines += [" ".join([f"  {os.path.relpath(BIN)}/cluster status{api}", *guard]), "", "Ctrl-C stops it.", ""]
     return "\n".join(lines)
 
 
