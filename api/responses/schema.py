@@ -130,6 +130,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any]) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice:
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    """Chat takes a function's name flat as well."""
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return {"type": "allowed_tools", "allowed_tools": choice}
     return choice

@@ -42,8 +42,12 @@ class Turn:
     def grow(self, delta: Delta) -> list[Json]:
         output = self.output
         events: list[Json] = []
+        if delta.reasoning:
+            events += output.reasoning(delta.reasoning)
         if delta.text or delta.tokens:
             events += output.text(delta.text, self._logprobs(delta))
+        for call in delta.calls:
+            events += output.call(call.id, call.name, call.arguments)
         if delta.finish:
             events += output.finish(cut=delta.finish == "length", usage=_usage(self.choices))
             self._keep()

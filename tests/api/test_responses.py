@@ -21,7 +21,7 @@ MODEL = "pippin/demo"
 EVENTS = TypeAdapter(ResponseStreamEvent)
 
 
-async def ask(server, text="Hello", **body):
+async def ask(server, text="Hello", /, **body):
     return await server.post("/v1/responses", {"model": MODEL, "input": text, **body})
 
 
