@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from api.backend import Backend, Model
+from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
 
@@ -89,6 +90,11 @@ class Metered:
             if made:
                 for kind, count in (("prompt", len(request.prompt)), ("cached", cached), ("answer", made)):
                     self._metrics.tokens.labels(request.model, kind).inc(count)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        answer = await self._backend.evaluate(request)
+        self._metrics.tokens.labels(request.model, "prompt").inc(len(request.prompt))
+        return answer
 
     def work(self) -> Work:
         return self._backend.work()

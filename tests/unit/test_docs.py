@@ -125,12 +125,13 @@ def cells(section: str, page: str) -> set[str]:
 
 def test_every_parameter_is_in_its_table() -> None:
     from api.responses.schema import CHAT_PARAMETERS, ResponseRequest
-    from api.schema import ChatRequest, CompletionRequest
+    from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 
     page = text("api.md")
     both = cells("## Parameters of both", page)
     for schema, section in ((ChatRequest, "## Chat"), (CompletionRequest, "## Legacy completions")):
         assert set(schema.model_fields) - both - cells(section, page) == set(), section
+    assert set(EmbeddingRequest.model_fields) - cells("## Embeddings", page) == set()
     assert {*ResponseRequest.model_fields, *CHAT_PARAMETERS} - cells("## Responses", page) == set()
     templates = ChatRequest.model_fields["adapter"].annotation.__args__[0].model_fields["templates"].annotation
     assert set(templates.model_fields) - cells("## Chat", page) == set()
