@@ -47,7 +47,8 @@ async def started(*nodes: NodeInfo, fingerprint: str = "") -> AsyncIterator[list
 async def address_of(host: str) -> list[str]:
     zeroconf = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
     found = AddressResolver(host)
-    await found.async_request(zeroconf.zeroconf, 1500)  # the first question may be answered to another program on this port
+    # The first question may be answered to another program that listens on the port.
+    await found.async_request(zeroconf.zeroconf, 1500)
     await zeroconf.async_close()
     return found.parsed_addresses()
 
