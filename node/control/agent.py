@@ -6,13 +6,13 @@ than the other sends it along. So nothing is ever ordered over the network: a me
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown
 from node.cluster.membership import Change, Changed, Forgotten, IdTaken, Joined, Membership
 from node.control.contacts import Contacts
+from node.core.clock import now
 from node.core.errors import Incompatible
 from node.core.signal import Signal
 from node.core.types import ClusterView, Heartbeat, NodeInfo, NodeReport, NodeState, PeerHint, Placement
@@ -66,7 +66,7 @@ class Agent:
         return self._election.head
 
     def view(self) -> ClusterView:
-        peers = self._membership.view(time.monotonic())
+        peers = self._membership.view(now())
         return ClusterView(self.info.id, self.term, self.head, peers, self.placement)
 
     def alive(self) -> tuple[NodeReport, ...]:
@@ -126,7 +126,7 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """A peer told its state, in a call or in an answer."""
-        self._note(self._membership.heard(heartbeat.report, time.monotonic()))
+        self._note(self._membership.heard(heartbeat.report, now()))
         for hint in heartbeat.report.peers:
             if self._contacts.hint_of(hint.id) is None:
                 self._contacts.hint(hint)
@@ -138,11 +138,11 @@ class Agent:
 
     def unreachable(self, node: str) -> None:
         """A connection to a node was refused or reset."""
-        self._note(self._membership.unreachable(node, time.monotonic()))
+        self._note(self._membership.unreachable(node, now()))
 
     def left(self, node: str, incarnation: int) -> None:
         """A node said goodbye."""
-        self._note(self._membership.goodbye(node, time.monotonic(), incarnation))
+        self._note(self._membership.goodbye(node, now(), incarnation))
         self._step()
 
     def _is_of_head(self, placement: Placement) -> bool:
@@ -162,9 +162,9 @@ class Agent:
     # --- letting the state machines see the present -------------------------------------------------------------------
 
     def _step(self) -> None:
-        now = time.monotonic()
-        self._note(self._membership.heard(self._report(), now) + self._membership.tick(now))
-        for effect in self._election.tick(now, self._membership.alive()):
+        present = now()
+        self._note(self._membership.heard(self._report(), present) + self._membership.tick(present))
+        for effect in self._election.tick(present, self._membership.alive()):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -206,13 +206,13 @@ class Agent:
         self._contacts.hurry()
 
     def _name(self, node: str) -> str:
-        views = self._membership.view(time.monotonic())
+        views = self._membership.view(now())
         return next((peer.report.info.name for peer in views if peer.report.info.id == node), node)
 
     # --- what goes out ------------------------------------------------------------------------------------------------
 
     def state_of(self, node: str) -> NodeState | None:
-        views = self._membership.view(time.monotonic())
+        views = self._membership.view(now())
         return next((peer.state for peer in views if peer.report.info.id == node), None)
 
     def heartbeat_for(self, node: str | None) -> Heartbeat:

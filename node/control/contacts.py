@@ -4,12 +4,12 @@ import asyncio
 import ipaddress
 import logging
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from node.cluster.topology import Topology
+from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.signal import Signal
 from node.core.types import Heartbeat, Link, NodeState, PeerHint
@@ -69,7 +69,7 @@ class Contacts:
 
     def advert(self, hint: PeerHint) -> None:
         """The same by word of mDNS, where anybody can say anything: it never takes away a way that works."""
-        known, way = self._hints.get(hint.id), self._topology.best(hint.id, time.monotonic())
+        known, way = self._hints.get(hint.id), self._topology.best(hint.id, now())
         if known and way:
             if hint.grpc_port != known.grpc_port:
                 return
@@ -92,8 +92,8 @@ class Contacts:
         if hint.id == self._self_id or not hint.addresses or self._hints.get(hint.id) == hint:
             return
         if hint.id not in self._hints and len(self._hints) >= MOST_NODES:
-            now = time.monotonic()
-            silent = next((node for node in self._hints if not self._topology.best(node, now)), None)
+            present = now()
+            silent = next((node for node in self._hints if not self._topology.best(node, present)), None)
             if silent is None:
                 return
             self.forget(silent)
@@ -117,11 +117,11 @@ class Contacts:
         hint = self._hints.get(node)
         if hint is None:
             return None
-        link = self._topology.best(node, time.monotonic())
+        link = self._topology.best(node, now())
         return _join(link.address if link else hint.addresses[0], hint.grpc_port)
 
     def links(self) -> tuple[Link, ...]:
-        return self._topology.links(time.monotonic())
+        return self._topology.links(now())
 
     def readdress(self, interfaces: Sequence[Interface]) -> None:
         """This machine's interfaces changed."""
@@ -214,11 +214,11 @@ class Contacts:
         else:
             way = interface_towards(address, self._interfaces)
             name, kind = (way.name, way.kind) if way else ("", "")
-            self._topology.observe(hint.id, address, rtt_ms, time.monotonic(), interface=name, kind=kind)
+            self._topology.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
 
     async def _beat(self, hint: PeerHint, talk: Talk) -> None:
         """One exchange over the best way, or over any that works."""
-        best = self._topology.best(hint.id, time.monotonic())
+        best = self._topology.best(hint.id, now())
         refused = False
         for address in dict.fromkeys((*([best.address] if best else []), *hint.addresses)):
             peer = _join(address, hint.grpc_port)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from node.cluster.search import CONTEXTS, SESSIONS
 from node.control.agent import Agent
 from node.control.handover import HandOver
 from node.control.specs import Specs
+from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, PippinError, error_from, told
 from node.core.signal import Signal
 from node.core.types import ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
@@ -79,7 +79,7 @@ class Head:
         if not self._agent.is_head:
             raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
         wanted = self._wanted.setdefault(model, _Wanted(0.0))
-        wanted.asked_at = time.monotonic()
+        wanted.asked_at = now()
         wanted.failure = None
         if wanted.spec is None:
             # The caller may go away; what was found out serves the next one.
@@ -114,7 +114,7 @@ class Head:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        view, now = self._agent.view(), time.monotonic()
+        view, at = self._agent.view(), now()
         current = view.placement
         nodes = self._agent.alive()
         self._update_wanted(nodes, current)
@@ -122,11 +122,11 @@ class Head:
         if self._lacks_spec(current):
             return
         fence = Fence(self._agent.term, current.fence.epoch + 1)
-        standing = replace(current, rings=self._hand_over.remaining(view, now))
+        standing = replace(current, rings=self._hand_over.remaining(view, at))
         plan = self._place(nodes, fence, standing)
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
-            plan = better if self._hand_over.is_due(better, plan, now) else plan
+            plan = better if self._hand_over.is_due(better, plan, at) else plan
         plan = replace(plan, refused=(*plan.refused, *self._failures()))
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
@@ -139,7 +139,7 @@ class Head:
             self._wanted.setdefault(model, _Wanted(0.0))
         for model, wanted in self._wanted.items():
             wanted.preload = model in preload
-            if wanted.failure and wanted.retry_at < time.monotonic():
+            if wanted.failure and wanted.retry_at < now():
                 wanted.failure = None
             if not wanted.spec and not wanted.failure:
                 self._described(model, wanted)
@@ -151,7 +151,7 @@ class Head:
 
     def _forget_unserved(self, current: Placement) -> None:
         served = {ring.model for ring in current.rings}
-        old = time.monotonic() - FORGET_S
+        old = now() - FORGET_S
         for model, wanted in list(self._wanted.items()):
             if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
                 del self._wanted[model]
@@ -173,14 +173,14 @@ class Head:
             failed = told(error)
             log.error("%s: %s", model, failed)
             wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
-            wanted.retry_at = time.monotonic() + RETRY_S
+            wanted.retry_at = now() + RETRY_S
         finally:
             del self._describing[model]
             self._agent.head_due.notify()
 
     def _note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
-        rings, now = {ring.id for ring in view.placement.rings}, time.monotonic()
-        self._barred = {pair: until for pair, until in self._barred.items() if until > now}
+        rings, at = {ring.id for ring in view.placement.rings}, now()
+        self._barred = {pair: until for pair, until in self._barred.items() if until > at}
         for node in nodes:
             for load in node.loads:
                 model = load.shard.model
@@ -188,11 +188,11 @@ class Head:
                 if not (wanted and load.state is LoadState.FAILED and load.ring in rings):
                     continue
                 if ready_rings(view, model):  # another ring serves it
-                    self._barred[model, node.info.id] = now + RETRY_S
+                    self._barred[model, node.info.id] = at + RETRY_S
                     continue
                 code, _, text = load.error.partition(": ")
                 wanted.failure = Refusal(model, code, f"{node.info.name} could not load it: {text}")
-                wanted.retry_at = now + RETRY_S
+                wanted.retry_at = at + RETRY_S
 
     def _failures(self) -> tuple[Refusal, ...]:
         """Of models that have a place but something wrong with them; forgotten when they are no longer wanted."""

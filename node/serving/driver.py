@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from node.core.clock import now
 from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, StaleFence, error_from, told
 from node.core.evaluation import EvaluateRequest, Evaluation, Findings, Question
 from node.core.frames import CacheOp, Frame
@@ -135,7 +136,7 @@ class Driver:
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
-        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(time.monotonic()))
+        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(now()))
 
     @property
     def kv_bytes(self) -> int:
@@ -184,7 +185,7 @@ class Driver:
             every=bool(step.readings),
             lengths=step.lengths,
         )
-        begun_at = time.monotonic()
+        begun_at = now()
         if self._onward is None:
             await self._run_alone(step, frame, begun_at)
             return
@@ -203,7 +204,7 @@ class Driver:
             frame = replace(frame, seq=self._seq)
             self._seq += 1
             if step:
-                self._in_flight.append(_InFlight(step, frame.seq, begun_at or time.monotonic()))
+                self._in_flight.append(_InFlight(step, frame.seq, begun_at or now()))
             await link.send(frame)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
@@ -216,7 +217,7 @@ class Driver:
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            self._landed(step, results, time.monotonic() - begun_at)
+            self._landed(step, results, now() - begun_at)
 
     async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
         frame = self._frame(ops)
@@ -251,8 +252,8 @@ class Driver:
 
     async def _finish_step(self, due: _InFlight, frame: Frame) -> None:
         # From when it had the ring to itself: so long it held up what came behind it.
-        now = time.monotonic()
-        seconds, self._landed_at = now - max(due.begun_at, self._landed_at), now
+        present = now()
+        seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
         step, onward = due.step, None
         results: Sequence[Sampled | Findings] = ()
         try:
@@ -283,14 +284,14 @@ class Driver:
 
     def _landed(self, step: Step, results: Sequence[Sampled | Findings], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        now = time.monotonic()
+        landed_at = now()
         for seat, result in zip(step.rows, results, strict=bool(results)):
             if seat.gone:
                 continue
             if isinstance(result, Findings):
                 self._note(seat, result)
             else:
-                self._rate.count(now)
+                self._rate.count(landed_at)
                 self._emit(seat, result)
         self._scheduler.landed(step, seconds)
 
@@ -338,7 +339,7 @@ class Driver:
             return
         log.warning("ring %s broke: %s", self._ring.id, reason)
         self._broken = reason
-        self._broken_since = self._broken_since or time.monotonic()
+        self._broken_since = self._broken_since or now()
         if self._link:
             self._link.close()
             self._link = None
@@ -348,7 +349,7 @@ class Driver:
 
     async def _restart(self) -> None:
         assert self._broken
-        broken_s, window_s = time.monotonic() - self._broken_since, RESTART_WINDOW_S
+        broken_s, window_s = now() - self._broken_since, RESTART_WINDOW_S
         if broken_s > RESTART_ONCE_S and self._elsewhere():
             window_s = RESTART_ONCE_S
         if broken_s > window_s:
@@ -369,7 +370,7 @@ class Driver:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while not self._closed:
             await asyncio.sleep(WATCH_S)
-            if self._in_flight and time.monotonic() - self._in_flight[0].begun_at > STEP_TIMEOUT_S:
+            if self._in_flight and now() - self._in_flight[0].begun_at > STEP_TIMEOUT_S:
                 self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
 
 

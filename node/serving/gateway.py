@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.status import build_status
+from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
@@ -124,9 +124,9 @@ class Gateway:
         return self._catalogue.find(model_id, sorted(held))
 
     async def _ready_rings(self, model: str, wait_s: float) -> Sequence[Ring]:
-        deadline = time.monotonic() + wait_s
+        deadline = now() + wait_s
         asked = False
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - now()) > 0:
             view = self._agent.view()
             if ready := ready_rings(view, model):
                 return ready
@@ -199,7 +199,7 @@ class Gateway:
         loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
         rings = [ring for ring in ready if ring.id not in lost] or ready
-        return self._router.choose(rings, prompt, loads, time.monotonic(), suspect)
+        return self._router.choose(rings, prompt, loads, now(), suspect)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """When the ring is lost on the way, asks another one for the whole."""
