@@ -54,7 +54,7 @@ def place(
     wishes += [Wish(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
     best: _Draft | None = None
     for wish in wishes:
-        draft = _Draft(models, nodes, fence, wish, rules, current)
+        draft = _Draft(models, nodes, fence, head, wish, rules, current)
         draft.settle()
         if best is None or draft.unsettled < best.unsettled:
             best = draft
@@ -73,10 +73,12 @@ class _Draft:
         models: Sequence[ModelSpec],
         nodes: Sequence[NodeReport],
         fence: Fence,
+        head: str,
         wish: Wish,
         rules: Rules,
         current: Placement | None,
     ) -> None:
+        self._head = head
         self._models, self._nodes, self._fence, self._wish, self._rules = models, nodes, fence, wish, rules
         self._draining = {node.info.id for node in nodes if node.draining}
         self._count = len(nodes) - len(self._draining)
@@ -244,7 +246,8 @@ class _Draft:
         if ring is None:
             return None
         number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
-        name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}" + (f"-{number}" if number > 1 else "")
+        # The head is named, too: two heads of one term, each on its side of a partition, may come to the same fence.
+        name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
         return replace(ring, id=name, fence=self._fence)
 
     def _liking(self, node: NodeReport, spec: ModelSpec, room: Mapping[str, int]) -> tuple[bool, bool, int, str]:

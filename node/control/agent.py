@@ -6,6 +6,7 @@ than the other sends it along. So nothing is ever ordered over the network: a me
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,8 @@ class Agent:
         self.placement = Placement()
         self.leaving = False
         self._draining = False
+        self.joined_at = -math.inf
+        """When a node came last."""
         self.changed = Signal()
         """Anything in the view changed."""
         self.adopted = Signal()
@@ -189,6 +192,7 @@ class Agent:
         for change in changes:
             match change:
                 case Joined(node):
+                    self.joined_at = now()
                     log.info("%s joined", self._name(node))
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")

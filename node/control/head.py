@@ -26,6 +26,10 @@ RETRY_S = 15.0
 FORGET_S = 60.0
 """How long a model that somebody asked for and that can't be served stays in the status."""
 
+MEET_S = 3.0
+"""Nodes that find each other again after a partition all do so within this time of the first (a lost one is tried every
+2 s, for 1 s): a head that has just met one does not know yet that a model has no place."""
+
 
 @dataclass(slots=True)
 class _Wanted:
@@ -90,9 +94,14 @@ class Head:
                 raise error_from(failure.code, failure.message, hint=failure.hint)
         self._agent.head_due.notify()
         await self._planned.wait()
-        for refusal in self._agent.placement.refused:
-            if refusal.model == model:
+        while refusal := self._refusal(model):
+            left = self._agent.joined_at + MEET_S - now()
+            if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
+            await self._agent.adopted.wait(left)
+
+    def _refusal(self, model: str) -> Refusal | None:
+        return next((refusal for refusal in self._agent.placement.refused if refusal.model == model), None)
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity when a model would have no place without this node, and NotReady when that is not known."""

@@ -14,7 +14,7 @@ from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.status import build_status
 from node.core.clock import now
-from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence, error_from
+from node.core.errors import NoCapacity, NotReady, PeerUnavailable, RingLost, StaleFence
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ClusterView, ModelEntry, NodeState, PeerView, Ring, Work
@@ -133,8 +133,7 @@ class Gateway:
             if not view.head or any(ring.model == model for ring in view.placement.rings):
                 await self._agent.changed.wait(left)
                 continue
-            if asked:
-                _raise_refusal(model, view)
+            if asked:  # the placement may not have come here yet; if it is a refusal, the head tells
                 await self._agent.changed.wait(min(left, 1.0))
             try:
                 async with asyncio.timeout(left):
@@ -252,9 +251,3 @@ def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> Gener
 
 def _ready_models(view: ClusterView) -> set[str]:
     return {ring.model for ring in view.placement.rings if ready_rings(view, ring.model)}
-
-
-def _raise_refusal(model: str, view: ClusterView) -> None:
-    for refusal in view.placement.refused:
-        if refusal.model == model:
-            raise error_from(refusal.code, refusal.message, hint=refusal.hint) from None

@@ -62,7 +62,7 @@ def room_for(spec: ModelSpec, context: int, sessions: int) -> int:
 
 def test_what_fits_one_node_stays_on_one():
     placement = placed([model()], [node("a", 64 * GB), node("b", 64 * GB)])
-    assert placement == Placement(FENCE, "a", (Ring("m@3.4", "m", (StageSpec("a", 0, 32),), 32768, 8, fence=FENCE),))
+    assert placement == Placement(FENCE, "a", (Ring("m@3.4.a", "m", (StageSpec("a", 0, 32),), 32768, 8, fence=FENCE),))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_ring_moves_to_nodes_where_a_token_takes_much_less_time():
     slow = linked(WIFI, "a", "b")
     first = placed([model()], slow)
     second = again([model()], [*slow, *linked(CABLE, "c", "d")], first)
-    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.5", False), ("m@3.4", True)]
+    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.5.a", False), ("m@3.4.a", True)]
     assert {s.node for s in second.rings[0].stages} == {"c", "d"}
     assert again([model()], [*slow, *linked(CABLE, "c", "d")], second).rings == second.rings
 
@@ -279,7 +279,7 @@ def test_a_new_model_does_not_push_away_one_that_stands():
 def test_a_ring_that_no_longer_suits_is_made_anew(spec):
     nodes = [node("a", 6 * GB), node("b", 16 * GB)]
     first = placed([model()], nodes, min_stages=2)
-    assert again([spec], nodes, first, min_stages=2).rings[0].id == "m@3.5"
+    assert again([spec], nodes, first, min_stages=2).rings[0].id == "m@3.5.a"
 
 
 # --- replicas ------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_ring_that_no_longer_suits_is_made_anew(spec):
 
 def test_nodes_left_over_get_replicas():
     placement = placed([model()], [node(n, 64 * GB) for n in "abc"], max_rings=None)
-    assert [(r.id, r.driver) for r in placement.rings] == [("m@3.4", "a"), ("m@3.4-2", "b"), ("m@3.4-3", "c")]
+    assert [(r.id, r.driver) for r in placement.rings] == [("m@3.4.a", "a"), ("m@3.4.a-2", "b"), ("m@3.4.a-3", "c")]
     assert len({r.context for r in placement.rings}) == 1
 
 
@@ -383,7 +383,7 @@ def test_a_replica_on_a_draining_node_retires():
     nodes = [node("a", 64 * GB), node("b", 64 * GB)]
     first = placed([model()], nodes, max_rings=None)
     second = again([model()], drained(nodes, "a"), first, max_rings=None)
-    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.4-2", False), ("m@3.4", True)]
+    assert [(r.id, r.retiring) for r in second.rings] == [("m@3.4.a-2", False), ("m@3.4.a", True)]
 
 
 def test_a_ring_stays_on_a_draining_node_while_there_is_no_other_place():
@@ -414,7 +414,7 @@ def test_a_node_that_is_taken_into_use_again_gets_its_ring_back():
     moving = again([model()], drained(nodes, "a"), first, move=False)
     assert [(r.driver, r.retiring) for r in moving.rings] == [("b", False), ("a", True)]
     back = again([model()], nodes, moving, move=False)
-    assert [(r.id, r.retiring) for r in back.rings] == [(first.rings[0].id, False), ("m@3.5", True)]
+    assert [(r.id, r.retiring) for r in back.rings] == [(first.rings[0].id, False), ("m@3.5.a", True)]
 
 
 # --- several models, refusals -------------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""Thousands of histories of a whole cluster; see whole_cluster.py, which replays one by its number."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK, ALL = 60, 1300
+"""Seeds; the slow test goes on where the quick one ends. PIPPIN_SEEDS=20000 makes it a long one."""
+
+
+def simulated(first: int, last: int) -> list[tuple[int, ...]]:
+    """Run these seeds, on each core a share of them, in processes whose hashes of strings are the same each time."""
+    cores = os.cpu_count() or 1
+    marks = [first + (last - first) * core // cores for core in range(cores + 1)]
+    shares = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.sim.whole_cluster", str(begin), str(end)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+        for begin, end in itertools.pairwise(marks)
+        if begin < end
+    ]
+    ended = [(*share.communicate(), share.returncode) for share in shares]
+    failed = [err[-3000:] for _, err, code in ended if code]
+    assert not failed, "\n".join(failed)
+    return [tuple(map(int, re.findall(r"\d+", out))) for out, _, _ in ended]
+
+
+def test_every_request_of_a_disturbed_cluster_ends_as_if_nothing_had_happened() -> None:
+    assert sum(requests for requests, *_ in simulated(0, QUICK)) > 5 * QUICK
+
+
+def test_a_seed_tells_the_same_story_each_time() -> None:
+    assert simulated(0, 6) == simulated(0, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_and_so_in_thousands_of_histories() -> None:
+    simulated(QUICK, int(os.environ.get("PIPPIN_SEEDS", ALL)))

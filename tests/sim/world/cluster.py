@@ -1,0 +1,208 @@
+"""A whole cluster, what befalls it, and what must hold whatever does."""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from node.cluster.placement import place
+from node.core.errors import PippinError
+from node.core.generation import GenerateRequest, Sampling
+from node.core.types import Fence, Heartbeat, Memory, NodeInfo, NodeReport, Ring, StageSpec
+from tests.sim.world.loop import ProcessLoop, Timeline
+from tests.sim.world.machine import Ask, Machine, Process
+from tests.sim.world.model import LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
+from tests.sim.world.network import Network
+
+PASSING = {
+    "not_ready",
+    "no_capacity",
+    "ring_lost",
+    "peer_unavailable",
+    "peer_timeout",
+    "stale_fence",
+    "rate_limit_exceeded",
+}
+"""Errors that a client may get while nodes come and go: all of them say when to come back."""
+
+
+class World:
+    def __init__(self, seed: int, count: int, *, loud: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.timeline = Timeline()
+        self.net = Network(self.timeline, self.rng)
+        self.loud = loud
+        self.preload = True
+        self.min_stages = 1
+        self.step_s = 0.01
+        self.failing_steps = 0.0
+        self.failing_loads = 0.0
+        self.machines = {f"n{k}": Machine(self, k, 1000 * MB) for k in range(1, count + 1)}
+        self.net.machines = {machine.address: machine for machine in self.machines.values()}
+        self.asks: list[Ask] = []
+        self.loops: list[ProcessLoop] = []
+        self._accepted: dict[tuple[str, int, int], str] = {}
+        self._fences: dict[tuple[str, int], Fence] = {}
+        self._rings: dict[str, tuple[StageSpec, ...]] = {}
+
+    def tell(self, event: str) -> None:
+        if self.loud:
+            print(f"{self.timeline.now:8.3f} -- {event}")  # noqa: T201
+
+    def run(self, seconds: float) -> None:
+        self.timeline.run(self.timeline.now + seconds)
+
+    def until(self, holds: Callable[[], bool], within: float) -> bool:
+        end = self.timeline.now + within
+        while not holds():
+            if self.timeline.now >= end:
+                return False
+            self.run(0.25)
+        return True
+
+    def end(self) -> None:
+        """Let all coroutines end, those of killed processes too, now that nothing that they do reaches anybody."""
+        for machine in self.machines.values():
+            machine.powered = False
+        for loop in self.loops:
+            loop.dead, loop.stopped_until = False, 0.0
+            for handle in loop.missed:
+                self.timeline.push(self.timeline.now, loop, handle)
+        for _ in range(3):  # what runs only now may begin new tasks
+            for loop in self.loops:
+                for task in loop.tasks():
+                    task.cancel()
+            self.timeline.run(self.timeline.now + 10.0, strict=False)
+
+    # --- mishaps that the fakes ask for -------------------------------------------------------------------------------
+
+    def steps_fail(self) -> bool:
+        return self.failing_steps > 0 and self.rng.random() < self.failing_steps
+
+    def loads_fail(self) -> bool:
+        return self.failing_loads > 0 and self.rng.random() < self.failing_loads
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def request(self, **given: Any) -> GenerateRequest:
+        rng = self.rng
+        old = rng.choice(self.asks) if self.asks and rng.random() < 0.4 else None
+        known = (*old.request.prompt, *old.tokens)[:150] if old else ()
+        prompt = (*known, *(rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 5, 20, 60]))))
+        sampling = Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(1000))
+        stops = frozenset(rng.sample(range(VOCABULARY), 40))
+        most = {"max_tokens": rng.choice([1, 8, 30, 80]), **given}
+        return GenerateRequest(f"r{len(self.asks)}", MODEL, prompt, stop_tokens=stops, sampling=sampling, **most)
+
+    def ask(self, gateway: Process, **given: Any) -> Ask:
+        request = self.request(**given)
+        ask = Ask(gateway, request, answer(request))
+        self.asks.append(ask)
+        self.tell(f"{gateway.name} is asked {request.id}: {len(request.prompt)} tokens, {len(ask.expected)} to come")
+        gateway.loop.call_soon(gateway.serve, ask)
+        return ask
+
+    def processes(self) -> list[Process]:
+        return [machine.process for machine in self.machines.values() if machine.process]
+
+    def lost(self, ask: Ask) -> bool:
+        """Its gateway's process is gone, so its client saw the connection close."""
+        return ask.ended_at is None and ask.gateway.loop.dead
+
+    def ended(self, ask: Ask) -> bool:
+        return ask.ended_at is not None or self.lost(ask)
+
+    # --- invariants ---------------------------------------------------------------------------------------------------
+
+    def observe(self, process: Process, heartbeat: Heartbeat) -> None:
+        """What a node says of itself."""
+        report = heartbeat.report
+        name, term = report.info.id, report.term
+        if report.head:
+            first = self._accepted.setdefault((name, report.info.incarnation, term), report.head)
+            if first != report.head:
+                self.timeline.violated(f"{name} accepts both {first} and {report.head} in term {term}")
+        if process.machine.term < term:
+            self.timeline.violated(f"{name} tells of term {term} before it is saved")
+        life = (name, report.info.incarnation)
+        if report.fence < self._fences.get(life, Fence()):
+            self.timeline.violated(f"{name} goes back to {report.fence} from {self._fences[life]}")
+        self._fences[life] = report.fence
+        placement = process.agent.placement
+        accepted = self._accepted.get((*life, placement.fence.term), placement.head)
+        if placement.head != accepted:
+            self.timeline.violated(f"{name} follows {accepted} in term {placement.fence.term}, not {placement.head}")
+        for ring in process.agent.placement.rings:
+            self._check_ring(process, ring)
+
+    def _check_ring(self, process: Process, ring: Ring) -> None:
+        stages = self._rings.setdefault(ring.id, ring.stages)
+        marks = [0, *(stage.end for stage in ring.stages)]
+        covered = all(stage.start == mark < stage.end for stage, mark in zip(ring.stages, marks, strict=False))
+        nodes = {stage.node for stage in ring.stages}
+        if stages != ring.stages or not covered or marks[-1] != LAYERS or len(nodes) != len(ring.stages):
+            self.timeline.violated(f"{process.name} holds with a ring that covers {marks} of {LAYERS}: {ring}")
+
+    def can_serve(self, machines: list[Machine]) -> bool:
+        """Whether these hold the model, without regard to what they hold now."""
+        nodes = []
+        for machine in machines:
+            info = NodeInfo(machine.name, 1, machine.name, "home", "1", 1, (), 1, 2)
+            nodes.append(NodeReport(info, Memory(machine.usable, machine.usable)))
+        return bool(nodes) and not place([SPEC], nodes, fence=Fence(1, 1), head="x").refused
+
+    def check_ends(self, *, gentle: bool) -> None:
+        for ask in self.asks:
+            name = ask.request.id
+            if not self.ended(ask):
+                self.timeline.violated(f"{name} never ends: {len(ask.tokens)} of {len(ask.expected)} tokens")
+            elif ask.error is None and not (ask.finished or ask.cancelled or self.lost(ask)):
+                self.timeline.violated(f"{name} ends without a last token and without an error")
+            elif ask.error and (gentle or not self._proper(ask.error)):
+                self.timeline.violated(f"{name} ends with {ask.error.code}: {ask.error} after {len(ask.tokens)} tokens")
+
+    def _proper(self, error: PippinError) -> bool:
+        if error.code == "step_failed":
+            return self.failing_steps > 0
+        if error.code == "hub_unavailable":
+            return self.failing_loads > 0
+        return error.code in PASSING and error.retry_after is not None
+
+    def check_left_over(self) -> None:
+        """No session, no KV but kept prefixes, no connection but those of the rings, and no task that nobody needs."""
+        for process in self.processes():
+            for part in process.rings._parts.values():
+                stage = part._runner._stage
+                if stage.lanes:
+                    self.timeline.violated(f"{process.name} still has the KV of lanes {list(stage.lanes)}")
+                if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.sessions()):
+                    self.timeline.violated(f"{process.name} still has {len(left)} sessions")
+            used = process.rings.memory_used()
+            if used > process.machine.usable:
+                self.timeline.violated(f"{process.name} uses {used} bytes of {process.machine.usable}")
+            names = [task.get_name() for task in process.loop.tasks()]
+            strays = [name for name in names if name in ("generate", "request", "call")]
+            rings = len(process.rings._parts)
+            links = names.count("frames")
+            if strays or links > rings:
+                self.timeline.violated(f"{process.name} still runs {strays}, {links} links in {rings} rings")
+
+
+class ToTimeline(logging.Handler):
+    """Shows the product's log on the simulation's clock; an unexpected exception in it is a violation."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.DEBUG if world.loud else logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        timeline = self._world.timeline
+        if self._world.loud:
+            name = timeline._running.name if timeline._running else ""
+            print(f"{timeline.now:8.3f} {name:5} {record.getMessage()}")  # noqa: T201
+        if record.exc_info and record.exc_info[1]:
+            told = "".join(traceback.format_exception(record.exc_info[1]))
+            timeline.violated(f"unexpected in the log: {record.getMessage()}\n{told}")

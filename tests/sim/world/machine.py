@@ -1,0 +1,239 @@
+"""A machine with a disk, and the node process that runs on it: the product's own parts on a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from node.control.agent import Agent
+from node.control.contacts import Contacts
+from node.control.draining import Draining
+from node.control.head import Head
+from node.control.service import ControlService
+from node.core.errors import HubUnavailable, PippinError
+from node.core.generation import GenerateRequest
+from node.core.types import Memory, ModelSpec, NodeInfo, NodeReport, Shard
+from node.serving.gateway import Gateway
+from node.serving.rings import Rings
+from tests.sim.world.loop import ProcessLoop
+from tests.sim.world.model import MODEL, SPEC, FakeCompute
+from tests.sim.world.network import PORT, Pipe, SimClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.world.cluster import World
+
+
+@dataclass
+class Ask:
+    """A client's request, and what came of it."""
+
+    gateway: Process
+    request: GenerateRequest
+    expected: list[int]
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    cancelled: bool = False
+    error: PippinError | None = None
+    ended_at: float | None = None
+    task: asyncio.Task[None] | None = None
+
+    def take(self, event: Any) -> str:
+        """What is wrong with an event, or nothing."""
+        if self.finished:
+            return f"{self.request.id}: {event} comes after the end"
+        if event.position != len(self.tokens):
+            return f"{self.request.id}: position {event.position} comes after {len(self.tokens)} tokens"
+        self.tokens.append(event.token)
+        self.finished = event.finish is not None
+        if self.tokens != self.expected[: len(self.tokens)]:
+            return f"{self.request.id}: {self.tokens} is not {self.expected}"
+        if self.finished and len(self.tokens) != len(self.expected):
+            return f"{self.request.id}: ended after {len(self.tokens)} of {len(self.expected)} tokens"
+        return ""
+
+
+class Machine:
+    """Its disk outlives the process: identity, term, how often it was started."""
+
+    def __init__(self, world: World, number: int, usable: int) -> None:
+        self.world = world
+        self.name = f"n{number}"
+        self.address = f"10.0.0.{number}"
+        self.usable = usable
+        self.powered = True
+        self.term = 0
+        self.incarnation = 0
+        self.process: Process | None = None
+
+    def start(self) -> None:
+        if self.process is None:
+            self.powered = True
+            self.incarnation += 1
+            self.process = Process(self)
+            self.world.tell(f"{self.name} starts")
+            self.world.net.review()
+
+    def kill(self) -> None:
+        """SIGKILL: the kernel closes its connections."""
+        if process := self.process:
+            self.world.tell(f"{self.name} is killed")
+            self.process = None
+            process.loop.dead = True
+            for refuse in list(process.inbound):
+                refuse()
+            for pipe in list(process.pipes):
+                pipe.reset(pipe.ends.index(process))
+            self.world.net.review()
+
+    def pull_plug(self) -> None:
+        """Nobody is told anything."""
+        if process := self.process:
+            self.world.tell(f"{self.name} loses power")
+            self.process, self.powered = None, False
+            process.loop.dead = True
+            self.world.net.review()
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        if process := self.process:
+            self.world.tell(f"{self.name} stands still for {seconds:.2f} s")
+            process.loop.stopped_until = max(process.loop.stopped_until, self.world.timeline.now + seconds)
+            self.world.net.review()
+            self.world.timeline.after(seconds + 1e-6, self.world.net.review)
+
+    def leave(self) -> None:
+        """SIGTERM: says goodbye and ends."""
+        if process := self.process:
+            self.world.tell(f"{self.name} says goodbye")
+            process.loop.call_soon(lambda: process.loop.create_task(process.leave(), name="leave"))
+
+
+class FakeSpecs:
+    """In place of node.control.specs.Specs."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def find(self, model: str) -> ModelSpec:
+        await asyncio.sleep(self._process.world.rng.uniform(0.01, 0.1))
+        return SPEC
+
+    local = find
+
+
+class FakeCatalogue:
+    def find(self, model: str, held: Any = ()) -> str:
+        return model
+
+    def created(self, model: str) -> int:
+        return 1
+
+
+class Process:
+    """One life of a node, composed as node.daemon.Daemon does it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.world, self.name = machine, machine.world, machine.name
+        self.loop = ProcessLoop(self.world.timeline, f"{machine.name}/{machine.incarnation}")
+        self.inbound: dict[Callable[[], None], None] = {}
+        self.pipes: dict[Pipe, None] = {}
+        self.world.loops.append(self.loop)
+        self.loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self.info = NodeInfo(
+            id=self.name,
+            incarnation=self.machine.incarnation,
+            name=self.name,
+            cluster="home",
+            version="1",
+            protocol=1,
+            addresses=(self.machine.address,),
+            grpc_port=PORT,
+            api_port=2,
+        )
+        client: Any = SimClient(self)
+        compute: Any = FakeCompute(self)
+        specs: Any = FakeSpecs(self)
+        catalogue: Any = FakeCatalogue()
+        self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
+        self.agent = Agent(self.info, self.machine.term, self.contacts, self._report, self._save_term)
+        self.rings = Rings(self.agent, self.contacts, compute, client, self._fetch, max_queue=64, max_batch=8)
+        self.head = Head(self.agent, specs, context=None, max_sessions=None)
+        draining = Draining(self.agent, self.head, self.contacts, client)
+        self.control = ControlService(self.agent, self.head, specs, draining)
+        self.gateway = Gateway(
+            self.agent,
+            self.contacts,
+            self.rings,
+            client,
+            catalogue,
+            self._no_tokenizer,
+            self.head.want,
+            draining,
+            started_at=0,
+            open_cluster=True,
+            other_secret=tuple,
+        )
+        self.main = self.loop.create_task(self._run(), name="main")
+
+    async def _run(self) -> None:
+        peers = [f"{m.address}:{PORT}" for m in self.world.machines.values() if m is not self.machine]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.agent.run(), name="agent")
+            group.create_task(self.contacts.run(self.agent, peers), name="contacts")
+            group.create_task(self.rings.run(), name="rings")
+            group.create_task(self.head.run(), name="head")
+
+    async def leave(self) -> None:
+        await self.agent.leave()
+        self.loop.call_soon(self.machine.kill)
+
+    # --- what it has instead of a disk, a hub and an engine -----------------------------------------------------------
+
+    def _report(self) -> NodeReport:
+        usable = self.machine.usable
+        return NodeReport(
+            info=self.agent.info,
+            memory=Memory(usable, usable, self.rings.memory_used()),
+            loads=self.rings.reports(),
+            rings=self.rings.loads(),
+            models=(MODEL,),
+            preload=(MODEL,) if self.world.preload else (),
+            min_stages=self.world.min_stages,
+        )
+
+    def _save_term(self, term: int) -> None:
+        if term <= self.machine.term:
+            self.world.timeline.violated(f"{self.name} goes back to term {term} from {self.machine.term}")
+        self.machine.term = term
+
+    async def _fetch(self, shard: Shard, ends: bool, progress: Any) -> Any:
+        await asyncio.sleep(self.world.rng.uniform(0.001, 0.01))
+        if self.world.loads_fail():
+            raise HubUnavailable("The hub is not reached.")
+        return self
+
+    async def _no_tokenizer(self, model: str, peer: str) -> Any:
+        raise AssertionError("clients of the simulation send tokens")
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def serve(self, ask: Ask) -> None:
+        """An HTTP request came."""
+        ask.task = self.loop.create_task(self._answer(ask), name="request")
+
+    async def _answer(self, ask: Ask) -> None:
+        try:
+            async with aclosing(self.gateway.generate(ask.request)) as events:
+                async for event in events:
+                    if wrong := ask.take(event):
+                        self.world.timeline.violated(wrong)
+        except PippinError as error:
+            ask.error = error
+        finally:
+            ask.ended_at = self.world.timeline.now

@@ -1,0 +1,274 @@
+"""An exact model in place of MLX. A layer's key and value of a position are a hash of the layer, of what went in, and of
+its keys of all positions before; the next token is a hash of what comes out of the last layer. So any KV that is lost,
+stale, doubled or another session's changes the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Keep, Merge, Open, Reuse
+from node.core.generation import GenerateRequest, Sampling
+from node.core.types import KvCost, ModelSpec
+from node.engine.runner import Draw, StepFailed
+from node.engine.sampling import Sampled
+
+if TYPE_CHECKING:
+    from tests.sim.world.machine import Process
+
+LAYERS = 4
+MODEL = "exact"
+VOCABULARY = 4096
+MB = 2**20
+SPEC = ModelSpec(
+    id=MODEL,
+    layer_bytes=(100 * MB,) * LAYERS,
+    ends_bytes=50 * MB,
+    kv=(KvCost(1000),) * LAYERS,
+    cuts=(1, 2, 3),
+    max_context=512,
+)
+
+Row = list[list[int]]
+"""For each layer, its keys by position."""
+
+
+def embed(token: int) -> int:
+    return hash((token, 101))
+
+
+def extend(layer: int, keys: list[int], states: Sequence[int]) -> list[int]:
+    """Run one layer on new positions of one sequence; gives what goes into the next layer."""
+    out = []
+    for state in states:
+        key = hash((layer, len(keys), keys[-1] if keys else 0, state))
+        keys.append(key)
+        out.append(hash((key, layer)))
+    return out
+
+
+def draw(state: int, sampling: Sampling, position: int) -> int:
+    if sampling.temperature:
+        return hash((state, sampling.seed, position)) % VOCABULARY
+    return hash((state, 7)) % VOCABULARY
+
+
+def answer(request: GenerateRequest) -> list[int]:
+    """What the model says when nothing disturbs it."""
+    rows: Row = [[] for _ in range(LAYERS)]
+    tokens, new = list(request.prompt), list(request.prompt)
+    while True:
+        states = [embed(token) for token in new]
+        for layer, keys in enumerate(rows):
+            states = extend(layer, keys, states)
+        position = len(tokens) - len(request.prompt)
+        new = [draw(states[-1], request.sampling, position)]
+        tokens += new
+        if new[0] in request.stop_tokens or position + 1 >= request.max_tokens:
+            return tokens[len(request.prompt) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """In place of a frame's tensors: for each row the states of its positions, as they go into `layer`."""
+
+    layer: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+class FakeStage:
+    """Strict: an operation that does not fit is a violation."""
+
+    def __init__(self, process: Process, start: int, end: int) -> None:
+        self.process = process
+        self.start, self.end = start, end
+        self.weight_bytes = sum(SPEC.layer_bytes[start:end])
+        self.plan = SPEC
+        self.lanes: dict[int, list[Row]] = {}
+        self.prefixes: dict[int, Row] = {}
+        self.ring = ""
+        """The ring whose frames it works on."""
+
+    @property
+    def kv_bytes(self) -> int:
+        rows = [row for lane in self.lanes.values() for row in lane] + list(self.prefixes.values())
+        return 1000 * sum(len(keys) for row in rows for keys in row)
+
+    def sibling(self) -> FakeStage:
+        return FakeStage(self.process, self.start, self.end)
+
+    def clear(self) -> None:
+        self.lanes.clear()
+        self.prefixes.clear()
+
+    def claim(self, ring: str) -> None:
+        """A frame of a ring is to be computed."""
+        if self.ring not in ("", ring) and ring not in self.process.rings._parts:
+            self.violated(f"a frame of {ring} is computed, which was replaced by {self.ring}")
+        self.ring = ring
+
+    def violated(self, what: str) -> None:
+        self.process.world.timeline.violated(f"{self.process.name} layers {self.start}-{self.end}: {what}")
+
+    def apply(self, op: CacheOp) -> None:
+        try:
+            self._apply(op)
+        except (KeyError, IndexError, AssertionError) as error:
+            self.violated(f"{op} does not fit: {error!r}")
+
+    def _apply(self, op: CacheOp) -> None:
+        match op:
+            case Open(lane):
+                assert lane not in self.lanes
+                self.lanes[lane] = [[[] for _ in range(self.start, self.end)]]
+            case Merge(lane, source):
+                self.lanes.setdefault(lane, []).extend(self.lanes.pop(source))
+            case Filter(lane, rows):
+                assert rows
+                self.lanes[lane] = [self.lanes[lane][row] for row in rows]
+            case Drop(lane):
+                del self.lanes[lane]
+            case Keep(lane, row, prefix):
+                self.prefixes[prefix] = [list(keys) for keys in self.lanes[lane][row]]
+            case Reuse(lane, prefix, tokens):
+                assert lane not in self.lanes
+                held = self.prefixes[prefix]
+                assert len(held[0]) >= tokens
+                self.lanes[lane] = [[keys[:tokens] for keys in held]]
+            case Forget(prefix):
+                del self.prefixes[prefix]
+            case _:
+                raise AssertionError(op)
+
+    def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = ()) -> Hidden:
+        rows = self.lanes.get(lane, [])
+        if hidden.layer != self.start or len(rows) != len(hidden.rows):
+            self.violated(f"{len(hidden.rows)} rows for layer {hidden.layer} came to lane {lane} of {len(rows)}")
+        done = []
+        for row, states, valid in zip(rows, hidden.rows, lengths or [len(r) for r in hidden.rows], strict=False):
+            new: Sequence[int] = states[:valid]
+            for layer, keys in zip(range(self.start, self.end), row, strict=True):
+                new = extend(layer, keys, new)
+            done.append(tuple(new))
+        return Hidden(self.end, tuple(done))
+
+
+class FakeRunner:
+    """In place of node.engine.runner.Runner."""
+
+    batchable = True
+    pads = True
+    trimmable = True
+    vocabulary = VOCABULARY
+
+    def __init__(self, stage: FakeStage) -> None:
+        self._stage = stage
+        self._seen = (-1, -1)
+        """Run and number of the last frame."""
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._stage.kv_bytes
+
+    def apply(self, ops: Sequence[CacheOp]) -> None:
+        for op in ops:
+            self._stage.apply(op)
+
+    def reset(self) -> None:
+        self._stage.clear()
+
+    # --- the driver ---
+
+    def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+        self._note_run(frame)
+        self.apply(frame.ops)
+        self._may_fail()
+        assert frame.lane is not None
+        hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
+        return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths),))
+
+    def finish(self, frame: Frame, draws: Sequence[Draw], *, go_on: bool) -> tuple[list[Sampled], Frame | None]:
+        drawn = self._draw(frame.tensors[0], draws)
+        if not go_on or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
+            return drawn, None
+        return drawn, self.begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
+
+    def run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+        done = self.begin(frame, tokens)
+        return self._draw(done.tensors[0], draws) if draws else []
+
+    def _draw(self, hidden: Any, draws: Sequence[Draw]) -> list[Sampled]:
+        if hidden.layer != LAYERS or len(hidden.rows) != len(draws):
+            self._stage.violated(f"sampling {len(draws)} rows of {hidden}")
+        pairs = zip(hidden.rows, draws, strict=True)
+        return [Sampled(draw(row[-1], each.sampling, each.position)) for row, each in pairs]
+
+    # --- the other stages ---
+
+    def relay(self, frame: Frame, *, last: bool) -> Frame:
+        self._note_run(frame)
+        if (frame.run, frame.seq) != (self._seen[0], self._seen[1] + 1):
+            self._stage.violated(f"frame {frame.run}.{frame.seq} is applied after {self._seen}")
+        self._seen = (frame.run, frame.seq)
+        self.apply(frame.ops)
+        if frame.lane is None or frame.failure:
+            return frame
+        self._may_fail()
+        hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths)
+        if not last:
+            return replace(frame, tensors=(hidden,))
+        rows = tuple(row[-1:] for row in hidden.rows)
+        return replace(frame, tensors=(Hidden(hidden.layer, rows),) if frame.sampled else (), lengths=())
+
+    def _note_run(self, frame: Frame) -> None:
+        self._stage.claim(frame.ring)
+        if frame.run > self._seen[0]:
+            self._seen = (frame.run, -1)
+            if self._stage.lanes or self._stage.prefixes:
+                self._stage.violated(f"run {frame.run} begins with KV that is left over")
+        elif frame.run < self._seen[0]:
+            self._stage.violated(f"a frame of run {frame.run} is applied in run {self._seen[0]}")
+
+    def _may_fail(self) -> None:
+        if self._stage.process.world.steps_fail():
+            raise StepFailed("The step could not be computed.")
+
+
+def fake_load(directory: Any, start: int, end: int, *, progress: Callable[[float], None]) -> FakeStage:
+    """In place of node.engine.load.load_stage; `directory` is the process that loads."""
+    progress(0.5)
+    return FakeStage(directory, start, end)
+
+
+class FakeCompute:
+    """In place of the compute thread: jobs one after the other, each of which takes its time."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._free_at = 0.0
+
+    async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loop = self._process.loop
+        rng = self._process.world.rng
+        loading = getattr(fn, "func", None) is fake_load
+        begin = max(loop.time(), self._free_at)
+        self._free_at = begin + (rng.uniform(0.2, 1.5) if loading else rng.uniform(0.001, self._process.world.step_s))
+        future: asyncio.Future[Any] = loop.create_future()
+        loop.call_at(begin, self._work, future, self._free_at, functools.partial(fn, *args, **kwargs))
+        return await future
+
+    def _work(self, future: asyncio.Future[Any], ends: float, job: Callable[[], Any]) -> None:
+        """A job that is cancelled before it begins is skipped; one that has begun runs to its end."""
+        if future.cancelled():
+            return
+        loop = self._process.loop
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            loop.call_at(ends, lambda failure=error: future.cancelled() or future.set_exception(failure))
+        else:
+            loop.call_at(ends, lambda: future.cancelled() or future.set_result(result))

@@ -1,0 +1,435 @@
+"""What lies between the processes: calls that get lost, doubled and late; connections that stall, break and are cut off.
+
+A call is lost or doubled on its own. What is sent over one connection comes in order, as TCP has it, but a connection can
+break with things in flight, and what a broken one still delivers is mixed with what its successor carries. Frames of a
+ring are, now and then, lost, doubled or swapped even so: their numbers must show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from, told
+from node.core.frames import Frame
+from node.core.generation import GenerateRequest, TokenEvent
+
+if TYPE_CHECKING:
+    from tests.sim.world.loop import Timeline
+    from tests.sim.world.machine import Machine, Process
+
+PORT = 1
+CONNECT_S = 1.0
+KEEPALIVE_S = 10.0
+
+
+@dataclass
+class Weather:
+    loss: float = 0.0
+    doubling: float = 0.0
+    slowest_s: float = 0.002
+    frame_faults: float = 0.0
+    hiccups: float = 0.0
+    """How often something takes up to a second longer, and what came after it on the same connection with it."""
+
+
+class Network:
+    def __init__(self, timeline: Timeline, rng: random.Random) -> None:
+        self.timeline = timeline
+        self.rng = rng
+        self.weather = Weather()
+        self.machines: dict[str, Machine] = {}
+        """By address."""
+        self.side: dict[str, int] = {}
+        """Machines on different sides do not reach each other."""
+        self.cut: set[frozenset[str]] = set()
+        """Pairs that do not reach each other, though others reach both."""
+        self.pipes: dict[Pipe, None] = {}
+
+    def delay(self) -> float:
+        late = self.rng.uniform(0, 1) if self.rng.random() < self.weather.hiccups else 0.0
+        return late + self.rng.uniform(0.0002, self.weather.slowest_s)
+
+    def lost(self) -> bool:
+        return self.rng.random() < self.weather.loss
+
+    def connected(self, a: Machine, b: Machine) -> bool:
+        if not (a.powered and b.powered):
+            return False
+        return self.side.get(a.name, 0) == self.side.get(b.name, 0) and frozenset((a.name, b.name)) not in self.cut
+
+    def review(self) -> None:
+        """The cables changed, or a process stopped or went on."""
+        for pipe in list(self.pipes):
+            pipe.review()
+
+    def process_at(self, peer: str) -> Process | None:
+        """Who listens there; None if the connection would be refused."""
+        return self.machines[peer.rpartition(":")[0]].process
+
+
+@dataclass(eq=False)
+class Pipe:
+    """One connection. Things sent come in order, late while the way is interrupted, and not at all once it is broken."""
+
+    net: Network
+    ends: tuple[Process, Process]
+    broke: list[Callable[[], None] | None] = field(default_factory=lambda: [None, None])
+    """What each end does when the connection breaks other than by its own doing."""
+    broken: bool = False
+    _last: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    _silent: int = 0
+    """Odd while a keepalive is unanswered; counts so that an old timer knows that it is old."""
+
+    def __post_init__(self) -> None:
+        self.net.pipes[self] = None
+        self.review()
+
+    @property
+    def _works(self) -> bool:
+        return self.net.connected(self.ends[0].machine, self.ends[1].machine)
+
+    def send(self, to: int, act: Callable[[], None]) -> None:
+        if self.broken:
+            return
+        if not self._works:
+            self._held.append((to, act))
+            return
+        timeline = self.net.timeline
+        self._last[to] = max(self._last[to], timeline.now + self.net.delay())
+        loop = self.ends[to].loop
+        timeline.push(self._last[to], None, lambda: None if self.broken else loop.call_soon(act))
+
+    def review(self) -> None:
+        """Keepalive: what does not answer for 5 to 10 s is given up."""
+        if self._works:
+            for by in (0, 1):
+                if self.ends[by].loop.dead:
+                    self.end(1 - by)
+                    return
+            held, self._held = self._held, []
+            for to, act in held:
+                self.send(to, act)
+        timeline = self.net.timeline
+        silent = not self._works or any(end.loop.stopped_until > timeline.now for end in self.ends)
+        if silent and not self._silent % 2:
+            self._silent += 1
+            mark = self._silent
+            timeline.after(
+                self.net.rng.uniform(KEEPALIVE_S / 2, KEEPALIVE_S),
+                lambda: self.cut_off() if self._silent == mark else None,
+            )
+        elif not silent and self._silent % 2:
+            self._silent += 1
+
+    def cut_off(self) -> None:
+        """Both ends are told, each when it can hear it."""
+        for to in (0, 1):
+            self.tell(to)
+        self.close()
+
+    def reset(self, by: int) -> None:
+        """One end's process is gone. What was in flight may still come, or not."""
+        if self.broken:
+            return
+        other = 1 - by
+        if not self._works:
+            self._held.append((other, lambda: self.end(other)))
+            return
+        in_flight = self._last[other] if self.net.rng.random() < 0.5 else 0.0
+        when = max(in_flight, self.net.timeline.now + self.net.delay()) + self.net.rng.choice([0.0, 0.0, 0.0, 0.5])
+        self.net.timeline.push(when, None, lambda: self.end(other))
+
+    def end(self, to: int) -> None:
+        self.tell(to)
+        self.close()
+
+    def tell(self, to: int) -> None:
+        if not self.broken and (act := self.broke[to]):
+            self.ends[to].loop.call_soon(act)
+
+    def close(self) -> None:
+        self.broken = True
+        self._held.clear()
+        self.net.pipes.pop(self, None)
+
+
+def again(error: PippinError) -> PippinError:
+    """As it comes over the wire: its code and words."""
+    return error_from(error.code, error.message, hint=error.hint)
+
+
+class SimClient:
+    """In place of node.rpc.client.RpcClient."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._net = process.world.net
+        self._calls: dict[str, dict[asyncio.Future[Any], None]] = {}
+        self._opened: dict[str, dict[Pipe, None]] = {}
+        self._watched: dict[str, Pipe] = {}
+
+    def drop(self, peer: str) -> None:
+        for future in list(self._calls.pop(peer, ())):
+            if not future.done():
+                future.set_exception(PeerUnavailable(f"The connection to {peer} was closed."))
+        for pipe in list(self._opened.pop(peer, ())):
+            pipe.tell(0)
+            pipe.reset(0)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def exchange(self, peer: str, heartbeat: Any, timeout_s: float) -> Any:
+        async def handle(process: Process) -> Any:
+            return process.control.exchange(heartbeat)
+
+        self._process.world.observe(self._process, heartbeat)
+        return await self._call(peer, handle, timeout_s)
+
+    async def probe(self, peer: str, timeout_s: float) -> float:
+        async def handle(process: Process) -> None:
+            pass
+
+        begin = self._process.loop.time()
+        await self._call(peer, handle, timeout_s)
+        return (self._process.loop.time() - begin) * 1000
+
+    async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
+        async def handle(process: Process) -> None:
+            process.control.leave(node_id, incarnation)
+
+        await self._call(peer, handle, timeout_s)
+
+    async def want(self, peer: str, model: str) -> None:
+        await self._call(peer, lambda process: process.control.want(model), 60.0)
+
+    async def _call(self, peer: str, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float) -> Any:
+        future: asyncio.Future[Any] = self._process.loop.create_future()
+        calls = self._calls.setdefault(peer, {})
+        calls[future] = None
+        self._ask(peer, handle, future)
+        if self._net.rng.random() < self._net.weather.doubling:
+            self._ask(peer, handle, future)
+        try:
+            async with asyncio.timeout(min(timeout_s, KEEPALIVE_S)):
+                return await future
+        except TimeoutError:
+            slow = timeout_s <= KEEPALIVE_S
+            raise (PeerTimeout if slow else PeerUnavailable)(f"{peer} did not answer in time.") from None
+        finally:
+            calls.pop(future, None)
+
+    def _ask(
+        self, peer: str, handle: Callable[[Process], Coroutine[Any, Any, Any]], future: asyncio.Future[Any]
+    ) -> None:
+        net, here = self._net, self._process
+        there = net.machines[peer.rpartition(":")[0]]
+        if here.loop.dead or not net.connected(here.machine, there) or net.lost():
+            return
+
+        def back(settle: Callable[[], None]) -> None:
+            if net.connected(there, here.machine) and not net.lost():
+                net.timeline.after(net.delay(), lambda: here.loop.call_soon(lambda: future.done() or settle()))
+
+        def refuse() -> None:
+            error = PeerUnavailable(f"{peer} did not answer: unavailable.")
+            back(lambda: future.set_exception(error))
+
+        def arrive() -> None:
+            process = there.process
+            if process is None:
+                refuse()
+                return
+            process.inbound[refuse] = None
+            process.loop.call_soon(lambda: process.loop.create_task(serve(process), name="call"))
+
+        async def serve(process: Process) -> None:
+            try:
+                result = await handle(process)
+            except Exception as error:  # noqa: BLE001 - the RPC boundary
+                failed = self._told(process, error)
+                back(lambda: future.set_exception(failed))
+            else:
+                back(lambda: future.set_result(result))
+            finally:
+                process.inbound.pop(refuse, None)
+
+        net.timeline.after(net.delay(), arrive)
+
+    def _told(self, process: Process, error: Exception) -> PippinError:
+        if not isinstance(error, PippinError):
+            process.world.timeline.violated(f"a call to {process.name} failed: {error!r}")
+        return again(told(error))
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _connect(self, peer: str, reached: Callable[[Pipe], None], refused: Callable[[PippinError], None]) -> None:
+        """One of the two is called a moment later."""
+        net, here = self._net, self._process
+        there = net.machines[peer.rpartition(":")[0]]
+
+        def arrive() -> None:
+            if here.loop.dead:
+                return
+            process = there.process
+            if process is None or not net.connected(here.machine, there):
+                wait = CONNECT_S if process else net.delay()
+                error = PeerUnavailable(f"{peer} did not answer: unavailable.")
+                net.timeline.after(wait, lambda: here.loop.call_soon(refused, error))
+                return
+            pipe = Pipe(net, (here, process))
+            self._opened.setdefault(peer, {})[pipe] = None
+            here.pipes[pipe] = process.pipes[pipe] = None
+            reached(pipe)
+
+        net.timeline.after(net.delay(), arrive)
+
+    async def disconnected(self, peer: str) -> None:
+        """Returns when a connection to the peer is lost; at once when there is none."""
+        done: asyncio.Future[None] = self._process.loop.create_future()
+
+        def finish(*_: Any) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def reached(pipe: Pipe) -> None:
+            pipe.broke[0] = finish
+            held.append(pipe)
+
+        held: list[Pipe] = []
+        self._connect(peer, reached, finish)
+        try:
+            await done
+        finally:
+            for pipe in held:
+                pipe.close()
+
+    async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        events: asyncio.Queue[TokenEvent | PippinError | None] = asyncio.Queue()
+        serving: list[asyncio.Task[None]] = []
+        pipes: list[Pipe] = []
+        closed = PeerUnavailable(f"The connection to {peer} was closed.")
+
+        def reached(pipe: Pipe) -> None:
+            pipes.append(pipe)
+            process = pipe.ends[1]
+            pipe.broke[0] = lambda: events.put_nowait(closed)
+            pipe.broke[1] = lambda: [task.cancel() for task in serving]
+            pipe.send(1, lambda: serving.append(process.loop.create_task(serve(pipe, process), name="generate")))
+
+        async def serve(pipe: Pipe, process: Process) -> None:
+            last: PippinError | None = None
+            try:
+                async with aclosing(process.rings.generate(ring, request)) as stream:
+                    async for event in stream:
+                        pipe.send(0, lambda event=event: events.put_nowait(event))
+            except Exception as error:  # noqa: BLE001 - the RPC boundary
+                last = self._told(process, error)
+            pipe.send(0, lambda: events.put_nowait(last))
+
+        self._connect(peer, reached, events.put_nowait)
+        try:
+            while (event := await events.get()) is not None:
+                if isinstance(event, PippinError):
+                    raise event
+                yield event
+        finally:
+            self._hang_up(pipes)
+
+    def link(self, peer: str, on_broken: Callable[[PippinError], None]) -> SimLink:
+        return SimLink(self, peer, on_broken)
+
+    def _hang_up(self, pipes: list[Pipe]) -> None:
+        for pipe in pipes:
+            if not self._process.loop.dead:
+                pipe.reset(0)
+
+
+class SimLink:
+    """In place of node.rpc.link.Link."""
+
+    def __init__(self, client: SimClient, peer: str, on_broken: Callable[[PippinError], None]) -> None:
+        self._client = client
+        self._peer = peer
+        self._on_broken = on_broken
+        self._closed = False
+        self._error: PippinError | None = None
+        self._pipe: Pipe | None = None
+        self._early: list[Frame] = []
+        self._swapped: Frame | None = None
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self._serving: asyncio.Task[None] | None = None
+        client._connect(peer, self._reached, self._broke)
+
+    async def send(self, frame: Frame) -> None:
+        await asyncio.sleep(0)
+        if self._error:
+            raise self._error
+        if self._closed:
+            raise PeerUnavailable(f"The link to {self._peer} is closed.")
+        if self._pipe:
+            self._carry(frame)
+        else:
+            self._early.append(frame)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pipe:
+            self._client._hang_up([self._pipe])
+
+    def _carry(self, frame: Frame) -> None:
+        assert self._pipe
+        net = self._pipe.net
+        fault = net.rng.random() / net.weather.frame_faults if net.weather.frame_faults else 1.0
+        copies = [frame]
+        if fault < 0.3:
+            copies = []
+        elif fault < 0.6:
+            copies = [frame, frame]
+        elif fault < 0.9 and self._swapped is None:
+            self._swapped, copies = frame, []
+        elif self._swapped:
+            copies, self._swapped = [frame, self._swapped], None
+        for each in copies:
+            self._pipe.send(1, lambda each=each: self._frames.put_nowait(each))
+
+    def _reached(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        process = pipe.ends[1]
+        pipe.broke[0] = lambda: self._broke(PeerUnavailable(f"{self._peer} did not answer: unavailable."))
+        pipe.broke[1] = self._cancel
+        pipe.send(1, lambda: self._begin(pipe, process))
+        for frame in self._early:
+            self._carry(frame)
+        if self._closed:
+            self._client._hang_up([pipe])
+
+    def _begin(self, pipe: Pipe, process: Process) -> None:
+        self._serving = process.loop.create_task(self._serve(pipe, process), name="frames")
+
+    def _cancel(self) -> None:
+        if self._serving:
+            self._serving.cancel()
+
+    async def _serve(self, pipe: Pipe, process: Process) -> None:
+        error: PippinError = PeerUnavailable(f"The link to {self._peer} is closed.")
+        try:
+            await process.rings.frames(self._incoming())
+        except Exception as failure:  # noqa: BLE001 - the RPC boundary
+            error = self._client._told(process, failure)
+        pipe.send(0, lambda: self._broke(error))
+
+    async def _incoming(self) -> AsyncIterator[Frame]:
+        while True:
+            yield await self._frames.get()
+
+    def _broke(self, error: PippinError) -> None:
+        if self._error is None:
+            self._error = error
+            if not self._closed:
+                self._on_broken(error)
