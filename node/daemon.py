@@ -102,7 +102,9 @@ class Daemon:
         fingerprint = security.fingerprint if security else ""
         discovery = Discovery(info, _multicast(interfaces), self._contacts.advert, fingerprint=fingerprint)
         self._discovery = discovery if options.mdns else None
-        self._agent = Agent(info, data.identity.term, self._contacts, self._report, data.save_term)
+        self._agent = Agent(
+            info, data.identity.term, self._contacts, self._report, data.save_term, fail_after_s=options.fail_after
+        )
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
         self._rings = Rings(
             self._agent,
@@ -112,6 +114,7 @@ class Daemon:
             self._files.of_shard,
             max_queue=options.max_queue,
             max_batch=options.max_batch,
+            step_timeout_s=options.step_timeout,
         )
         self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
         self._head = Head(

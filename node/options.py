@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.cluster.membership import FAIL_AFTER_S
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names
@@ -20,6 +21,7 @@ DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_MAX_BODY = 32 * 2**20
 """The longest prompts of today's models are some 4 MB."""
+DEFAULT_STEP_TIMEOUT_S = 60.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64
@@ -71,6 +73,10 @@ class Options:
     """Of which an API request has to bring one; empty: anybody may ask."""
     cors_origins: tuple[str, ...] = ("*",)
     """Of pages that may read answers; "*" stands for any."""
+    fail_after: float = FAIL_AFTER_S
+    """Seconds of silence after which a node counts as failed."""
+    step_timeout: float = DEFAULT_STEP_TIMEOUT_S
+    """Seconds after which a step that has not come round its ring is lost."""
     log_level: str = "info"
 
 
@@ -106,6 +112,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         max_body=found.max_body,
         api_keys=found.api_key_file,
         cors_origins=tuple(dict.fromkeys(found.cors_origin)) or ("*",),
+        fail_after=found.fail_after,
+        step_timeout=found.step_timeout,
         log_level=found.log_level,
     )
 
@@ -207,6 +215,23 @@ def _parser() -> argparse.ArgumentParser:
         help="longest request (default: 32MB)",
     )
 
+    failure = parser.add_argument_group("failure")
+    add = failure.add_argument
+    add(
+        "--fail-after",
+        metavar="S",
+        default=FAIL_AFTER_S,
+        type=_seconds(0.5, 60),
+        help="seconds of silence that mean that a node is gone (default: %(default)s)",
+    )
+    add(
+        "--step-timeout",
+        metavar="S",
+        default=DEFAULT_STEP_TIMEOUT_S,
+        type=_seconds(1, 3600),
+        help="seconds that a ring may take for a step (default: %(default)s)",
+    )
+
     process = parser.add_argument_group("process")
     add = process.add_argument
     add("--data-dir", metavar="DIR", type=_path, help="this node's identity (default: ~/.pippin, or the next free one)")
@@ -275,6 +300,15 @@ def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         return int(text)
 
     return count
+
+
+def _seconds(least: float, most: float) -> Callable[[str], float]:
+    def seconds(text: str) -> float:
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) or not least <= float(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {least:g} to {most:g}")
+        return float(text)
+
+    return seconds
 
 
 def _port(text: str) -> int:

@@ -1,7 +1,7 @@
 """Who is in the cluster, as this node sees it: alive, suspect, failed, left or refused. Pure: reports in, changes out.
 
 A node is alive while it is heard. Silence makes it suspect, longer silence failed; a reset connection makes it suspect
-at once. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
+at once, and failed if it can't be reached again a moment later. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
 """
 
 from dataclasses import dataclass
@@ -42,6 +42,15 @@ class IdTaken:
 
 Change = Joined | Changed | Forgotten | IdTaken
 
+FAIL_AFTER_S = 1.8
+"""Silence that means that a node hangs or can't be reached; half of it makes the node suspect. Looked at five times a
+second, a hang is seen within 2 s. Each pair of nodes exchanges four messages in half of it (two heartbeats of 0.5 s each
+way), so that the loss of three in a row, as on bad Wi-Fi, changes nothing."""
+RETURN_S = 0.5
+"""How soon a node whose connection was reset must be heard again. Within it, at least one new connection is tried."""
+OWN_STALL_S = 0.5
+"""Time between two ticks that is nothing unusual; what is beyond it does not count as the others' silence."""
+
 _PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
 
 
@@ -63,20 +72,17 @@ class Membership:
         self,
         self_info: NodeInfo,
         *,
-        suspect_after_s: float = 1.5,  # three heartbeats of 0.5 s: one may be lost and one late, as happens on Wi-Fi
-        fail_after_s: float = 3.0,  # a dead node must be shown within 5 s; this leaves room for a stalled event loop
+        fail_after_s: float = FAIL_AFTER_S,
         forget_after_s: float = 300.0,  # long enough that its user, back at the desk, still sees which Mac is missing
         most_nodes: int = 256,  # a peer can invent as many as it likes
     ) -> None:
         self._info = self_info
-        self._suspect_after = suspect_after_s
         self._fail_after = fail_after_s
         self._forget_after = forget_after_s
         self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
         self._ticked: float | None = None
-        self._stalled = False
 
     def heard(self, report: NodeReport, now: float) -> list[Change]:
         """A node reported. A report of a lower incarnation or another cluster is as good as none."""
@@ -106,7 +112,7 @@ class Membership:
         if not peer or peer.state is not NodeState.ALIVE:
             return []
         peer.state, peer.reason = NodeState.SUSPECT, "connection lost"
-        peer.fail_at = min(peer.fail_at, now + self._fail_after - self._suspect_after)
+        peer.fail_at = min(peer.fail_at, now + RETURN_S)
         return [Changed(node, peer.state, peer.reason)]
 
     def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
@@ -151,7 +157,8 @@ class Membership:
 
     def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
         info = report.info
-        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + self._fail_after)
+        wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
+        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
         joined = Joined(info.id, info.incarnation)
         if not before or before.state not in _PRESENT:
             return [joined]
@@ -176,22 +183,19 @@ class Membership:
         if now >= peer.fail_at:
             reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
             peer.state, peer.reason = NodeState.FAILED, reason
-        elif peer.state is NodeState.ALIVE and now >= peer.fail_at - self._fail_after + self._suspect_after:
+        elif peer.state is NodeState.ALIVE and now >= (peer.seen + peer.fail_at) / 2:
             peer.state = NodeState.SUSPECT
         else:
             return []
         return [Changed(node, peer.state, peer.reason)]
 
     def _forgive_own_stall(self, now: float) -> None:
-        """After this node itself stood still (asleep, or its loop blocked), others' silence proves nothing: wait anew.
-
-        Only once in a row, lest a loop that is always this slow never sees a failure.
-        """
-        stalled = self._ticked is not None and now - self._ticked > self._suspect_after
-        if stalled and not self._stalled:
+        """While this node itself stood still (asleep, or its loop blocked), others' silence proved nothing."""
+        stalled = now - self._ticked - OWN_STALL_S if self._ticked is not None else 0.0
+        if stalled > 0:
             for peer in self._peers.values():
-                peer.fail_at = max(peer.fail_at, now + self._fail_after - self._suspect_after)
-        self._stalled, self._ticked = stalled, now
+                peer.fail_at += stalled
+        self._ticked = now
 
 
 def _outdated(info: NodeInfo, peer: _Peer) -> bool:

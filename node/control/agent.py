@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown
-from node.cluster.membership import Change, Changed, Forgotten, IdTaken, Joined, Membership
+from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, IdTaken, Joined, Membership
 from node.control.contacts import Contacts
 from node.core.clock import now
 from node.core.errors import Incompatible
@@ -22,7 +22,9 @@ from node.host.interfaces import Interface
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
-"""How often time's passing is looked at: a tenth of what it takes to suspect a node."""
+"""How often time's passing is looked at: a ninth of what it takes a node to fail."""
+LAG_FADES = 0.995
+"""With each tick: a loop that was late once is thought to be late again for a minute or so."""
 
 
 class Agent:
@@ -35,6 +37,8 @@ class Agent:
         contacts: Contacts,
         facts: Callable[[], NodeReport],
         save_term: Callable[[int], None],
+        *,
+        fail_after_s: float = FAIL_AFTER_S,
     ) -> None:
         self.info = info
         self.placement = Placement()
@@ -51,7 +55,8 @@ class Agent:
         self._contacts = contacts
         self._facts = facts
         self._save_term = save_term
-        self._membership = Membership(info)
+        self._membership = Membership(info, fail_after_s=fail_after_s)
+        self._lag = 0.0
         self._election = Election(info.id, term)
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -86,7 +91,9 @@ class Agent:
     async def run(self) -> None:
         while True:
             self._step()
+            due = now() + TICK_S
             await asyncio.sleep(TICK_S)
+            self._lag = max(now() - due, self._lag * LAG_FADES)
 
     def touch(self) -> None:
         """This node's own state changed."""
@@ -235,4 +242,5 @@ class Agent:
             draining=self._draining,
             links=self._contacts.links(),
             peers=tuple(hint for hint in hints if hint),
+            lag_s=self._lag,
         )

@@ -20,7 +20,9 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-"""Two heartbeats may be lost before a node is suspected, and it is shown as failed within 5 s."""
+"""And at once when there is news; see node/cluster/membership.py for what becomes of silence."""
+SUSPECT_HEARTBEAT_S = 0.1
+"""A node that is suspected is asked more often: it is to be cleared or replaced soon."""
 EXCHANGE_TIMEOUT_S = 1.0
 PROBE_S = 5.0
 """How often each of a node's addresses is measured: a plugged or pulled cable is noticed within two rounds."""
@@ -148,6 +150,7 @@ class Contacts:
                 for node in self._hints.keys() - self._kept.keys():
                     self._kept[node] = group.create_task(self._keep(node, talk), name=f"contact {node}")
                     group.create_task(self._measure_all(node), name=f"probe {node}")
+                    group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
                 await self._hinted.wait()
 
     async def _seek(self, peer: str, talk: Talk) -> None:
@@ -191,11 +194,22 @@ class Contacts:
         """Exchange heartbeats for as long as the node is remembered."""
         while hint := self._hints.get(node):
             await self._beat(hint, talk)
-            if talk.state_of(node) in (NodeState.ALIVE, NodeState.SUSPECT, None):
+            state = talk.state_of(node)
+            if state is NodeState.SUSPECT:
+                await asyncio.sleep(SUSPECT_HEARTBEAT_S)
+            elif state in (NodeState.ALIVE, None):
                 await self._urgent.wait(HEARTBEAT_S)
             else:
                 await asyncio.sleep(GONE_INTERVAL_S)
         del self._kept[node]
+
+    async def _notice_loss(self, node: str, talk: Talk) -> None:
+        """Ask at once when the connection is lost: a process that dies takes its connections with it."""
+        while peer := self.address_of(node):
+            if talk.state_of(node) is NodeState.ALIVE:
+                await self._client.disconnected(peer)
+                self.hurry()
+            await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
 
     async def _measure_all(self, node: str) -> None:
         """Beside the heartbeats, which an address that does not answer must not delay."""

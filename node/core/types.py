@@ -193,6 +193,8 @@ class NodeReport:
     peers: tuple[PeerHint, ...] = ()
     draining: bool = False
     """Somebody asked that its work be moved away, or it is about to leave: nothing new is placed on it."""
+    lag_s: float = 0.0
+    """How late its event loop was at the worst of late."""
 
 
 class NodeState(StrEnum):

@@ -80,6 +80,14 @@ class RpcClient:
             answer = await self._control(peer).Exchange(message, timeout=timeout_s)
         return from_message(checked_heartbeat(answer), Heartbeat)
 
+    async def disconnected(self, peer: str) -> None:
+        """Returns when the connection for heartbeats is lost or dropped, once there has been one."""
+        channel = self._channel(peer, "control")
+        state, before = channel.get_state(), None
+        while state is not grpc.ChannelConnectivity.SHUTDOWN and before is not grpc.ChannelConnectivity.READY:
+            await channel.wait_for_state_change(state)
+            state, before = channel.get_state(), state
+
     async def probe(self, peer: str, timeout_s: float) -> float:
         """The round trip in milliseconds."""
         begin = time.perf_counter()

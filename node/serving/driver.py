@@ -25,8 +25,6 @@ from node.serving.session import Seat, Session
 
 log = logging.getLogger(__name__)
 
-STEP_TIMEOUT_S = 60.0
-"""A step that has not come round by then is lost: the largest chunk on the slowest machine takes a tenth of it."""
 WATCH_S = 1.0
 RESTART_WINDOW_S = 15.0
 """How long a broken ring tries to start again before its requests are given back to their gateways."""
@@ -53,9 +51,14 @@ class Driver:
         runner: Runner,
         onward: Onward | None,
         elsewhere: Callable[[], bool],
+        *,
+        step_timeout_s: float,
     ) -> None:
-        """`elsewhere` tells whether another ring could take this one's sessions."""
+        """`elsewhere` tells whether another ring could take this one's sessions. `step_timeout_s`: a step that has not
+        come round by then is lost.
+        """
         self._ring = ring
+        self._step_timeout = step_timeout_s
         self._compute = compute
         self._runner = runner
         self._onward = onward  # None: the ring is this node alone
@@ -370,8 +373,8 @@ class Driver:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while not self._closed:
             await asyncio.sleep(WATCH_S)
-            if self._in_flight and now() - self._in_flight[0].begun_at > STEP_TIMEOUT_S:
-                self._break(RingLost(f"A step did not come round in {STEP_TIMEOUT_S:.0f} s."))
+            if self._in_flight and now() - self._in_flight[0].begun_at > self._step_timeout:
+                self._break(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
 
 
 def _draws(step: Step) -> list[Draw]:

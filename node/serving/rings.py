@@ -47,6 +47,7 @@ class Rings:
         *,
         max_queue: int,
         max_batch: int,
+        step_timeout_s: float,
     ) -> None:
         self._agent = agent
         self._contacts = contacts
@@ -55,6 +56,7 @@ class Rings:
         self._fetch = fetch
         self._max_queue = max_queue
         self._max_batch = max_batch
+        self._step_timeout = step_timeout_s
         self._stages: dict[Shard, Stage] = {}
         self._directories: dict[str, Path] = {}
         """Of the files of each model that was loaded."""
@@ -197,7 +199,10 @@ class Rings:
             kv=stage.plan.kv,
         )
         elsewhere = partial(self._served_elsewhere, ring)
-        driver = Driver(ring, limits, self._compute, runner, onward if len(nodes) > 1 else None, elsewhere)
+        onward_of_many = onward if len(nodes) > 1 else None
+        driver = Driver(
+            ring, limits, self._compute, runner, onward_of_many, elsewhere, step_timeout_s=self._step_timeout
+        )
         self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         self._group.create_task(driver.watch(), name=f"watch of {ring.id}")
         return driver

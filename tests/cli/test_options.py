@@ -43,6 +43,8 @@ def test_defaults(monkeypatch):
         (["--max-body", "1MB"], "max_body", 2**20),
         (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),
         (["--cors-origin", "http://localhost:3000"], "cors_origins", ("http://localhost:3000",)),
+        (["--fail-after", "0.75"], "fail_after", 0.75),
+        (["--step-timeout", "120"], "step_timeout", 120.0),
         (["--log-level", "debug"], "log_level", "debug"),
     ],
 )
@@ -122,6 +124,9 @@ def test_interface(monkeypatch):
         (["--peer", "[fd00::g]:1"], "must be HOST:PORT"),
         (["--peer", "[1::2::3]:1"], "is no IPv6 address"),
         (["--peer", "http://mini:1"], "must be HOST:PORT"),
+        (["--fail-after", "0.1"], "'0.1' is no number of seconds from 0.5 to 60"),
+        (["--fail-after", "1e1"], "'1e1' is no number of seconds"),
+        (["--step-timeout", "nan"], "'nan' is no number of seconds"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),

@@ -65,6 +65,7 @@ class World:
 
     def end(self) -> None:
         """Let all coroutines end, those of killed processes too, now that nothing that they do reaches anybody."""
+        self.timeline.over = True
         for machine in self.machines.values():
             machine.powered = False
         for loop in self.loops:
@@ -75,7 +76,7 @@ class World:
             for loop in self.loops:
                 for task in loop.tasks():
                     task.cancel()
-            self.timeline.run(self.timeline.now + 10.0, strict=False)
+            self.timeline.run(self.timeline.now + 10.0)
 
     # --- mishaps that the fakes ask for -------------------------------------------------------------------------------
 

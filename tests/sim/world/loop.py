@@ -26,6 +26,8 @@ class Timeline:
         self.now = 0.0
         self.steps = 0
         self.violations: list[str] = []
+        self.over = False
+        """All that counts has happened."""
         self._heap: list[tuple[float, int, ProcessLoop | None, Any]] = []
         self._order = itertools.count()
         self._generators: dict[int, ProcessLoop] = {}
@@ -41,8 +43,8 @@ class Timeline:
     def violated(self, what: str) -> None:
         self.violations.append(f"at {self.now:.3f}: {what}")
 
-    def run(self, until: float, *, strict: bool = True) -> None:
-        """Raises Violation at once when an invariant does not hold, if `strict`."""
+    def run(self, until: float) -> None:
+        """Raises Violation at once when an invariant does not hold."""
         heap = self._heap
         try:
             while heap and heap[0][0] <= until:
@@ -62,7 +64,7 @@ class Timeline:
                     if loop is not self._running:
                         self._enter(loop)
                     handle._run()
-                if self.violations and strict:
+                if self.violations and not self.over:
                     raise Violation("; ".join(self.violations))
         finally:
             self._enter(None)
@@ -165,7 +167,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         pass
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self.dead:
+        if self.dead or self.timeline.over:
             return
         error = context.get("exception")
         log.error("%s: %s", self.name, context.get("message"), exc_info=error)

@@ -162,7 +162,9 @@ class Process:
         catalogue: Any = FakeCatalogue()
         self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.contacts, self._report, self._save_term)
-        self.rings = Rings(self.agent, self.contacts, compute, client, self._fetch, max_queue=64, max_batch=8)
+        self.rings = Rings(
+            self.agent, self.contacts, compute, client, self._fetch, max_queue=64, max_batch=8, step_timeout_s=60
+        )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.contacts, client)
         self.control = ControlService(self.agent, self.head, specs, draining)

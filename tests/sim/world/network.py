@@ -290,24 +290,26 @@ class SimClient:
         net.timeline.after(net.delay(), arrive)
 
     async def disconnected(self, peer: str) -> None:
-        """Returns when a connection to the peer is lost; at once when there is none."""
-        done: asyncio.Future[None] = self._process.loop.create_future()
+        """Returns when a connection to the peer, once there is one, is lost."""
+        lost: asyncio.Future[bool] = self._process.loop.create_future()
+        pipes: list[Pipe] = []
 
-        def finish(*_: Any) -> None:
-            if not done.done():
-                done.set_result(None)
+        def finish(was_open: bool) -> None:
+            if not lost.done():
+                lost.set_result(was_open)
 
         def reached(pipe: Pipe) -> None:
-            pipe.broke[0] = finish
-            held.append(pipe)
+            pipe.broke[0] = lambda: finish(True)
+            pipes.append(pipe)
 
-        held: list[Pipe] = []
-        self._connect(peer, reached, finish)
+        self._connect(peer, reached, lambda _: finish(False))
         try:
-            await done
+            while not await lost:
+                await asyncio.sleep(1.0)
+                lost = self._process.loop.create_future()
+                self._connect(peer, reached, lambda _: finish(False))
         finally:
-            for pipe in held:
-                pipe.close()
+            self._hang_up(pipes)
 
     async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         events: asyncio.Queue[TokenEvent | PippinError | None] = asyncio.Queue()
