@@ -4,6 +4,8 @@
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py ring --preset 25m
     scripts/bench.py gateway
+    scripts/bench.py recover
+    scripts/bench.py soak
 
 It is started with the project's own Python: .venv/bin/python scripts/bench.py.
 """
@@ -15,10 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 import gateway
+import recover
 import ring
 import serve
+import soak
 
-COMMANDS = {"serve": serve, "ring": ring, "gateway": gateway}
+COMMANDS = {"serve": serve, "ring": ring, "gateway": gateway, "recover": recover, "soak": soak}
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ class Answer:
     """When each event with text came; filled at the end, as all below."""
     ended: float = 0.0
     """When the event with the finish reason came."""
+    text: str = ""
     tokens: int = 0
     """The server's own count, or the number of events with text if it tells none."""
     prompt_tokens: int = 0
@@ -69,8 +70,9 @@ class Answer:
             self.tokens = usage.get("completion_tokens", self.tokens)
             self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
             for choice in event.get("choices", ()):
-                if _text(choice):
+                if text := _text(choice):
                     self.texts.append(at)
+                    self.text += text
                 if choice.get("finish_reason"):
                     self.ended = at
         if not self.ended:

@@ -1,0 +1,176 @@
+"""How long a stream pauses when a node of its ring is lost, and what the time goes to.
+
+Four nodes of this machine serve the built-in model: a gateway, which holds no layers, and a ring of two with one to
+spare. While streams run through the gateway, a node is lost; when all have ended, it is started again. A stream counts
+as lost if it ends with an error, or with another text than undisturbed.
+
+    worker    kill -9 of the ring's last node          hang      SIGSTOP of it; SIGCONT afterwards
+    driver    kill -9 of the ring's first node         leave     SIGTERM of it
+    head      kill -9 of the head, whatever else it does
+
+The parts come from the nodes' logs (one machine, one clock): `detect`, from the signal until the head, or who becomes
+head, says that the node is gone; `elect`, until there is a head (0 if it was not the head that was lost); `plan`, until
+the placement that replaces the ring; `load`, until the last stage of it has loaded; `replay`, until the first token comes
+to the client. `total` is all of them. Each figure is that of the stream that waited longest.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import sse
+import victims
+from figures import Row, header, machine, percentile, report, write_json
+from sse import Answer, Json
+from victims import Cluster, Victim
+
+HELP = "nodes are lost while streams run: how long the streams pause"
+KINDS = ("worker", "driver", "head", "hang", "leave")
+PARTS = ("detect", "elect", "plan", "load", "replay")
+TOKENS = 160
+WARM_S = 0.4
+"""From the first tokens until a node is lost."""
+PAUSE_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--kinds", default=",".join(KINDS), metavar="K,K", help="default: %(default)s")
+    add("--losses", type=int, default=20, metavar="N", help="of each kind (default: %(default)s)")
+    add("--streams", type=int, default=4, metavar="N", help="that run meanwhile (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def run(options: argparse.Namespace) -> None:
+    where = machine()
+    print(header(where))
+    with (
+        tempfile.TemporaryDirectory(prefix="pippin-recover-") as directory,
+        victims.running(Path(directory), others=3, stages=2) as cluster,
+    ):
+        rows = asyncio.run(_measure(cluster, options))
+    report(f"Losses while {options.streams} streams run; seconds", rows)
+    write_json(options.json, "recover", where, rows)
+
+
+@dataclass(slots=True)
+class Loss:
+    parts: dict[str, float]
+    lost: int
+
+
+async def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
+    expected = {n: (await _stream(cluster, n)).text for n in range(options.streams)}
+    rows = []
+    for kind in options.kinds.split(","):
+        losses = []
+        for _ in range(options.losses):
+            losses.append(await _lose(cluster, kind, expected))
+            print(".", end="", file=sys.stderr, flush=True)
+        rows.append(_row(kind, losses))
+        report(f"{kind}, while {options.streams} streams run; seconds", rows[-1:])
+    return rows
+
+
+def _row(kind: str, losses: list[Loss]) -> Row:
+    totals = [sum(loss.parts.values()) for loss in losses if loss.parts]
+    row: Row = {
+        "kind": kind,
+        "losses": len(losses),
+        "p50": percentile(totals, 0.5),
+        "max": max(totals, default=float("nan")),
+    }
+    for part in PARTS:
+        row[f"{part} p50"] = percentile([loss.parts[part] for loss in losses if loss.parts], 0.5)
+        row[f"{part} max"] = max((loss.parts[part] for loss in losses if loss.parts), default=float("nan"))
+    return row | {"streams lost": sum(loss.lost for loss in losses)}
+
+
+async def _stream(cluster: Cluster, number: int, answer: Answer | None = None) -> Answer:
+    messages = [{"role": "user", "content": f"Count from {number + 1} to 100"}]
+    sampling: Json = {"temperature": 0} if number % 2 else {"temperature": 1, "seed": number}
+    body = {"model": victims.MODEL, "messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **sampling}
+    async with sse.client() as http:
+        return await sse.stream(http, f"{cluster.url}/v1/chat/completions", body, answer)
+
+
+async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
+    status = await victims.ready(cluster)
+    victim = _victim(cluster, status, kind)
+    for node in cluster.nodes.values():
+        node.log_lines()
+    answers = [Answer() for _ in expected]
+    tasks = [asyncio.create_task(_stream(cluster, n, answer)) for n, answer in enumerate(answers)]
+    await asyncio.gather(*(answer.begun.wait() for answer in answers))
+    await asyncio.sleep(WARM_S)
+    lost_at = time.time()
+    victim.process.send_signal({"hang": signal.SIGSTOP, "leave": signal.SIGTERM}.get(kind, signal.SIGKILL))
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    wrong = [n for n, answer in enumerate(done) if not isinstance(answer, Answer) or answer.text != expected[n]]
+    for n in wrong:
+        print(
+            f"\n{kind}: stream {n}: {done[n] if not isinstance(done[n], Answer) else 'another text'}", file=sys.stderr
+        )
+    parts = _parts(cluster, victim, status, answers, lost_at)
+    await asyncio.to_thread(_bring_back, cluster, victim)
+    return Loss(parts, len(wrong))
+
+
+def _victim(cluster: Cluster, status: Json, kind: str) -> Victim:
+    ring = cluster.ring(status)
+    match kind:
+        case "head":
+            return cluster.named(status, status["head"])
+        case "driver":
+            return ring[0]
+        case _:
+            return ring[-1]
+
+
+def _bring_back(cluster: Cluster, victim: Victim) -> None:
+    if victim.alive:
+        victim.process.send_signal(signal.SIGCONT)
+        victim.process.kill()
+    victim.process.wait()
+    cluster.launch(victim.name)
+
+
+def _parts(cluster: Cluster, victim: Victim, status: Json, answers: list[Answer], lost_at: float) -> dict[str, float]:
+    """Empty when the loss made no difference: the streams had ended, or none had anything to do with the node."""
+    lines = sorted(
+        line for node in cluster.nodes.values() if node is not victim for line in node.log_lines() if line[0] >= lost_at
+    )
+    offset = time.time() - time.perf_counter()
+    resumed = max((_after_pause(answer, lost_at - offset) for answer in answers), default=0.0) + offset
+    old = {stage["node"] for stage in status["models"][0]["rings"][0]["stages"]}
+    gone = [at for at, text in lines if text.startswith(f"{victim.name} is ") and _is_gone(text)]
+    elected = [at for at, text in lines if text.startswith("this node is head")]
+    planned = [at for at, text in lines if text.startswith("placement ")]
+    if not (gone and planned and resumed > planned[0] and old):
+        return {}
+    loaded = [at for at, text in lines if text.startswith("loaded ") and planned[0] <= at <= resumed]
+    marks = [lost_at, gone[0]]
+    marks.append(max(marks[-1], elected[0] if elected and elected[0] <= planned[0] else 0.0))
+    marks.append(max(marks[-1], planned[0]))
+    marks.append(max(marks[-1], max(loaded, default=0.0)))
+    marks.append(max(marks[-1], resumed))
+    return {part: after - before for part, before, after in zip(PARTS, marks, marks[1:], strict=False)}
+
+
+def _is_gone(text: str) -> bool:
+    return " is failed" in text or " is left" in text
+
+
+def _after_pause(answer: Answer, lost_at: float) -> float:
+    """When text came after the longest gap since the loss."""
+    times = [at for at in answer.texts if at > lost_at]
+    if not times:
+        return 0.0
+    before = [lost_at, *times]
+    gaps = [(after - at, after) for at, after in zip(before, times, strict=False)]
+    return max(gaps)[1]
