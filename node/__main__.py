@@ -11,7 +11,9 @@ from node.options import Options, parse_options
 def main() -> None:
     options = parse_options()
     logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
+        level=options.log_level.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
     )
     for name in ("httpx", "httpx2"):  # the hub's client tells of every request
         logging.getLogger(name).setLevel(logging.WARNING)

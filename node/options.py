@@ -21,7 +21,7 @@ DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_MAX_BODY = 32 * 2**20
 """The longest prompts of today's models are some 4 MB."""
-DEFAULT_STEP_TIMEOUT_S = 60.0
+DEFAULT_STEP_TIMEOUT_S = 60
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64

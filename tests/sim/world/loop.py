@@ -9,6 +9,7 @@ import contextvars
 import heapq
 import itertools
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -153,6 +154,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
         self.call_later(0.0005, work)
         return future
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        """All hosts go by their addresses."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port or 0))]
 
     def get_debug(self) -> bool:
         return False

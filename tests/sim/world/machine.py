@@ -182,6 +182,7 @@ class Process:
             other_secret=tuple,
         )
         self.main = self.loop.create_task(self._run(), name="main")
+        self.main.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         peers = [f"{m.address}:{PORT}" for m in self.world.machines.values() if m is not self.machine]
@@ -190,6 +191,10 @@ class Process:
             group.create_task(self.contacts.run(self.agent, peers), name="contacts")
             group.create_task(self.rings.run(), name="rings")
             group.create_task(self.head.run(), name="head")
+
+    def _ended(self, main: asyncio.Task[None]) -> None:
+        if not main.cancelled():
+            self.world.timeline.violated(f"{self.name} ends by itself: {main.exception()!r}")
 
     async def leave(self) -> None:
         await self.agent.leave()
