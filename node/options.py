@@ -221,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-after",
         metavar="S",
         default=FAIL_AFTER_S,
-        type=_seconds(0.5, 60),
+        type=_seconds(1, 60),
         help="seconds of silence that mean that a node is gone (default: %(default)s)",
     )
     add(
