@@ -40,6 +40,9 @@ class Client:
             return answer
         raise self.failure
 
+    async def disconnected(self, peer):
+        await asyncio.Event().wait()
+
     def drop(self, peer): ...
 
 
@@ -104,7 +107,7 @@ async def test_an_advert_does_not_take_away_a_way_that_works():
     assert known.address_of("peer") == "192.168.1.5:7001"
 
 
-def test_an_advert_moves_a_node_that_does_not_answer():
+async def test_an_advert_moves_a_node_that_does_not_answer():
     known = contacts()
     known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
     known.advert(PeerHint("peer", ("192.168.1.6",), 7005))
@@ -207,7 +210,7 @@ def test_the_host_of_a_caller(peer, host):
     assert host_of(peer) == host
 
 
-def test_a_node_with_public_addresses_only_is_not_passed_over_in_silence(caplog):
+async def test_a_node_with_public_addresses_only_is_not_passed_over_in_silence(caplog):
     contacts().advert(PeerHint("peer", ("203.0.113.9", "2a02::5"), 7001))
     assert "203.0.113.9, 2a02::5" in caplog.text
     assert "--secret-file" in caplog.text

@@ -36,7 +36,7 @@ async def no_more() -> AsyncIterator[Frame]:
 
 def driver() -> Driver:
     limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
-    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False)
+    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60)
 
 
 def worker() -> Worker:
@@ -51,7 +51,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 
 
 async def test_a_ring_that_a_node_is_no_part_of_is_refused():
-    rings = Rings(None, None, None, None, None, max_queue=4, max_batch=4)
+    rings = Rings(None, None, None, None, None, max_queue=4, max_batch=4, step_timeout_s=60)
 
     async def frames() -> AsyncIterator[Frame]:
         yield FRAME

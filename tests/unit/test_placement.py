@@ -423,7 +423,7 @@ def test_a_node_that_is_taken_into_use_again_gets_its_ring_back():
 def test_earlier_models_choose_first_and_take_memory():
     one = room_for(model(), 32768, 8)
     placement = placed([model("x"), model("y")], [node("a", one + GB), node("b", one)])
-    assert [(r.id, r.driver) for r in placement.rings] == [("x@3.4", "a"), ("y@3.4", "b")]
+    assert [(r.id, r.driver) for r in placement.rings] == [("x@3.4.a", "a"), ("y@3.4.a", "b")]
 
 
 def test_models_get_fewer_sessions_before_one_is_refused():
