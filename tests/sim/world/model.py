@@ -165,7 +165,7 @@ class FakeRunner:
     trimmable = True
     vocabulary = VOCABULARY
 
-    def __init__(self, stage: FakeStage) -> None:
+    def __init__(self, stage: FakeStage, directory: Any) -> None:
         self._stage = stage
         self._seen = (-1, -1)
         """Run and number of the last frame."""
