@@ -59,6 +59,7 @@ class Contacts:
         self._topology = Topology()
         self._hinted = Signal()
         self._urgent = Signal()
+        self._news = 0
 
     # --- where nodes are ----------------------------------------------------------------------------------------------
 
@@ -139,6 +140,7 @@ class Contacts:
 
     def hurry(self) -> None:
         """There is news: tell everybody now."""
+        self._news += 1
         self._urgent.notify()
 
     async def run(self, talk: Talk, peers: Sequence[str]) -> None:
@@ -193,12 +195,14 @@ class Contacts:
     async def _keep(self, node: str, talk: Talk) -> None:
         """Exchange heartbeats for as long as the node is remembered."""
         while hint := self._hints.get(node):
+            told = self._news
             await self._beat(hint, talk)
             state = talk.state_of(node)
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):
-                await self._urgent.wait(HEARTBEAT_S)
+                if told == self._news:  # what came up during the exchange is not to wait for the next
+                    await self._urgent.wait(HEARTBEAT_S)
             else:
                 await asyncio.sleep(GONE_INTERVAL_S)
         del self._kept[node]
