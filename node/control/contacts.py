@@ -204,8 +204,14 @@ class Contacts:
                 if told == self._news:  # what came up during the exchange is not to wait for the next
                     await self._urgent.wait(HEARTBEAT_S)
             else:
-                await asyncio.sleep(GONE_INTERVAL_S)
+                await self._until_back(node, talk)
         del self._kept[node]
+
+    async def _until_back(self, node: str, talk: Talk) -> None:
+        """A while, but not longer than until the node called us."""
+        end = now() + GONE_INTERVAL_S
+        while (left := end - now()) > 0 and talk.state_of(node) is not NodeState.ALIVE:
+            await self._urgent.wait(left)
 
     async def _notice_loss(self, node: str, talk: Talk) -> None:
         """Ask at once when the connection is lost: a process that dies takes its connections with it."""

@@ -141,18 +141,19 @@ def _bring_back(cluster: Cluster, victim: Victim) -> None:
 
 
 def _parts(cluster: Cluster, victim: Victim, status: Json, answers: list[Answer], lost_at: float) -> dict[str, float]:
-    """Empty when the loss made no difference: the streams had ended, or none had anything to do with the node."""
+    """Where no new placement came between, as the node left only when its work had been moved: all is `replay`."""
     lines = sorted(
         line for node in cluster.nodes.values() if node is not victim for line in node.log_lines() if line[0] >= lost_at
     )
     offset = time.time() - time.perf_counter()
-    resumed = max((_after_pause(answer, lost_at - offset) for answer in answers), default=0.0) + offset
+    resumed = max((_after_pause(answer, lost_at - offset)[1] for answer in answers), default=0.0) + offset
     old = {stage["node"] for stage in status["models"][0]["rings"][0]["stages"]}
     gone = [at for at, text in lines if text.startswith(f"{victim.name} is ") and _is_gone(text)]
     elected = [at for at, text in lines if text.startswith("this node is head")]
     planned = [at for at, text in lines if text.startswith("placement ")]
     if not (gone and planned and resumed > planned[0] and old):
-        return {}
+        pause = max((_after_pause(answer, lost_at - offset)[0] for answer in answers), default=0.0)
+        return {**dict.fromkeys(PARTS, 0.0), "replay": pause}
     loaded = [at for at, text in lines if text.startswith("loaded ") and planned[0] <= at <= resumed]
     marks = [lost_at, gone[0]]
     marks.append(max(marks[-1], elected[0] if elected and elected[0] <= planned[0] else 0.0))
@@ -166,11 +167,11 @@ def _is_gone(text: str) -> bool:
     return " is failed" in text or " is left" in text
 
 
-def _after_pause(answer: Answer, lost_at: float) -> float:
-    """When text came after the longest gap since the loss."""
+def _after_pause(answer: Answer, lost_at: float) -> tuple[float, float]:
+    """The longest gap since the loss, and when text came after it."""
     times = [at for at in answer.texts if at > lost_at]
     if not times:
-        return 0.0
+        return 0.0, 0.0
     before = [lost_at, *times]
     gaps = [(after - at, after) for at, after in zip(before, times, strict=False)]
-    return max(gaps)[1]
+    return max(gaps)

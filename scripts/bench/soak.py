@@ -111,7 +111,7 @@ async def _soak(soak: Soak, options: argparse.Namespace) -> None:
             group.create_task(_client(soak, http, random.Random(options.seed * 1000 + number)))
         group.create_task(_watch(soak))
         while time.monotonic() + options.every < soak.ends:
-            await asyncio.sleep(options.every)
+            await asyncio.sleep(max(options.every - BACK_S, 0.0))
             await _lose(soak, rng)
 
 
