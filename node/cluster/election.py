@@ -127,7 +127,8 @@ class Election:
         if claim:
             return []  # it sees our higher term and claims the next
         elsewhere = any(p.head not in ("", self._id) and p.head not in peers for p in peers.values())
-        settled = self._started is not None and now - self._started >= self._settle
+        met = bool(self._accepted)  # who has followed a head knows the others
+        settled = met or (self._started is not None and now - self._started >= self._settle)
         if elsewhere or not settled or any(rank(p) < rank(own) for p in peers.values()):
             return []
         return self._claim(peers)
