@@ -30,7 +30,8 @@ _HTTP = "_http._tcp.local."
 _NAME_TTL_S = 10
 """After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
 _RESOLVE_MS = 3000
-_NAME_CHECK_MS = 500
+_NAME_CHECK_MS = 1000
+"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get."""
 _LONGEST_NAME = 60
 """Characters: an advert has room for 255 bytes a value."""
 _MOST_REFUSED = 64
