@@ -17,7 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import hypothesis
 import pytest
+
+from tests.strict import check_answer, check_stream
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
@@ -26,6 +29,11 @@ START_S = 40.0
 """Three nodes at once on two slow, busy cores take a quarter of it."""
 GONE = ("failed", "left", "refused")
 Found = TypeVar("Found")
+
+# Machines may be slow and busy, and a slow draw is no defect. `--hypothesis-profile long` searches far longer.
+hypothesis.settings.register_profile("short", deadline=None, suppress_health_check=hypothesis.HealthCheck)
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=10_000)
+hypothesis.settings.load_profile("short")
 
 _shown: list["Node"] = []
 """The nodes whose logs tell why a test failed."""
@@ -76,14 +84,17 @@ class Events:
         self.finish: str | None = None
         self.usage: dict[str, Any] | None = None
         self._response = response
+        self._body = b""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads to the end, which is to be `[DONE]` after a finish reason, with nothing that is no chunk in between."""
         while line := self._response.readline():
+            self._body += line
             if not line.startswith(b"data: "):
                 assert line in (b"\n", b": keep-alive\n"), line
             elif line == b"data: [DONE]\n":
                 assert self.finish, "the stream ended without a finish reason"
+                check_stream("/chat/completions", self._body + self._response.readline())
                 return
             else:
                 yield self._take(json.loads(line.removeprefix(b"data: ")))
@@ -174,12 +185,17 @@ class Node:
             connection.close()
 
     def get(self, path: str) -> Answer:
-        with self.request("GET", path) as response:
-            return Answer(response.status, dict(response.headers), response.read())
+        return self._ask("GET", path)
 
     def post(self, path: str, body: Any) -> Answer:
-        with self.request("POST", path, body) as response:
-            return Answer(response.status, dict(response.headers), response.read())
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Answer:
+        """Whatever comes is held against OpenAI's types."""
+        with self.request(method, path, body) as response:
+            answer = Answer(response.status, dict(response.headers), response.read())
+        check_answer(method, path, answer.status, answer.headers.get("Content-Type", ""), answer.body)
+        return answer
 
     def chat(self, content: Any = "Hello", **body: Any) -> Answer:
         return self.post("/v1/chat/completions", chat_body(content, **body))

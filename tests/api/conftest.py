@@ -12,7 +12,6 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from pydantic import BaseModel
 
 from api.app import create_app
 from api.stream import Pace
@@ -21,6 +20,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, RingLoad, Work
 from node.engine.tokenizer import Tokenizer
+from tests.strict import check_answer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 MODEL = "pippin/demo"
@@ -212,21 +212,20 @@ class Answered:
         return [json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")]
 
 
-def strictly(schema: type[BaseModel], data: Any) -> Any:
-    """Validate against OpenAI's type, and refuse fields that it does not have."""
-    made = schema.model_validate(data, strict=True)
-    _refuse_extras(made)
-    return made
+def strict_trace() -> aiohttp.TraceConfig:
+    """Holds each body that a test reads whole against OpenAI's types."""
+    trace = aiohttp.TraceConfig()
 
+    async def begun(_: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestEndParams) -> None:
+        context.response = params.response
 
-def _refuse_extras(value: Any) -> None:
-    if isinstance(value, BaseModel):
-        assert not value.model_extra, f"{type(value).__name__} has no {value.model_extra}"
-        for name in type(value).model_fields:
-            _refuse_extras(getattr(value, name))
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_extras(item)
+    async def read(_: aiohttp.ClientSession, context: Any, params: aiohttp.TraceResponseChunkReceivedParams) -> None:
+        response = context.response
+        check_answer(params.method, params.url.path, response.status, response.content_type, params.chunk)
+
+    trace.on_request_end.append(begun)
+    trace.on_response_chunk_received.append(read)
+    return trace
 
 
 @pytest.fixture(scope="session")
@@ -245,7 +244,7 @@ def backend(tokenizer: Tokenizer) -> ScriptedBackend:
 async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
     """Start a gateway with settings of the test's choice."""
     runners: list[web.AppRunner] = []
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession(trace_configs=[strict_trace()]) as http:
 
         async def start(pace: Pace | None = None, **settings: Any) -> Server:
             app = create_app(backend, pace=pace, **settings)

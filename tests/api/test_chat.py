@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.api.conftest import strictly
+from tests.strict import strictly
 
 MODEL = "pippin/demo"
 USER = [{"role": "user", "content": "Hello"}]

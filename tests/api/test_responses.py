@@ -15,7 +15,7 @@ from api.responses.schema import ResponseRequest
 from api.responses.store import Kept, Store
 from api.schema import parse
 from node.core.errors import Overloaded, PippinError, RingLost
-from tests.api.conftest import strictly
+from tests.strict import strictly
 
 MODEL = "pippin/demo"
 EVENTS = TypeAdapter(ResponseStreamEvent)

@@ -7,7 +7,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from node.engine.grammar import call_head
-from tests.api.conftest import strictly
+from tests.strict import strictly
 from tests.api.families import FAMILIES, make
 from tests.api.test_responses import MODEL, ask, events_of, kinds
 

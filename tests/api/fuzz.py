@@ -1,0 +1,274 @@
+"""Requests as no client should send them: bodies around the schemas, bodies around JSON, bytes around HTTP."""
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+MODEL = "pippin/demo"
+"""Of the scripted backend; a real node is asked for its own."""
+
+numbers = st.sampled_from(
+    [
+        0,
+        1,
+        2,
+        3,
+        -1,
+        0.5,
+        0.999,
+        1.0,
+        1e-9,
+        1e-320,
+        -0.0,
+        2.0,
+        5,
+        20,
+        21,
+        100,
+        -100,
+        128,
+        129,
+        1e308,
+        2**31,
+        2**63,
+        10**30,
+    ]
+)
+words = st.sampled_from(
+    ["", "a", "Hello", "<|end|>", "<|im_start|>user", "\u0000", "é😀\u2028", "1", "null", "../..", "{", "%s{0}"]
+)
+scalars = st.one_of(st.none(), st.booleans(), numbers, words, st.integers(), st.text(max_size=6))
+names = st.sampled_from(
+    [
+        "role",
+        "content",
+        "type",
+        "text",
+        "name",
+        "id",
+        "function",
+        "arguments",
+        "parameters",
+        "schema",
+        "strict",
+        "5",
+        "",
+    ]
+)
+junk = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
+    max_leaves=6,
+)
+
+# --- what is nearly right: it gets past the first check ---
+
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool", "robot"])
+parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "input_text", "image_url", "refusal"]), "text": words})
+calls = st.fixed_dictionaries(
+    {
+        "id": words,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries(
+            {"name": words, "arguments": st.sampled_from(['{"a": 1}', "{", "", "[]", "1"])}
+        ),
+    }
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": roles, "content": st.one_of(words, st.lists(parts, max_size=2), st.none())},
+        optional={"name": words, "tool_call_id": words, "tool_calls": st.lists(calls, max_size=2)},
+    ),
+    min_size=1,
+    max_size=4,
+)
+schemas = st.recursive(
+    st.one_of(
+        st.booleans(),
+        st.builds(
+            dict, type=st.sampled_from(["string", "integer", "number", "boolean", "null", "poem", ["string", "null"]])
+        ),
+        st.builds(dict, enum=st.lists(scalars, max_size=3)),
+        st.builds(dict, const=scalars),
+        st.builds(dict, type=st.just("integer"), minimum=numbers, maximum=numbers),
+        st.builds(dict, type=st.just("string"), pattern=st.sampled_from(["^a+$", "(", "[", "(?=x)", ".{0,9}", "\\"])),
+        st.builds(dict, type=st.just("string"), minLength=numbers, maxLength=numbers),
+        st.builds(lambda to: {"$ref": to}, st.sampled_from(["#", "#/$defs/x", "#/nowhere", "http://x/y"])),
+    ),
+    lambda inner: st.one_of(
+        st.builds(dict, type=st.just("array"), items=inner, minItems=numbers, maxItems=numbers),
+        st.builds(
+            lambda properties, required, more: {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": more,
+            },
+            st.dictionaries(words, inner, max_size=3),
+            st.lists(words, max_size=2),
+            inner,
+        ),
+        st.builds(
+            lambda kind, of: {kind: of}, st.sampled_from(["anyOf", "oneOf", "allOf"]), st.lists(inner, max_size=2)
+        ),
+        st.builds(lambda defs: {"$defs": {"x": defs}, "$ref": "#/$defs/x"}, inner),
+    ),
+    max_leaves=5,
+)
+tools = st.lists(
+    st.builds(
+        lambda function: {"type": "function", "function": function},
+        st.fixed_dictionaries({"name": words}, optional={"parameters": schemas, "strict": st.booleans()}),
+    ),
+    max_size=2,
+)
+tool_choices = st.one_of(
+    st.sampled_from(["none", "auto", "required", "poem"]),
+    st.builds(lambda name: {"type": "function", "function": {"name": name}}, words),
+)
+formats = st.one_of(
+    st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}]),
+    st.builds(
+        lambda name, schema, strict: {
+            "type": "json_schema",
+            "json_schema": {"name": name, "schema": schema, "strict": strict},
+        },
+        words,
+        schemas,
+        st.booleans(),
+    ),
+)
+token_ids = st.one_of(st.integers(0, 4200), st.sampled_from([-1, 0, 999_999, 2**31, 2**64]))
+prompts = st.one_of(
+    words,
+    st.lists(words, max_size=3),
+    st.lists(token_ids, max_size=4),
+    st.lists(st.lists(token_ids, max_size=3), max_size=3),
+)
+biases = st.dictionaries(st.one_of(words, token_ids.map(str)), numbers, max_size=4)
+
+NEARLY: dict[str, st.SearchStrategy[Any]] = {
+    "messages": messages,
+    "prompt": prompts,
+    "input": st.one_of(prompts, messages),
+    "stop": st.one_of(words, st.lists(words, max_size=5)),
+    "logit_bias": biases,
+    "tools": tools,
+    "tool_choice": tool_choices,
+    "response_format": formats,
+    "text": st.builds(lambda form: {"format": form}, formats),
+    "stream": st.booleans(),
+    "stream_options": st.builds(dict, include_usage=st.booleans()),
+    "adapter": st.builds(lambda start, end: {"templates": {"user": {"start": start, "end": end}}}, words, words),
+    "chat_template_kwargs": st.dictionaries(words, scalars, max_size=2),
+    "encoding_format": st.sampled_from(["float", "base64", "poem"]),
+    "n": st.sampled_from([1, 2, 3, 0, 129]),
+}
+
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
+    "/v1/completions": {"prompt": "Once", "max_tokens": 5},
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 5},
+}
+"""The least that each endpoint takes, with an answer that is soon over."""
+
+PARAMETERS = sorted(
+    {
+        *NEARLY,
+        *("model", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+        *("repetition_penalty", "logprobs", "top_logprobs", "echo", "best_of", "suffix", "max_tokens", "ignore_eos"),
+        *("max_completion_tokens", "max_output_tokens", "modalities", "audio", "functions", "function_call", "user"),
+        *("parallel_tool_calls", "reasoning_effort", "reasoning", "instructions", "previous_response_id", "include"),
+        *("truncation", "metadata", "store", "background", "dimensions", "conversation", "made_up"),
+    }
+)
+LONG = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@st.composite
+def bodies(draw: st.DrawFn, path: str, model: str = MODEL, most_tokens: int = 20) -> dict[str, Any]:
+    """A good body with a few parameters replaced, most of them by what is nearly right."""
+    body = {"model": model, **GOOD[path]}
+    for name in draw(st.lists(st.sampled_from(PARAMETERS), max_size=4, unique=True)):
+        body[name] = draw(st.one_of(NEARLY.get(name, numbers), NEARLY.get(name, scalars), junk))
+    if draw(st.integers(0, 9)) == 0:
+        body.pop(draw(st.sampled_from(sorted(body))))
+    for name in LONG:
+        if type(body.get(name)) is int and body[name] > most_tokens:
+            body[name] = most_tokens  # longer ones only take longer
+    return body
+
+
+def written(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes, pieces: list[bytes]) -> bytes:
+    """Some bytes cut out, doubled or replaced, also by what means something where it does not belong."""
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        end = draw(st.integers(at, min(len(data), at + 30)))
+        new = draw(st.one_of(st.just(b""), st.sampled_from(pieces), st.binary(max_size=8), st.just(data[at:end] * 2)))
+        data = data[:at] + new + data[end:]
+    return data
+
+
+JSON_PIECES = [
+    b"NaN",
+    b"1e999",
+    b"\\ud800",
+    b"\xff",
+    b"[" * 300,
+    b'{"a":' * 300,
+    b"}",
+    b'"',
+    b"\x00",
+    b"9" * 5000,
+    b"\\",
+]
+HTTP_PIECES = [
+    *(
+        b"\r\n",
+        b"\n",
+        b"\r\n\r\n",
+        b"\x00",
+        b": ",
+        b" ",
+        b"\t",
+        b"HTTP/9.9",
+        b"POST ",
+        b"%00",
+        b"/../",
+        b"%ff",
+        b"\xff" * 20,
+    ),
+    *(b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: 3\r\n"),
+    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: poem\r\n", b"Content-Encoding: gzip\r\n"),
+    *(
+        b"Expect: 100-continue\r\n",
+        b"Expect: poem\r\n",
+        b"Host: \r\n",
+        b"Upgrade: websocket\r\nConnection: Upgrade\r\n",
+    ),
+    *(b"Content-Type: multipart/form-data; boundary=x\r\n", b"X: " + b"a" * 9000 + b"\r\n", b"Range: bytes=0-5\r\n"),
+    *(b"Authorization: Bearer \xc3\xa9\r\n", b"Origin: null\r\n", b"Access-Control-Request-Headers: a,\x01,b\r\n"),
+]
+
+
+@st.composite
+def raw_requests(draw: st.DrawFn, path: str, model: str = MODEL) -> bytes:
+    """One or two requests as bytes, somewhat damaged."""
+    method = draw(st.sampled_from(["POST", "POST", "POST", "GET", "HEAD", "OPTIONS", "DELETE", "PATCH", "BREW"]))
+    target = draw(
+        st.sampled_from([path, path, f"{path}?a=%zz&b", f"http://x{path}", f"{path}/", "/v1/models/%2e%2e", "*"])
+    )
+    body = written({"model": model, **GOOD[path], "stream": draw(st.booleans())})
+    if draw(st.booleans()):
+        framing, body = "Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    else:
+        framing = f"Content-Length: {len(body)}"
+    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\n{framing}\r\nConnection: close\r\n\r\n"
+    return draw(damaged(head.encode() + body, HTTP_PIECES))

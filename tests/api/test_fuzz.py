@@ -1,0 +1,165 @@
+"""No request, however odd, brings a 500, a hang, a traceback, or leaves anything behind.
+
+For a long search: `scripts/test tests/api/test_fuzz.py --hypothesis-profile long`.
+"""
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.app import create_app
+from node.engine.tokenizer import Tokenizer
+from tests.api.conftest import MODEL, ScriptedBackend, ScriptedModel
+from tests.api.fuzz import GOOD, JSON_PIECES, bodies, damaged, raw_requests, written
+from tests.conftest import until
+from tests.strict import check_answer
+
+WITHIN_S = 10.0
+"""Longer is a hang."""
+QUIET_S = 0.1
+"""So long without a byte, the server waits for the rest of what it takes for a request."""
+more = settings(max_examples=3 * settings.default.max_examples)
+EXPECTED = (200, 204, 400, 401, 404, 405, 413, 415, 417)
+
+
+class Served:
+    """A gateway on a loop in a thread of its own, so that Hypothesis may ask it many times in one test."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.backend = ScriptedBackend(ScriptedModel(MODEL, 256, tokenizer))
+        hello = [*tokenizer.encode("Hello there!"), *tokenizer.eos]
+        self.backend.script = lambda request: [*hello, *[300] * request.max_tokens]
+        self.paths: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
+
+    def __enter__(self) -> "Served":
+        self._thread.start()
+        assert self._ready.wait(WITHIN_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        app = create_app(self.backend)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.address = runner.addresses[0]
+        self.paths = {resource.canonical for resource in app.router.resources()}
+        self._ready.set()
+        await self._end.wait()
+        await runner.cleanup()
+
+    def ask(self, method: str, path: str, data: bytes) -> int:
+        """The status of an answer that is as it should be, be it a refusal."""
+        connection = http.client.HTTPConnection(*self.address, timeout=WITHIN_S)
+        try:
+            connection.request(method, path, data, {"Content-Type": "application/json", "Connection": "close"})
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        assert response.status in EXPECTED, body
+        assert b"Traceback" not in body
+        check_answer(method, path, response.status, response.headers.get("Content-Type", ""), body)
+        return response.status
+
+    def send(self, data: bytes) -> bytes:
+        """What comes back for these bytes."""
+        answer = b""
+        with socket.create_connection(self.address, timeout=QUIET_S) as client:
+            try:
+                client.sendall(data)
+                while part := client.recv(65536):
+                    answer += part
+            except (ConnectionError, TimeoutError):
+                pass
+        return answer
+
+    def tasks(self) -> int:
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(WITHIN_S)
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Tokenizer) -> Iterator[Served]:
+    with Served(tokenizer) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def left_as_before(served: Served) -> Iterator[None]:
+    before = served.tasks()
+    yield
+    good = {"model": MODEL, **GOOD["/v1/chat/completions"]}
+    assert served.ask("POST", "/v1/chat/completions", written(good)) == 200
+    until(lambda: served.tasks() <= before, WITHIN_S, "no request's task is left")
+    assert served.backend.running == 0
+
+
+def endpoints(served: Served) -> list[str]:
+    return [path for path in GOOD if path in served.paths]
+
+
+@more
+@given(st.data())
+def test_bodies_around_the_schema(served: Served, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(endpoints(served)))
+    served.ask("POST", path, written(data.draw(bodies(path))))
+
+
+@more
+@given(st.data())
+def test_bodies_around_json(served: Served, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(endpoints(served)))
+    good = json.dumps({"model": MODEL, **GOOD[path], "stream": True}).encode()
+    served.ask("POST", path, data.draw(damaged(good, JSON_PIECES)))
+
+
+@given(st.data())
+def test_any_path_and_method(served: Served, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(served.paths)))
+    filled = re.sub(
+        r"\{[^}]*\}", data.draw(st.sampled_from(["x", "a/b", "a%2Fb", "%00", "..", "é".encode().hex()])), path
+    )
+    method = data.draw(st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"]))
+    body = data.draw(st.sampled_from([b"", b"{}", b"[]", written({"model": MODEL, **GOOD["/v1/completions"]})]))
+    served.ask(method, filled + data.draw(st.sampled_from(["", "?", "?limit=x&after=%ff&stream=true"])), body)
+
+
+@more
+@given(st.data())
+def test_bytes_around_http(served: Served, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(endpoints(served)))
+    answer = served.send(data.draw(raw_requests(path)))
+    assert b"Traceback" not in answer
+    if answer:
+        status = re.match(rb"HTTP/1\.[01] (\d{3}) ", answer)
+        assert status, answer
+        assert int(status[1]) < 500, answer
+        head, _, body = answer.partition(b"\r\n\r\n")
+        if int(status[1]) >= 400 and body and b"\r\nContent-Type: application/json" in head:
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_bytes_that_are_no_http(served: Served, data: bytes) -> None:
+    answer = served.send(data)
+    assert not answer or re.match(rb"HTTP/1\.[01] 4\d\d ", answer), answer

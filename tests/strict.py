@@ -1,0 +1,226 @@
+"""OpenAI's own view of what a server sends: the types of its package, with nothing missing and nothing that they lack.
+
+`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with all that they send and get.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from openai.types import Completion, CompletionChoice, CreateEmbeddingResponse, Embedding, ErrorObject, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage, ChatCompletionTokenLogprob
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_token_logprob import TopLogprob
+from openai.types.completion_choice import Logprobs
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+
+class _Allowing(BaseModel):
+    """Takes fields that it does not know, so that `strictly` can name them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Models(_Allowing):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class _Error(_Allowing):
+    error: ErrorObject
+
+
+class _Deleted(_Allowing):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+# Where the package's types are stricter than OpenAI's schema and OpenAI's answers.
+
+
+class _EchoLogprobs(Logprobs):
+    """The first token of an echoed prompt follows nothing."""
+
+    token_logprobs: list[float | None] | None = None  # type: ignore[assignment]
+    top_logprobs: list[dict[str, float] | None] | None = None  # type: ignore[assignment]
+
+
+class _CompletionChoice(CompletionChoice):
+    logprobs: _EchoLogprobs | None = None
+
+
+class _Completion(Completion):
+    choices: list[_CompletionChoice]  # type: ignore[assignment]
+
+
+class _CompletionChunkChoice(_CompletionChoice):
+    """No reason to finish before the end."""
+
+    finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
+
+
+class _CompletionChunk(Completion):
+    choices: list[_CompletionChunkChoice]  # type: ignore[assignment]
+
+
+class _Embedding(Embedding):
+    """In base64, when asked for."""
+
+    embedding: list[float] | str  # type: ignore[assignment]
+
+
+class _Embeddings(CreateEmbeddingResponse):
+    data: list[_Embedding]  # type: ignore[assignment]
+
+
+ANSWERS: Mapping[tuple[str, str], Any] = {
+    ("POST", r"/chat/completions"): ChatCompletion,
+    ("POST", r"/completions"): _Completion,
+    ("POST", r"/embeddings"): _Embeddings,
+    ("GET", r"/models"): _Models,
+    ("GET", r"/models/.+"): Model,
+    ("POST", r"/responses"): Response,
+    ("GET", r"/responses/[^/]+"): Response,
+    ("DELETE", r"/responses/[^/]+"): _Deleted,
+    ("POST", r"/responses/[^/]+/cancel"): Response,
+    ("GET", r"/responses/[^/]+/input_items"): ResponseItemList,
+}
+EVENTS: Mapping[str, Any] = {
+    r"/chat/completions": ChatCompletionChunk,
+    r"/completions": _CompletionChunk,
+    r"/responses": ResponseStreamEvent,
+}
+
+ALWAYS: Mapping[type[BaseModel], frozenset[str]] = {
+    ChatCompletionMessage: frozenset({"content", "refusal"}),
+    Choice: frozenset({"logprobs"}),
+    ChoiceLogprobs: frozenset({"content", "refusal"}),
+    ChunkChoice: frozenset({"finish_reason"}),
+    CompletionChoice: frozenset({"logprobs"}),
+    ChatCompletionTokenLogprob: frozenset({"bytes"}),
+    TopLogprob: frozenset({"bytes"}),
+    ErrorObject: frozenset({"code", "param"}),
+    Response: frozenset({"error", "incomplete_details", "instructions", "metadata", "temperature", "top_p", "status"}),
+}
+"""What OpenAI's schema requires, be it null; the package's types let it be missing."""
+
+EXTRAS: Mapping[type[BaseModel], frozenset[str]] = {
+    ChatCompletionMessage: frozenset({"reasoning_content"}),
+    ChoiceDelta: frozenset({"reasoning_content"}),
+}
+"""What OpenAI lacks and docs/api.md explains."""
+
+
+def strictly(kind: Any, data: Any) -> Any:
+    """`data`, decoded from JSON, as OpenAI's type; nothing is converted, missing or too much."""
+    made = TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
+    _check_fields(made)
+    return made
+
+
+def _check_fields(value: Any) -> None:
+    if isinstance(value, BaseModel):
+        name = type(value).__name__
+        extra = set(value.model_extra or ()) - _named(EXTRAS, value)
+        assert not extra, f"{name} has no {sorted(extra)}"
+        missing = _named(ALWAYS, value) - value.model_fields_set
+        assert not missing, f"{name} needs {sorted(missing)}"
+        for field in value.model_fields_set:
+            _check_fields(getattr(value, field))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            _check_fields(item)
+
+
+def _named(table: Mapping[type[BaseModel], frozenset[str]], value: BaseModel) -> frozenset[str]:
+    return frozenset[str]().union(*(names for kind, names in table.items() if isinstance(value, kind)))
+
+
+def check_answer(method: str, path: str, status: int, content_type: str, body: bytes) -> None:
+    """Whatever a server answered: an answer, an error, or a whole stream. `path` may have a query, and lack `/v1`."""
+    path = path.partition("?")[0].removeprefix("/v1")
+    if content_type.startswith("text/event-stream"):
+        check_stream(path, body)
+    elif status >= 400 and method != "HEAD":
+        assert content_type.startswith("application/json"), content_type
+        assert isinstance(json.loads(body), dict)
+        strictly(_Error, json.loads(body))
+    elif status == 200:
+        for (of, pattern), kind in ANSWERS.items():
+            if of == method and re.fullmatch(pattern, path):
+                strictly(kind, json.loads(body))
+
+
+def check_stream(path: str, body: bytes) -> None:
+    """All events of a stream that came to its end: by itself, or by an error."""
+    *blocks, end = body.split(b"\n\n")
+    assert end == b"", "the last event lacks its blank line"
+    events = [block for block in blocks if not block.startswith(b":")]
+    assert events, "a stream without events"
+    (kind,) = (kind for pattern, kind in EVENTS.items() if re.fullmatch(pattern, path))
+    if kind is ResponseStreamEvent:
+        _check_named(events)
+        return
+    *told, last = [_data(event) for event in events]
+    if last != b"[DONE]":
+        strictly(_Error, json.loads(last))
+    chunks = [json.loads(data) for data in told]
+    for chunk in chunks:
+        strictly(kind, chunk)
+    _check_chunks(chunks, ended=last == b"[DONE]", chat=kind is ChatCompletionChunk)
+
+
+def _data(event: bytes) -> bytes:
+    name, _, data = event.partition(b": ")
+    assert name == b"data", event
+    assert len(data.decode().splitlines()) == 1, "an event is one line, for all who split lines"
+    return data
+
+
+def _check_named(events: Sequence[bytes]) -> None:
+    """Of /v1/responses: each event has its type as a name, and a number."""
+    for number, event in enumerate(events):
+        name, data = event.split(b"\n")
+        told = json.loads(_data(data))
+        assert name == b"event: " + told["type"].encode()
+        assert told["sequence_number"] == number
+        strictly(ResponseStreamEvent, told)
+    assert told["type"] in ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def _check_chunks(chunks: Sequence[dict[str, Any]], *, ended: bool, chat: bool) -> None:
+    same = {tuple(chunk[name] for name in ("id", "created", "model", "object")) for chunk in chunks}
+    assert len(same) <= 1, same
+    begun: set[int] = set()
+    finished: set[int] = set()
+    for number, chunk in enumerate(chunks):
+        if not chunk["choices"]:
+            assert ended
+            assert number == len(chunks) - 1, "usage is told last"
+            assert chunk["usage"]
+        else:
+            assert chunk.get("usage") is None
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            assert index not in finished, "nothing comes after the reason to finish"
+            if chat:
+                _check_delta(choice, first=index not in begun)
+            begun.add(index)
+            finished |= {index} if choice["finish_reason"] else set()
+    assert not ended or begun == finished, "each choice has a reason to finish"
+
+
+def _check_delta(choice: dict[str, Any], *, first: bool) -> None:
+    delta = choice["delta"]
+    assert ("role" in delta) == first, "the first delta tells the role, and no other"
+    assert "message" not in choice
+    if choice["finish_reason"]:
+        assert delta == {}
+    if first:
+        assert delta["role"] == "assistant"
+        assert not delta.get("content")
