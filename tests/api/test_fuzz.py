@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 from aiohttp import web
@@ -44,7 +45,7 @@ class Served:
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
 
-    def __enter__(self) -> "Served":
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(WITHIN_S)
         return self

@@ -1,24 +1,23 @@
-"""What clients see of a split model: the `llm` command, the `openai` package, and the rules of the API that need a real
-model to break them.
-"""
+"""What clients see of a split model: real ones, and the rules of the API that need a real model to break them."""
 
 import contextlib
 import http.client
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from tests.conftest import BIN, DIALOG, MODEL, PROMPTS, Cluster, Node, chat_body, until
+from tests.conftest import DIALOG, MODEL, PROMPTS, ROOT, Cluster, Node, chat_body, until
 
 pytestmark = pytest.mark.slow
 
+CLIENTS = ROOT / "tests" / "clients"
 LONG: dict[str, Any] = {"content": "Count from 1 to 100", "ignore_eos": True, "max_tokens": 1500}
 """Far longer than any test waits."""
 FREED_S = 5.0
@@ -31,54 +30,31 @@ def node(three: Cluster) -> Node:
     return next(node for node in three.nodes if node is not three.head(status))
 
 
-# --- llm --------------------------------------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def llm(tmp_path: Path, node: Node) -> Any:
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        f"- model_id: pippin\n  model_name: {MODEL}\n  api_base: http://localhost:{node.port}/v1\n"
-    )
-
-    def ask(*arguments: str) -> str:
-        command = [str(BIN / "llm"), "-m", "pippin", "--no-log", "-o", "temperature", "0", *arguments]
-        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return ask
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stock mlx-lm computes, for the clients' checks. In a process of its own, as for `stock`."""
+    command = [sys.executable, str(CLIENTS / "known.py"), str(ROOT / "node" / "builtin" / MODEL)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    file = tmp_path_factory.mktemp("known") / "known.json"
+    file.write_bytes(done.stdout)
+    return file
 
 
-@pytest.mark.parametrize("options", [[], ["--no-stream"]])
-def test_llm(llm: Any, stock: dict[str, str], options: list[str]) -> None:
-    assert llm(*options, "Hello") == stock["Hello"] + "\n"
-
-
-# --- openai -----------------------------------------------------------------------------------------------------------
-
-
-def test_openai(node: Node, stock: dict[str, str]) -> None:
-    messages: Any = [{"role": "user", "content": "Hello"}]
-    with openai.OpenAI(base_url=f"{node.url}/v1", api_key="any", max_retries=0) as client:
-        assert MODEL in [model.id for model in client.models.list()]
-        answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
-        assert answer.choices[0].message.content == stock["Hello"]
-        assert answer.choices[0].finish_reason == "stop"
-        with client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True) as chunks:
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == stock["Hello"]
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="nothing", messages=messages)
-
-
-async def test_openai_async(node: Node, stock: dict[str, str]) -> None:
-    messages: Any = [{"role": "user", "content": "Hello"}]
-    async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="any", max_retries=0) as client:
-        answer = await client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
-        assert answer.choices[0].message.content == stock["Hello"]
-        chunks = await client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True)
-        text = [chunk.choices[0].delta.content or "" async for chunk in chunks]
-        assert "".join(text) == stock["Hello"]
+@pytest.mark.parametrize(
+    ("client", "checks"),
+    [("openai", []), ("llm", ["plain_and_streamed"]), ("org_ai", []), ("browser", []), ("mantella", [])],
+)
+def test_clients(node: Node, known: Path, client: str, checks: list[str]) -> None:
+    """Those that need no packages of their own; scripts/clients.py runs all of them."""
+    given = {"CLIENT_URL": f"{node.url}/v1", "CLIENT_KNOWN": str(known), "PYTHONPATH": str(CLIENTS)}
+    command = [sys.executable, str(CLIENTS / client / "check.py"), *checks]
+    environment = {**os.environ, **given}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_openai_responses(node: Node, stock: dict[str, str]) -> None:

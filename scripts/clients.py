@@ -1,0 +1,185 @@
+"""Runs real OpenAI clients, each in a throw-away environment of its own, against a node with the built-in model.
+
+    .venv/bin/python scripts/clients.py                     all of them, against one node
+    .venv/bin/python scripts/clients.py --nodes 3 openai    one of them, against three nodes that split the model
+    .venv/bin/python scripts/clients.py --url http://localhost:52415/v1 --environments /tmp/clients
+
+Each folder of tests/clients is a client: what to install (requirements.txt, no-deps.txt, package.json) and what to ask
+of it (check.py, *.mjs). What is installed comes from the registries that uv and npm are set up to use.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = ROOT / "tests" / "clients"
+UV = str(ROOT / ".venv" / "bin" / "uv")
+MODEL_FILES = ROOT / "node" / "builtin" / "pippin-demo"
+START_S = 60.0
+INSTALL_S = 1200.0
+CHECK_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    client: str
+    version: str
+    passed: int
+    failures: dict[str, str]
+    """Why, by the check's name."""
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running_nodes(count: int, directory: Path) -> Iterator[str]:
+    """The API's URL of one of them, with /v1."""
+    cluster = f"clients-{uuid.uuid4().hex[:12]}"
+    command = [str(ROOT / ".venv" / "bin" / "node"), "--host", "127.0.0.1", "--cluster", cluster, "--api-port", "0"]
+    command += ["--model", MODEL_FILES.name, "--stages", str(count)]
+    logs = [directory / f"node-{number}.log" for number in range(count)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, log in enumerate(logs):
+            with log.open("wb") as file:
+                more = ["--name", f"n{number}", "--data-dir", str(directory / f"data-{number}")]
+                processes.append(subprocess.Popen([*command, *more], stdout=file, stderr=file))
+        yield f"{_ready(logs[-1])}/v1"
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        for process in processes:
+            process.wait(30)
+
+
+def _ready(log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if found := re.search(r"API on (http://\S+)/v1", log.read_text(errors="replace")):
+            with urllib.request.urlopen(f"{found[1]}/cluster/status", timeout=10) as response:  # noqa: S310 our own
+                if json.load(response)["state"] == "ready":
+                    return found[1]
+        time.sleep(0.2)
+    raise SystemExit(f"No node is ready after {START_S:.0f} s; {log} ends with:\n{log.read_text()[-2000:]}")
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def install(client: Path, environment: Path) -> list[str]:
+    """Make the client's environment unless it is there; the beginning of a command that runs in it."""
+    if (client / "package.json").exists():
+        shutil.copytree(client, environment, dirs_exist_ok=True)
+        if not (environment / "node_modules").exists():
+            _run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", cwd=environment)
+        return ["node"]
+    python = str(environment / "bin" / "python")
+    if not Path(python).exists():
+        _run(UV, "venv", "--python", sys.executable, str(environment))
+    for name, options in (("requirements.txt", ()), ("no-deps.txt", ("--no-deps",))):
+        if (client / name).exists() and (client / name).read_text().strip():
+            _run(UV, "pip", "install", "--python", python, *options, "--requirement", str(client / name))
+    return [python]
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def version(client: Path, environment: Path) -> str:
+    """Of what the client's folder is about: the first package that it asks for, or all for npm."""
+    if (client / "package.json").exists():
+        wanted = json.loads((client / "package.json").read_text())["dependencies"]
+        return ", ".join(f"{name} {number}" for name, number in wanted.items())
+    for name in ("no-deps.txt", "requirements.txt"):
+        lines = (client / name).read_text().split() if (client / name).exists() else []
+        if lines:
+            package = re.split(r"[\[=<>]", lines[0])[0]
+            folder = next((environment / "lib").glob("python*")) / "site-packages"
+            (found, *_) = importlib.metadata.distributions(name=package, path=[str(folder)])
+            return f"{package} {found.version}"
+    return "-"
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check(name: str, client: Path, environment: Path, given: dict[str, str]) -> list[Result]:
+    runner = install(client, environment)
+    scripts = [client / "check.py"]
+    if runner == ["node"]:
+        scripts = sorted(file for file in environment.glob("*.mjs") if file.stem != "harness")
+    results = []
+    for script in scripts:
+        shown = f"{name}/{script.stem}" if len(scripts) > 1 else name
+        results.append(_ask(shown, version(client, environment), [*runner, str(script)], given))
+    return results
+
+
+def _ask(name: str, told: str, command: list[str], given: dict[str, str]) -> Result:
+    environment = {**os.environ, **given, "PYTHONPATH": str(CLIENTS)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    verdicts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    failures = {verdict["check"]: verdict["why"] for verdict in verdicts if verdict["why"]}
+    if not verdicts or (done.returncode and not failures):
+        failures["start"] = done.stderr[-1000:]
+    return Result(name, told, len(verdicts) - len(failures), failures)
+
+
+def show(result: Result) -> None:
+    state = "ok" if not result.failures else "FAILED"
+    print(f"{state:7} {result.client:18} {result.passed:2} checks  {result.version}", flush=True)
+    for name, why in result.failures.items():
+        print(f"          {name}: {why[:300]}", flush=True)
+
+
+def main() -> None:
+    folders = {
+        file.parent.name: file.parent for file in sorted(CLIENTS.glob("*/*")) if file.stem in ("check", "package")
+    }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(folders)}; without: all")
+    parser.add_argument("--nodes", type=int, default=1, help="how many nodes split the model (default 1)")
+    parser.add_argument("--url", help="ask this API, which serves pippin-demo, instead of starting nodes")
+    parser.add_argument(
+        "--environments", type=Path, help="keep the clients' environments here, and use those there are"
+    )
+    options = parser.parse_args()
+    if unknown := set(options.clients) - set(folders):
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-clients-")))
+        known = directory / "known.json"
+        command = [sys.executable, str(CLIENTS / "known.py"), str(MODEL_FILES)]
+        known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)
+        url = options.url or stack.enter_context(running_nodes(options.nodes, directory))
+        given = {"CLIENT_URL": url, "CLIENT_KNOWN": str(known), "CLIENT_MODEL_FILES": str(MODEL_FILES)}
+        failed = 0
+        for name in options.clients or folders:
+            environment = (options.environments or directory / "environments") / name
+            for result in check(name, folders[name], environment, given):
+                show(result)
+                failed += bool(result.failures)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
