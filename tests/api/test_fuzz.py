@@ -152,7 +152,7 @@ def test_bytes_around_http(served: Served, data: st.DataObject) -> None:
     answer = served.send(data.draw(raw_requests(path)))
     assert b"Traceback" not in answer
     if answer:
-        status = re.match(rb"HTTP/1\.[01] (\d{3}) ", answer)
+        status = re.match(rb"HTTP/\d\.\d (\d{3}) ", answer)
         assert status, answer
         assert int(status[1]) < 500, answer
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -163,4 +163,4 @@ def test_bytes_around_http(served: Served, data: st.DataObject) -> None:
 @given(st.binary(min_size=1, max_size=200))
 def test_bytes_that_are_no_http(served: Served, data: bytes) -> None:
     answer = served.send(data)
-    assert not answer or re.match(rb"HTTP/1\.[01] 4\d\d ", answer), answer
+    assert not answer or re.match(rb"HTTP/\d\.\d 4\d\d ", answer), answer
