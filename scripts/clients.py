@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "tests" / "clients"
 UV = str(ROOT / ".venv" / "bin" / "uv")
 MODEL_FILES = ROOT / "node" / "builtin" / "pippin-demo"
+STARTS = ("check", "package")
+"""Stems of the files that make a folder a client's."""
 START_S = 60.0
 INSTALL_S = 1200.0
 CHECK_S = 600.0
@@ -151,33 +153,42 @@ def show(result: Result) -> None:
         print(f"          {name}: {why[:300]}", flush=True)
 
 
-def main() -> None:
-    folders = {
-        file.parent.name: file.parent for file in sorted(CLIENTS.glob("*/*")) if file.stem in ("check", "package")
-    }
+def _options(clients: Collection[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(folders)}; without: all")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(clients)}; without: all")
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes split the model (default 1)")
     parser.add_argument("--url", help="ask this API, which serves pippin-demo, instead of starting nodes")
-    parser.add_argument(
-        "--environments", type=Path, help="keep the clients' environments here, and use those there are"
-    )
+    kept = "keep the clients' environments here, and use those there are"
+    parser.add_argument("--environments", type=Path, metavar="DIR", help=kept)
+    parser.add_argument("--org-ai", type=Path, metavar="DIR", help="run Emacs with the org-ai in this folder, too")
     options = parser.parse_args()
-    if unknown := set(options.clients) - set(folders):
+    if unknown := set(options.clients) - set(clients):
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-clients-")))
-        known = directory / "known.json"
-        command = [sys.executable, str(CLIENTS / "known.py"), str(MODEL_FILES)]
-        known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)
-        url = options.url or stack.enter_context(running_nodes(options.nodes, directory))
+    return options
+
+
+def results(options: argparse.Namespace, folders: dict[str, Path], directory: Path) -> Iterator[Result]:
+    """Of all checks, one after the other."""
+    known = directory / "known.json"
+    command = [sys.executable, str(CLIENTS / "known.py"), str(MODEL_FILES)]
+    known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)
+    with contextlib.nullcontext(options.url) if options.url else running_nodes(options.nodes, directory) as url:
         given = {"CLIENT_URL": url, "CLIENT_KNOWN": str(known), "CLIENT_MODEL_FILES": str(MODEL_FILES)}
-        failed = 0
         for name in options.clients or folders:
-            environment = (options.environments or directory / "environments") / name
-            for result in check(name, folders[name], environment, given):
-                show(result)
-                failed += bool(result.failures)
+            yield from check(name, folders[name], (options.environments or directory / "environments") / name, given)
+        if options.org_ai:
+            command = ["emacs", "--batch", "-L", str(options.org_ai), "-l", str(CLIENTS / "org_ai" / "check.el")]
+            yield _ask("org_ai in Emacs", str(options.org_ai), command, given)
+
+
+def main() -> None:
+    folders = {file.parent.name: file.parent for file in sorted(CLIENTS.glob("*/*")) if file.stem in STARTS}
+    options = _options(folders)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="pippin-clients-") as directory:
+        for result in results(options, folders, Path(directory)):
+            show(result)
+            failed += bool(result.failures)
     sys.exit(1 if failed else 0)
 
 
