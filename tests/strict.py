@@ -146,7 +146,7 @@ def check_answer(method: str, path: str, status: int, content_type: str, body: b
     path = path.partition("?")[0].removeprefix("/v1")
     if content_type.startswith("text/event-stream"):
         check_stream(path, body)
-    elif status >= 400 and method != "HEAD":
+    elif status >= 400 and method != "HEAD" and path != "/health":  # which tells how it is, well or not
         assert content_type.startswith("application/json"), content_type
         assert isinstance(json.loads(body), dict)
         strictly(_Error, json.loads(body))

@@ -221,7 +221,8 @@ def strict_trace() -> aiohttp.TraceConfig:
 
     async def read(_: aiohttp.ClientSession, context: Any, params: aiohttp.TraceResponseChunkReceivedParams) -> None:
         response = context.response
-        check_answer(params.method, params.url.path, response.status, response.content_type, params.chunk)
+        rest = params.chunk.removeprefix(b"\n")  # the test may have read the first line, a comment, by itself
+        check_answer(params.method, params.url.path, response.status, response.content_type, rest)
 
     trace.on_request_end.append(begun)
     trace.on_response_chunk_received.append(read)
