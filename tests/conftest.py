@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 # Machines may be slow and busy, and a slow draw is no defect. `--hypothesis-profile long` searches far longer.
 hypothesis.settings.register_profile("short", deadline=None, suppress_health_check=hypothesis.HealthCheck)
-hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=10_000)
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=3_000)
 hypothesis.settings.load_profile("short")
 
 _shown: list["Node"] = []

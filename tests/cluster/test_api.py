@@ -249,11 +249,13 @@ def test_legacy_logprobs_and_echo(node: Node) -> None:
 
 def test_a_busy_node_answers_the_small_questions_at_once(node: Node) -> None:
     def ask(_: int) -> str:
-        return node.streamed(COUNT, max_tokens=150, ignore_eos=True)
+        return node.streamed(COUNT, max_tokens=300, ignore_eos=True)
 
     with ThreadPoolExecutor(16) as pool:
         streams = [pool.submit(ask, number) for number in range(16)]
         until(lambda: node.running() > 8, 10, "the streams run")
+        assert node.chat("Hello", max_tokens=3).status == 200
+        assert not any(stream.done() for stream in streams), "a short request waits for no long one"
         slowest = 0.0
         while not all(stream.done() for stream in streams):
             for path in ("/health", "/v1/models"):
