@@ -141,9 +141,10 @@ def _ask(name: str, told: str, command: list[str], given: dict[str, str]) -> Res
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CHECK_S, check=False)
     verdicts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     failures = {verdict["check"]: verdict["why"] for verdict in verdicts if verdict["why"]}
+    passed = len(verdicts) - len(failures)
     if not verdicts or (done.returncode and not failures):
         failures["start"] = done.stderr[-1000:]
-    return Result(name, told, len(verdicts) - len(failures), failures)
+    return Result(name, told, passed, failures)
 
 
 def show(result: Result) -> None:
