@@ -126,7 +126,6 @@ def test_bodies_around_the_schema(served: Served, data: st.DataObject) -> None:
     served.ask("POST", path, written(data.draw(bodies(path))))
 
 
-@more
 @given(st.data())
 def test_bodies_around_json(served: Served, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(endpoints(served)))
