@@ -1,15 +1,18 @@
 """The HTTP server of a node: one listening port on each of its addresses."""
 
+import asyncio
 import errno
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from api.drain import DRAIN
+from api.errors import error_object
 from node.core.errors import PortTaken
 
 CLOSE_S = 1.0
@@ -29,24 +32,48 @@ class ApiServer:
             port = self._sockets[0].getsockname()[1]
         self.port = port
         self._runner: web.AppRunner | None = None
+        self._listening: list[asyncio.Server] = []
 
     async def start(self, app: web.Application) -> None:
         # A client that hangs up cancels its handler, and so its session, at once.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=_HttpLog(log, {}))
+        self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
+        assert self._runner.server
+        loop = asyncio.get_running_loop()
+        logs: dict[str, Any] = {"access_log": None, "logger": _HttpLog(log, {})}
+        protocol = partial(_Protocol, self._runner.server, loop=loop, **logs)
         for each in self._sockets:
-            await web.SockSite(self._runner, each).start()
+            self._listening.append(await loop.create_server(protocol, sock=each))
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new requests, which a closed port would not tell from a crash; wait for the answers under way."""
         if self._runner is None:
             return
         await self._runner.app[DRAIN].finish(drain_s)
-        for site in list(self._runner.sites):
-            await site.stop()
+        for server in self._listening:
+            server.close()
         if self._runner.server:
             await self._runner.server.shutdown(CLOSE_S)
         await self._runner.cleanup()
+
+
+class _Protocol(web.RequestHandler):
+    """aiohttp's side of a connection. What it refuses by itself, as no request can be made of it, is told as all else."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
+        said = f"This is no HTTP request that can be read: {(message or 'it is odd').splitlines()[0].rstrip(':')}."
+        response = web.json_response(
+            error_object(status, said if status < 500 else "The server failed."), status=status
+        )
+        response.force_close()
+        return response
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
