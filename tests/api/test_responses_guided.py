@@ -7,9 +7,9 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from node.engine.grammar import call_head
-from tests.strict import strictly
 from tests.api.families import FAMILIES, make
 from tests.api.test_responses import MODEL, ask, events_of, kinds
+from tests.strict import strictly
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "Weather", "parameters": CITY}

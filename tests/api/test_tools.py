@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from node.engine.grammar import call_head
 from tests.api.families import FAMILIES, HARMONY, make
-from tests.api.test_chat import MODEL, USER, strictly
+from tests.api.test_chat import MODEL, USER
+from tests.strict import strictly
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "<|end|> Weather", "parameters": CITY}}

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.conftest import DIALOG, MODEL, PROMPTS, ROOT, Cluster, Node, chat_body, until
