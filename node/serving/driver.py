@@ -2,21 +2,19 @@
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from node.core.clock import now
-from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, StaleFence, error_from, told
+from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, error_from, told
 from node.core.evaluation import EvaluateRequest, Evaluation, Findings, Question
 from node.core.frames import CacheOp, Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
-from node.engine.sampling import History, Sampled
-from node.rpc.link import Link
+from node.engine.sampling import Sampled
+from node.serving.circuit import Circuit, InFlight
 from node.serving.limits import Limits
 from node.serving.onward import Onward
 from node.serving.rate import Rate
@@ -31,13 +29,6 @@ RESTART_WINDOW_S = 15.0
 RESTART_DELAY_S = 0.3
 RESTART_ONCE_S = 0.2
 """The same when another ring is ready to take them: one fresh start mends a link that was reset; more are in the way."""
-
-
-@dataclass(slots=True)
-class _InFlight:
-    step: Step
-    seq: int
-    begun_at: float
 
 
 class Driver:
@@ -61,7 +52,7 @@ class Driver:
         self._step_timeout = step_timeout_s
         self._compute = compute
         self._runner = runner
-        self._onward = onward  # None: the ring is this node alone
+        self._circuit = Circuit(ring, onward, self._break)
         self._elsewhere = elsewhere
         self._scheduler = Scheduler(
             limits,
@@ -71,12 +62,7 @@ class Driver:
             trimmable=runner.trimmable,
         )
         self._wake = asyncio.Event()
-        self._in_flight: deque[_InFlight] = deque()
         self._landed_at = 0.0
-        self._sending = asyncio.Lock()  # frames leave in the order of their numbers, one at a time
-        self._link: Link | None = None
-        self._run = time.time_ns()  # above those of this ring's driver before a restart of its node
-        self._seq = 0
         self._broken: PippinError | None = None
         self._broken_since = 0.0
         self._closed: PippinError | None = None
@@ -151,8 +137,7 @@ class Driver:
         for session in self._scheduler.sessions():
             self._fail(session, reason)
         self._wake.set()
-        if self._link:
-            self._link.close()
+        self._circuit.cut()
         await self._compute.run(self._runner.reset)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -172,7 +157,7 @@ class Driver:
                 self._break(told(error))
 
     async def _send_all(self) -> None:
-        while not self._broken and not self._closed and len(self._in_flight) < len(self._ring.stages):
+        while not (self._broken or self._closed or self._circuit.full):
             if step := self._scheduler.next():
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
@@ -182,33 +167,22 @@ class Driver:
 
     async def _send(self, step: Step) -> None:
         frame = replace(
-            self._frame(step.ops),
+            self._circuit.frame(step.ops),
             lane=step.lane,
             sampled=step.samples,
             every=bool(step.readings),
             lengths=step.lengths,
         )
         begun_at = now()
-        if self._onward is None:
+        if self._circuit.alone:
             await self._run_alone(step, frame, begun_at)
             return
-        link = self._link = self._link or self._onward.open(self._break)
+        self._circuit.open()
         try:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
-        await self._post(link, frame, step, begun_at)
-
-    async def _post(self, link: Link, frame: Frame, step: Step | None, begun_at: float = 0.0) -> None:
-        """Number a frame and send it, unless the ring broke meanwhile: then all sessions have been rewound."""
-        async with self._sending:
-            if self._broken or link is not self._link or frame.run != self._run:
-                return
-            frame = replace(frame, seq=self._seq)
-            self._seq += 1
-            if step:
-                self._in_flight.append(_InFlight(step, frame.seq, begun_at or now()))
-            await link.send(frame)
+        await self._circuit.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         results: Sequence[Sampled | Findings]
@@ -223,14 +197,9 @@ class Driver:
             self._landed(step, results, now() - begun_at)
 
     async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
-        frame = self._frame(ops)
+        frame = self._circuit.frame(ops)
         await self._compute.run(self._runner.apply, ops)
-        if self._link:
-            await self._post(self._link, frame, None)
-
-    def _frame(self, ops: tuple[CacheOp, ...]) -> Frame:
-        """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops)
+        await self._circuit.send(frame)
 
     # --- what comes back --------------------------------------------------------------------------------------------
 
@@ -241,19 +210,17 @@ class Driver:
             await self._take(frame)
 
     async def _take(self, frame: Frame) -> None:
-        if frame.fence != self._ring.fence:
-            raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, of {self._ring.fence}.")
-        if frame.run != self._run or self._broken:
-            return  # a leftover from before the fresh start
+        if not self._circuit.is_current(frame):
+            return
         self._broken_since = 0.0
-        due = self._due(frame) if frame.lane is not None else None
+        due = self._circuit.due(frame) if frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(due.step if due else None, error)
         elif due:
             await self._finish_step(due, frame)
 
-    async def _finish_step(self, due: _InFlight, frame: Frame) -> None:
+    async def _finish_step(self, due: InFlight, frame: Frame) -> None:
         # From when it had the ring to itself: so long it held up what came behind it.
         present = now()
         seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
@@ -266,24 +233,17 @@ class Driver:
                 go_on = self._scheduler.goes_on(step)
                 results, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
         except PippinError as error:
-            if frame.run == self._run:
+            if self._circuit.is_current(frame):
                 self._fail_step(step, error)
             return
-        if frame.run != self._run or self._broken:
+        if not self._circuit.is_current(frame):
             return
         self._landed(step, results, seconds)
-        if onward and self._link:
+        if onward:
             try:
-                await self._post(self._link, onward, self._scheduler.go_on(step))
+                await self._circuit.send(onward, self._scheduler.go_on(step))
             except PippinError as error:
                 self._break(error)
-
-    def _due(self, frame: Frame) -> _InFlight:
-        """The step that the frame is the result of. Raises BadRequest, which ends the link, when another one is due."""
-        due = self._in_flight[0] if self._in_flight else None
-        if due is None or (due.seq, due.step.lane) != (frame.seq, frame.lane):
-            raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
-        return self._in_flight.popleft()
 
     def _landed(self, step: Step, results: Sequence[Sampled | Findings], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
@@ -343,10 +303,7 @@ class Driver:
         log.warning("ring %s broke: %s", self._ring.id, reason)
         self._broken = reason
         self._broken_since = self._broken_since or now()
-        if self._link:
-            self._link.close()
-            self._link = None
-        self._in_flight.clear()
+        self._circuit.cut()
         self._scheduler.rewind()
         self._wake.set()
 
@@ -364,8 +321,7 @@ class Driver:
         await asyncio.sleep(RESTART_DELAY_S)
         if self._closed:
             return  # the stage may be another ring's by now
-        self._run += 1
-        self._seq = 0
+        self._circuit.renew()
         await self._compute.run(self._runner.reset)
         self._broken = None
 
@@ -373,23 +329,15 @@ class Driver:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while not self._closed:
             await asyncio.sleep(WATCH_S)
-            if self._in_flight and now() - self._in_flight[0].begun_at > self._step_timeout:
+            if self._circuit.waited_s > self._step_timeout:
                 self._break(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
 
 
 def _draws(step: Step) -> list[Draw]:
     """One for each row, of a session that may be gone by now; none when the step yields no tokens."""
-    return [_draw(seat.session) for seat in step.rows] if step.samples else []
+    return [seat.session.draw() for seat in step.rows] if step.samples else []
 
 
 def _questions(step: Step) -> list[Question]:
     """One for each row of a step of texts that are evaluated."""
     return [reading.question(len(tokens)) for reading, tokens in zip(step.readings, step.tokens, strict=True)]
-
-
-def _draw(session: Session) -> Draw:
-    sampling, prompt = session.request.sampling, len(session.request.prompt)
-    history = History()
-    if sampling.penalizes or session.constraint:
-        history = History(session.tokens[:prompt] if sampling.penalizes else (), session.tokens[prompt:])
-    return Draw(sampling, session.generated, history, session.ends_with, session.constraint)

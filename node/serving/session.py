@@ -7,6 +7,8 @@ from node.core.errors import PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.engine.constraint import Constraint
+from node.engine.runner import Draw
+from node.engine.sampling import History
 from node.serving.reading import Reading
 
 HEADROOM = 64
@@ -54,6 +56,14 @@ class Session:
     def ends_with(self, token: int) -> bool:
         """Whether this token, as the next one, is the last."""
         return token in self.request.stop_tokens or self.generated + 1 >= self.request.max_tokens
+
+    def draw(self) -> Draw:
+        """What sampling needs for the next token."""
+        sampling, prompt = self.request.sampling, len(self.request.prompt)
+        history = History()
+        if sampling.penalizes or self.constraint:
+            history = History(self.tokens[:prompt] if sampling.penalizes else (), self.tokens[prompt:])
+        return Draw(sampling, self.generated, history, self.ends_with, self.constraint)
 
     def accept(self, token: int) -> TokenEvent:
         """Append a sampled token; tells whether it was the last."""
