@@ -99,8 +99,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         status, body = error.status, error_object(error.status, _sentence(request, error))
         if hdrs.ALLOW in error.headers:
             headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-    except ConnectionError:
-        raise  # there is nobody left to tell
+    except ConnectionError:  # there is nobody left to tell; raised, it would be logged as a failure of the server's
+        gone: EventStream | None = request.get(STREAM)
+        return gone.response if gone else web.Response()
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         status, body = 500, error_object(500, "The server failed. Its log says why.", code="internal_error")

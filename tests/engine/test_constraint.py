@@ -69,7 +69,15 @@ def driving(directory, tokenizer):
         compute.start()
         stage = await compute.run(load_stage, directory, 0, 2)
         ring = Ring("ring", "random", (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1))
-        driver = Driver(ring, Limits(CONTEXT, 8, 64, 16, 128), compute, Runner(stage, directory), None, lambda: False)
+        driver = Driver(
+            ring,
+            Limits(CONTEXT, 8, 64, 16, 128),
+            compute,
+            Runner(stage, directory),
+            None,
+            lambda: False,
+            step_timeout_s=60,
+        )
         task = asyncio.create_task(driver.run())
 
         async def ask(grammar, *, max_tokens=400, resume=(), **sampling):

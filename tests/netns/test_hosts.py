@@ -73,12 +73,12 @@ def test_the_drivers_cable_is_pulled(cluster: Cluster, hosts: list[Host], stock:
 
 
 def test_a_cable_is_out_for_long(cluster: Cluster, hosts: list[Host], stock: dict[str, str]) -> None:
-    """Of a node that is not head: it comes back as the head of a higher term, with a ring that it drives."""
+    """Of a node that is not head: it comes back as the head of a higher term."""
     ring = holders(cluster)
     head = cluster.head(cluster.ready(*cluster.nodes))
     lost = next(node for node in ring if node is not head)
     through_a_cut(cluster, hosts, stock, lost, LOOKS_S + 1)
-    assert holders(cluster)[0] is lost
+    assert cluster.head(cluster.ready(*cluster.nodes)) is lost
     began = time.monotonic()
     while time.monotonic() < began + LOOKS_S + 1:  # meanwhile it finds its address again
         for node in cluster.nodes:
