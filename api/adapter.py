@@ -8,7 +8,14 @@ from pydantic_core import PydanticCustomError
 
 from api.message import Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tools"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tools",
+    "function": "tools",
+}
 """Whose texts are used for a role; koboldcpp calls those of tool results `tools`."""
 
 

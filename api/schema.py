@@ -211,7 +211,8 @@ class ChatRequest(GenerationRequest):
     def _adapter_has_text_only(self) -> Self:
         if self.adapter is None:
             return self
-        if self.tools or self.functions or any(message.tool_calls for message in self.messages):
+        called = any(message.tool_calls or message.function_call for message in self.messages)
+        if self.tools or self.functions or called:
             raise BadRequest("An 'adapter' has no way to write tools and their calls.", param="adapter")
         self.stop = [*self.stop, *self.adapter.stops]
         return self

@@ -110,14 +110,26 @@ async def test_bad_adapters(server, adapter, param):
     assert response.error["param"] == param
 
 
-async def test_no_tools_beside_an_adapter(server):
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+@pytest.mark.parametrize("role", ["tool", "function"])
+async def test_results_have_the_texts_of_tools(server, encode, role):
+    result = {"role": role, "name": "f", "tool_call_id": "c", "content": "42"}
+    request = await asked(server, {"tools": {"start": "<|user|>", "end": "<|end|>"}}, [result])
+    assert request.prompt == encode("<|user|>42<|end|>")
+
+
+CALL = {"name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    "calls", [{"tool_calls": [{"id": "c", "type": "function", "function": CALL}]}, {"function_call": CALL}]
+)
+async def test_no_tools_beside_an_adapter(server, calls):
     response = await server.post(
         "/v1/chat/completions",
         {
             "model": "pippin/demo",
             "adapter": CHATML,
-            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}],
+            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", **calls}],
         },
     )
     assert (response.status, response.error["param"]) == (400, "adapter")
