@@ -188,7 +188,7 @@ class ChatRequest(GenerationRequest):
     @property
     def tool_use(self) -> ToolUse:
         """Raises BadRequest."""
-        if self.functions and not self.tools:
+        if (self.functions or self.function_call) and not self.tools:
             return tool_use(self.functions, self.function_call, many=False, legacy=True)
         tools = [tool.function for tool in self.tools]
         return tool_use(tools, self.tool_choice, many=self.parallel_tool_calls, legacy=False)

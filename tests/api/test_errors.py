@@ -116,6 +116,7 @@ def json_schema(schema, **more):
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"functions": [{"name": 5}]}, "functions[0].name"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "g"}}, "function_call"),
         ({"stream_options": 5}, "stream_options"),
         ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
