@@ -49,7 +49,11 @@ def create_app(
     app[DRAIN] = drain
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(_number)
-    post, get = partial(_post, app.router), app.router.add_get
+    # Left to itself, aiohttp asks for a body, or refuses an expectation, before any middleware runs.
+    post, get, delete = (
+        partial(add, expect_handler=leave_to_gate)
+        for add in (app.router.add_post, app.router.add_get, app.router.add_delete)
+    )
     responses = Responses(gateway, Background(gateway.backend, drain))
     app.on_cleanup.append(responses.end)
     for prefix in ("/v1", ""):
@@ -60,7 +64,7 @@ def create_app(
         get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
         post(f"{prefix}/responses", responses.create)
         get(f"{prefix}/responses/{{id}}", responses.show)
-        app.router.add_delete(f"{prefix}/responses/{{id}}", responses.delete)
+        delete(f"{prefix}/responses/{{id}}", responses.delete)
         post(f"{prefix}/responses/{{id}}/cancel", responses.cancel)
         get(f"{prefix}/responses/{{id}}/input_items", responses.input_items)
     get("/health", partial(admin.health, gateway))
@@ -70,10 +74,6 @@ def create_app(
     post("/cluster/nodes/{node}/drain", partial(admin.drain, gateway))
     post("/cluster/nodes/{node}/undrain", partial(admin.undrain, gateway))
     return app
-
-
-def _post(router: web.UrlDispatcher, path: str, handler: Handler) -> None:
-    router.add_post(path, handler, expect_handler=leave_to_gate)
 
 
 async def _number(_request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -28,7 +28,7 @@ def gate(cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware
 
 
 async def leave_to_gate(_request: web.Request) -> None:
-    """Left to itself, aiohttp asks for the body before any middleware runs."""
+    """In place of what aiohttp does with `Expect`."""
 
 
 async def _ask_for_body(request: web.Request) -> None:

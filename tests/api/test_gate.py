@@ -127,12 +127,24 @@ async def test_a_chunked_body_that_is_too_large(serve):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
-async def test_another_expectation(server):
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/completions"), ("DELETE", "/v1/responses/x")])
+async def test_another_expectation(server, method, path):
     answer = await server.raw(
-        request_bytes("/v1/completions", b"{}", "Content-Length: 2", "Expect: tea", "Connection: close")
+        request_bytes(path, b"{}", "Content-Length: 2", "Expect: tea", "Connection: close", method=method)
     )
     assert answer.startswith(b"HTTP/1.1 417 ")
     assert "tea" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+async def test_a_body_is_asked_for_once(server):
+    head = ("Content-Length: 2", "Expect: 100-continue", "Connection: close")
+    answer = await server.raw(request_bytes("/v1/responses/x", b"{}", *head, method="DELETE"))
+    assert answer.count(b"HTTP/1.1 100 Continue") == 1
+
+
+async def test_an_expectation_without_a_body_is_ignored(server):
+    answer = await server.raw(request_bytes("/v1/models", b"", "Expect: tea", "Connection: close", method="GET"))
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 # --- the end of a node ---
