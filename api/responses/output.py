@@ -31,6 +31,10 @@ class Output:
     _usage: Json | None = None
     _error: Json | None = None
 
+    @property
+    def ended(self) -> bool:
+        return self._status != "in_progress"
+
     # --- what happens; each gives the events that tell of it ------------------------------------------------------------
 
     def begin(self) -> Iterator[Json]:

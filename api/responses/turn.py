@@ -54,11 +54,16 @@ class Turn:
         return events
 
     def fail(self, error: PippinError) -> list[Json]:
+        """What goes wrong after the end changes nothing; nor does a late `cancel`."""
+        if self.output.ended:
+            return []
         events = list(self.output.fail(_code(error), str(error)))
         self._keep()
         return events
 
     def cancel(self) -> None:
+        if self.output.ended:
+            return
         self.output.cancel()
         self._keep()
 

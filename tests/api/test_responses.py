@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import openai
 import pytest
@@ -388,6 +389,32 @@ async def test_a_cancelled_response_frees_its_place(server):
         assert strictly(Response, answer.json).status == "cancelled"
         assert server.backend.running == 0
     assert (await get(server, begun["id"]))["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("error", [None, PippinError("The stage would not let go.")])
+async def test_what_comes_after_the_end_changes_nothing(server, error):
+    generate, over, leave = server.backend.generate, asyncio.Event(), asyncio.Event()
+
+    async def generate_and_linger(request):
+        try:
+            async with aclosing(generate(request)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            over.set()
+            await leave.wait()
+            raise error
+
+    server.backend.generate = generate_and_linger
+    begun = (await ask(server, background=True)).json
+    await over.wait()
+    if error:
+        leave.set()
+        await ended(server, begun["id"])
+    else:
+        await server.post(f"/v1/responses/{begun['id']}/cancel")
+    response = await ended(server, begun["id"])
+    assert (response.status, response.output_text) == ("completed", "Hello there!")
 
 
 async def test_a_deleted_response_frees_its_place(server):
