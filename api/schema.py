@@ -168,7 +168,7 @@ class ChatRequest(GenerationRequest):
     modalities: list[str] = ["text"]
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = {}
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     adapter: Adapter | None = None
 
     @property

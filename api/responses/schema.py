@@ -22,6 +22,11 @@ LOGPROBS = "message.output_text.logprobs"
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any) -> Any:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
 
 class Format(_Strict):
     """How the answer is written; `json_schema` has its name and schema right here."""

@@ -508,6 +508,28 @@ async def test_unknown_models_and_unknown_parameters(server):
     assert (await ask(server, **harmless)).status == 200
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": {"format": None, "verbosity": None}},
+        {"text": {"format": {"type": "text", "name": None, "strict": None}}},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"temperature": None, "store": None, "tools": None, "metadata": None, "include": None},
+    ],
+)
+async def test_null_means_not_given(server, body):
+    answer = await ask(server, **body)
+    assert answer.status == 200, answer.body
+    given = strictly(Response, answer.json)
+    assert (given.text.format.type, given.text.verbosity, given.temperature) == ("text", "medium", 1)
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+async def test_efforts_are_those_of_openai(server, effort):
+    assert (await ask(server, reasoning={"effort": effort})).json["reasoning"]["effort"] == effort
+    assert (await server.chat(reasoning_effort=effort)).status == 200
+
+
 # --- what a model that thinks and calls would give ---
 
 
