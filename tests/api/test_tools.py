@@ -86,6 +86,30 @@ async def test_arguments_of_demanded_calls_are_streamed_in_pieces(server):
     assert len(chunks) > 6
 
 
+async def test_each_choice_has_calls_of_its_own(server):
+    """And neither a stop string nor log-probabilities, which are of the content, have to do with them."""
+    server.backend.say(CALLS[0]["arguments"])
+    asked = {**TOOLS, "tool_choice": NAMED, "n": 2, "stop": ["Rom"], "logprobs": True}
+    plain = (await server.chat(**asked)).json
+    strictly(ChatCompletion, plain)
+    calls = [call for choice in plain["choices"] for call in choice["message"]["tool_calls"]]
+    assert without_ids(calls) == [CALLS[0], CALLS[0]]
+    assert [choice["logprobs"]["content"] for choice in plain["choices"]] == [[], []]
+    *chunks, last = (await server.chat(**asked, stream=True, stream_options={"include_usage": True})).events
+    assert (last["choices"], last["usage"]) == ([], plain["usage"])
+    for index in range(2):
+        own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert without_ids(joined(own)) == CALLS[:1]
+        assert own[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_stop_string_ends_a_format(server):
+    server.backend.say('{"city": "Rom"}')
+    for stop, content in (("Ro", '{"city": "'), ('m"', '{"city": "Ro'), ("nowhere", '{"city": "Rom"}')):
+        (choice,) = (await server.chat(response_format=FORMAT, stop=stop)).json["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (content, "stop")
+
+
 async def test_text_beside_a_call(server):
     server.backend.say(f"I look.<tool_call>{call(**CALLS[1])}</tool_call>")
     (choice,) = (await server.chat(**TOOLS)).json["choices"]
