@@ -153,7 +153,7 @@ class Output:
             "temperature": body.temperature,
             "text": {"format": body.text.format.told(), "verbosity": body.text.verbosity},
             "tool_choice": body.tool_choice,
-            "tools": [{"parameters": None, "strict": True, **tool} for tool in body.tools],
+            "tools": [{"parameters": None, "strict": False, **tool} for tool in body.tools],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": "disabled",

@@ -13,7 +13,7 @@ from tests.strict import strictly
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "Weather", "parameters": CITY}
-NOW = {"type": "function", "name": "now"}
+NOW = {"type": "function", "name": "now", "strict": True}
 ROME = '{"city": "Rom"}'
 FORMAT = {"format": {"type": "json_schema", "name": "city", "strict": True, "schema": CITY}}
 
@@ -43,7 +43,7 @@ async def test_calls_plain_and_streamed(server, choice, text, names):
     assert [getattr(item, "name", item.type) for item in plain.output] == (names or ["now", "weather"])
     assert plain.output[-1].arguments == ROME
     assert plain.output[-1].call_id.startswith("call_")
-    assert [tool.name for tool in plain.tools] == ["weather", "now"]
+    assert [(tool.name, tool.strict) for tool in plain.tools] == [("weather", False), ("now", True)]
     assert plain.status == "completed"
 
     events = events_of(await ask(server, **body, stream=True))
