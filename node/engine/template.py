@@ -8,7 +8,10 @@ template sees it. In what the template gives back, a wrapped one is a person's t
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
+
+from node.core.errors import BadRequest
 
 BLANK_RUN = re.compile(r"\s*")
 PRIVATE_USE = range(0x100000, 0x10FFFE)
@@ -33,12 +36,14 @@ class Marks:
     """Two characters that occur nowhere in a request, and the control strings that they wrap."""
 
     def __init__(self, controls: Iterable[ControlString], request: Any) -> None:
-        """`request` is all that the template will be given, as JSON values."""
+        """`request` is all that the template will be given, as JSON values. Raises BadRequest if it leaves no character."""
         longest_first = sorted(controls, key=lambda control: len(control.text), reverse=True)
         self._controls = {control.text: control for control in longest_first}
         taken = set(json.dumps(request, ensure_ascii=False))
-        free = (chr(code) for code in PRIVATE_USE if chr(code) not in taken)
-        self._open, self._close = next(free), next(free)
+        free = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in taken), 2))
+        if len(free) < 2:
+            raise BadRequest("The messages have all characters of Unicode's last private-use area.", param="messages")
+        self._open, self._close = free
         # Longest first: a control string may begin with another.
         self._any_control = re.compile("|".join(map(re.escape, self._controls)) or "(?!)")
 

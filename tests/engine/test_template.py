@@ -1,9 +1,11 @@
 """Control strings inside messages are told from the template's own."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.engine.template import ControlString, Marks, Segment
+from node.core.errors import BadRequest
+from node.engine.template import PRIVATE_USE, ControlString, Marks, Segment
 
 CONTROLS = [ControlString("<|a|>"), ControlString("<|a|>b"), ControlString("<e>", lstrip=True, rstrip=True)]
 texts = st.lists(st.sampled_from(["<|a|>", "<|a|>b", "<e>", "x", " ", "<|", "|>", "\U00100000", "日"]), max_size=6).map(
@@ -63,6 +65,14 @@ def test_a_template_may_split_a_text_at_a_wrapped_string():
         Segment("<e>", typed=False),
     ]
     assert list(marks.segments(f"<|a|>{thought}<e>"))[-1] == Segment("<e>", typed=False)
+
+
+def test_a_request_that_leaves_no_character_for_marks():
+    used = [chr(code) for code in PRIVATE_USE]
+    marks = Marks(CONTROLS, used[:-2])
+    assert marks.wrap("<e>") == f"{used[-2]}<e>{used[-1]}"
+    with pytest.raises(BadRequest):
+        Marks(CONTROLS, used[:-1])
 
 
 def test_a_mark_cut_apart_by_a_template_does_not_join_into_control():
