@@ -29,7 +29,11 @@ class Metrics:
             "pippin_http_requests", "Requests answered", ["route", "method", "status"], registry=registry
         )
         self.duration = Histogram(
-            "pippin_http_request_seconds", "Until the last byte", ["route"], buckets=SECONDS, registry=registry
+            "pippin_http_request_seconds",
+            "Until the answer was made, or the last event sent",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.first_token = Histogram(
             "pippin_first_token_seconds",

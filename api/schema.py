@@ -21,6 +21,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_INPUTS = 2048
 """Texts to embed in one request, as OpenAI bounds it."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -168,7 +169,7 @@ class ChatRequest(GenerationRequest):
     modalities: list[str] = ["text"]
     audio: Any = None
     chat_template_kwargs: dict[str, Any] = {}
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     adapter: Adapter | None = None
 
     @property

@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from api.errors import Unsupported
 from api.responses.items import Item, items_of
-from api.schema import MAX_INT
+from api.schema import MAX_INT, Effort
 from node.core.errors import BadRequest
 
 CHAT_PARAMETERS = (
@@ -53,7 +53,7 @@ class TextConfig(_Strict):
 
 
 class Reasoning(_Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 
