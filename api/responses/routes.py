@@ -1,7 +1,7 @@
 """/v1/responses: OpenAI's newer way to ask, in items and named events. Each request is asked as a chat."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,7 @@ class Responses:
         given = await read_object(request)
         body = parse(ResponseRequest, given)
         before = self.store.before(body.previous_response_id) if body.previous_response_id else None
-        new = tuple(self._resolved(index, item) for index, item in enumerate(body.input))
+        new = self._resolved(body.input)
         with _told_in_our_names():
             items = (*before.history, *new) if before else new
             chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
@@ -112,13 +112,13 @@ class Responses:
         running = self.background.find(response_id)
         return running.kept() if running else self.store.get(response_id)
 
-    def _resolved(self, index: int, item: Item) -> Item:
-        if item["type"] != "item_reference":
-            return item
-        found = self.store.item(item["id"])
-        if found is None:
-            raise BadRequest(f"Item with id '{item['id'][:80]}' not found.", param=f"input[{index}].id")
-        return found
+    def _resolved(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
+        found = self.store.items(named) if named else {}
+        for name, param in named.items():
+            if name not in found:
+                raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)
+        return tuple(found[item["id"]] if _is_reference(item) else item for item in items)
 
     async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         events, output = request[STREAM], turn.output
@@ -140,6 +140,10 @@ class Responses:
                     raise
                 await send(turn.fail(error))
         return events.response
+
+
+def _is_reference(item: Item) -> bool:
+    return bool(item["type"] == "item_reference")
 
 
 @contextmanager

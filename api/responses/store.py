@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,6 @@ class Store:
         self.get(response_id)
         self._bytes -= self._kept.pop(response_id).bytes
 
-    def item(self, item_id: str) -> Json | None:
-        """An input or output item of some response that is kept."""
-        found = (item for kept in reversed(self._kept.values()) for item in kept.history if item["id"] == item_id)
-        return next(found, None)
+    def items(self, ids: Container[str]) -> dict[str, Json]:
+        """Those of these input and output items that some response which is kept has, by id."""
+        return {item["id"]: item for kept in self._kept.values() for item in kept.history if item["id"] in ids}

@@ -328,8 +328,7 @@ def test_bytes_are_bounded_and_freed():
     for number in (7, 8, 9):
         store.delete(f"resp_{number}")
     store.add(kept(11, 2000))
-    assert store.item("msg_11") == kept(11, 2000).input[0]
-    assert store.item("msg_9") is None
+    assert store.items({"msg_9", "msg_11"}) == {"msg_11": kept(11, 2000).input[0]}
 
 
 def test_a_conversation_counts_as_a_whole():
