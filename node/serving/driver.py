@@ -212,7 +212,6 @@ class Driver:
     async def _take(self, frame: Frame) -> None:
         if not self._circuit.is_current(frame):
             return
-        self._broken_since = 0.0
         due = self._circuit.due(frame) if frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
@@ -257,6 +256,7 @@ class Driver:
                 self._rate.count(landed_at)
                 self._emit(seat, result)
         self._scheduler.landed(step, seconds)
+        self._broken_since = 0.0
 
     def _note(self, seat: Seat, findings: Findings) -> None:
         if seat.reading and (evaluation := seat.reading.add(findings)):
