@@ -21,6 +21,19 @@ HEAD_TOKENS = 64
 """Tokens of a prompt whose logits exist at a time: of a vocabulary of 150,000 they take 40 MB."""
 
 
+FAILURES = (
+    RuntimeError,
+    ValueError,
+    MemoryError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
+"""MLX: out of memory, shapes that do not fit. mlx-lm: whatever Python raises when a model meets what it does not know."""
+
+
 class StepFailed(PippinError):
     """MLX could not compute a step."""
 
@@ -196,6 +209,5 @@ class Runner:
 def _step() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, MemoryError, TypeError, LookupError, AttributeError) as error:
-        # MLX: out of memory, shapes that do not fit. mlx-lm: whatever Python raises when a model meets what it does not know.
+    except FAILURES as error:
         raise StepFailed(f"The step could not be computed: {error}") from error

@@ -1,0 +1,24 @@
+"""What goes wrong in a step ends as StepFailed, which fails the step's sessions and nobody else's."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.core.frames import Frame
+from node.core.types import Fence
+from node.engine.runner import Runner, StepFailed
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), AssertionError("Wrong type for input."), OverflowError(), KeyError(3)]
+)
+def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
+    def begin(*_: Any) -> None:
+        raise error
+
+    runner = Runner(SimpleNamespace(plan=SimpleNamespace(vocabulary=5), begin=begin), Path())
+    with pytest.raises(StepFailed) as failure:
+        runner.begin(Frame("r", Fence(1, 1), 1, 0, lane=0), [[1]])
+    assert failure.value.__cause__ is error
