@@ -47,7 +47,7 @@ class Lane:
 
     def arrive(self, seats: list[Seat], source: int) -> None:
         """Their prompts are done in lane `source`: they join with the next step."""
-        self.coming = [seat for seat in self.coming if seat not in seats]
+        self.coming = [seat for seat in self.coming if seat not in seats and not seat.gone]
         self.joining.append((seats, source))
 
     def prepare(self, ops: list[CacheOp], keep_as: KeepAs) -> None:

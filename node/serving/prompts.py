@@ -36,7 +36,7 @@ class Prompts:
 
     @property
     def ready(self) -> bool:
-        return not self.gone and any(seat.ahead for seat in self.seats)
+        return any(seat.ahead for seat in self.seats if not seat.gone)
 
     def takes(self, seat: Seat, most: int, *, pads: bool) -> bool:
         """Whether one more prompt can run in the same step: all of it, within `most` tokens with the padding.

@@ -1,0 +1,24 @@
+"""Lanes and the prompts on their way into one."""
+
+from node.core.generation import GenerateRequest
+from node.serving.lane import Lane
+from node.serving.prompts import Prompts
+from node.serving.session import Seat, Session
+
+
+def seat(**state: bool) -> Seat:
+    return Seat(Session(GenerateRequest("x", "m", (1, 2, 3), 5)), **state)
+
+
+def test_a_lane_forgets_who_hung_up_before_the_step_of_its_prompt() -> None:
+    stays, left = seat(), seat(gone=True)
+    lane = Lane(0, coming=[stays, left])
+    lane.arrive([stays], 7)
+    assert lane.coming == []
+    assert lane.seats() == [stays]
+
+
+def test_prompts_have_no_more_to_do_for_who_is_gone() -> None:
+    stays, left = seat(), seat(gone=True)
+    stays.sent = 3
+    assert not Prompts(7, Lane(0), [stays, left], 0).ready
