@@ -1,5 +1,7 @@
 """What MLX knows about the device it computes on."""
 
+import gc
+
 import mlx.core as mx
 
 
@@ -31,7 +33,8 @@ def wire_memory() -> None:
 
 
 def release_memory() -> None:
-    """Give back what MLX keeps for reuse, as after the last reference to a model's weights is gone."""
+    """Free the models that nobody holds any more, and give back what MLX would keep for reuse."""
+    gc.collect()  # a stage and its layers refer to each other, so their weights do not go by themselves
     mx.clear_cache()
 
 

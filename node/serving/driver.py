@@ -143,6 +143,13 @@ class Driver:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        """Until the driver is closed."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch(), name=f"watch of {self._ring.id}")
+            await self._drive()
+            watching.cancel()
+
+    async def _drive(self) -> None:
         """Send steps as long as there is one and the ring has room for it."""
         while not self._closed:
             await self._wake.wait()
@@ -182,7 +189,8 @@ class Driver:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
-        await self._circuit.send(frame, step, begun_at)
+        else:
+            await self._circuit.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         results: Sequence[Sampled | Findings]
@@ -325,9 +333,9 @@ class Driver:
         await self._compute.run(self._runner.reset)
         self._broken = None
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
-        while not self._closed:
+        while True:
             await asyncio.sleep(WATCH_S)
             if self._circuit.waited_s > self._step_timeout:
                 self._break(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))

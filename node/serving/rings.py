@@ -63,6 +63,7 @@ class Rings:
         self._parts: dict[str, Driver | Worker] = {}
         self._reports: dict[str, LoadReport] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
     # --- what others see --------------------------------------------------------------------------------------------
@@ -129,8 +130,7 @@ class Rings:
             self._loading.pop(ring_id).cancel()
         for ring_id in self._parts.keys() - wanted.keys():
             log.info("ring %s: left", ring_id)
-            part = self._parts.pop(ring_id)
-            await (part.close(RingLost(f"Ring {ring_id} was replaced.")) if isinstance(part, Driver) else part.close())
+            await self._leave(ring_id)
         for ring_id in self._reports.keys() - wanted.keys():
             del self._reports[ring_id]
         for shard in self._stages.keys() - set(wanted.values()):
@@ -138,6 +138,14 @@ class Rings:
             await self._compute.run(self._stages.pop(shard).clear)
             await self._compute.run(release_memory)
         self._agent.touch()
+
+    async def _leave(self, ring_id: str) -> None:
+        """Nobody holds on to the part afterwards, and so to the weights."""
+        part = self._parts.pop(ring_id)
+        await (part.close(RingLost(f"Ring {ring_id} was replaced.")) if isinstance(part, Driver) else part.close())
+        if driving := self._driving.pop(ring_id, None):
+            driving.cancel()
+            await asyncio.wait([driving])
 
     def _hold(self, ring: Ring) -> None:
         shard = self._shard(ring)
@@ -203,8 +211,7 @@ class Rings:
         driver = Driver(
             ring, limits, self._compute, runner, onward_of_many, elsewhere, step_timeout_s=self._step_timeout
         )
-        self._group.create_task(driver.run(), name=f"driver of {ring.id}")
-        self._group.create_task(driver.watch(), name=f"watch of {ring.id}")
+        self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 
     def _served_elsewhere(self, ring: Ring) -> bool:

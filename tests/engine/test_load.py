@@ -7,6 +7,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from node.core.errors import ModelBroken, ModelUnsupported
+from node.engine.device import release_memory
 from node.engine.load import load_stage
 from node.engine.plan import make_plan
 from tests.engine.configurations import BASE, CONFIGURATIONS
@@ -86,6 +87,16 @@ def test_a_stage_holds_its_own_weights_only(tmp_path):
     assert sum(parts) == total
     assert parts[1] == 2 * parts[2]
     assert parts[0] == parts[2] + sum(w.nbytes for name, w in weights.items() if ".layers." not in name)
+
+
+def test_a_stage_that_nobody_holds_gives_its_memory_back(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    release_memory()
+    before = mx.get_active_memory()
+    size = load_stage(directory, 0, BASE["num_hidden_layers"]).weight_bytes
+    assert mx.get_active_memory() >= before + size
+    release_memory()
+    assert mx.get_active_memory() < before + size // 10
 
 
 def test_progress_rises_to_one(tmp_path):
