@@ -213,6 +213,7 @@ class Gateway:
                 return await self._client.evaluate(self._driver_address(ring), ring.id, request)
             except (RingLost, PeerUnavailable, StaleFence) as error:
                 log.warning("request %s lost its ring: %s", request.id, error)
+                self._recoveries += 1
                 tries += 1
                 if tries >= FRUITLESS_TRIES:
                     raise
