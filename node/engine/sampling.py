@@ -1,8 +1,8 @@
 """Draws the next token of each row.
 
-The order of things, all in float32: penalties and bias change the logits; what a grammar forbids goes; temperature scales them; top_k, top_p and min_p
-restrict them, top_p and min_p looking at what is left; then a token is drawn. Log-probabilities are of the model's own
-distribution, before all of that.
+The order of things, all in float32: penalties and bias change the logits; what a grammar forbids goes; temperature
+scales them; top_k, top_p and min_p restrict them, top_p and min_p looking at what is left; then a token is drawn.
+Log-probabilities are of the model's own distribution, before all of that.
 
 Drawing adds Gumbel noise to the logits and takes the largest. The noise belongs to token ids, so tiny differences between
 machines in the logits change the outcome only where it was a near tie. It is made from (seed, position) alone.
@@ -78,7 +78,8 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
     order = mx.argsort(-values, axis=-1)
     best, values = mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
     mx.eval(chosen, best, values)
-    tops = [tuple(zip(_ints(ids), _floats(logs), strict=True)) for ids, logs in zip(best, values, strict=True)]
+    rows: Any = zip(best.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
+    tops = [tuple(zip(ids, logs, strict=True)) for ids, logs in rows]
     return [Sampled(*scored) for scored in zip(tokens, _floats(chosen), tops, strict=True)]
 
 
