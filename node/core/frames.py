@@ -102,9 +102,9 @@ class Frame:
     tokens: Tensor | None = None
     """int32 [rows, length]; only for architectures whose layers read them."""
     sampled: bool = False
-    """The driver draws from what comes back, which then is of each row's last token alone; else nothing comes back."""
+    """The driver draws from what comes back, which then is of each row's last token alone."""
     every: bool = False
-    """The driver needs what comes back of every token."""
+    """The driver needs what comes back of every token. With neither, nothing comes back but the frame itself."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None

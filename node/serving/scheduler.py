@@ -1,9 +1,9 @@
 """Decides what steps next: which sessions share a lane, whose prompt advances, and which caches are kept. Pure.
 
-Sessions wait in order of arrival until there is KV for them. Then their prompt is run in a lane of its own, in chunks, or
-together with others when they are short; such lanes take turns. Done, they join one of as many lanes as the ring has
-stages, where all rows step together. Between two chunks every lane steps once, and a chunk is no longer than streams
-may be held up.
+Sessions wait in order of arrival until there is KV for them; while enough long prompts are run, short ones go past the
+rest. Then their prompt is run in a lane of its own, in chunks, or together with others when they are short; such lanes
+take turns. Done, they join one of as many lanes as the ring has stages, where all rows step together. Between two chunks
+every lane steps once, and a chunk is no longer than streams may be held up.
 
 KV is accounted in tokens: the placement set aside `max_sessions` times the context. Sessions are charged for what their
 caches have allocated, a lane for its longest row times its rows; what is left holds the KV of finished sessions for
@@ -91,7 +91,7 @@ class Scheduler:
         return self._used() + self._prefixes.charged
 
     def sessions(self) -> list[Session]:
-        """Running and waiting, in the order in which they came."""
+        """Running, lane by lane, and waiting."""
         return [*(seat.session for lane in self._lanes for seat in lane.seats()), *self._waiting]
 
     def submit(self, session: Session) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
             self._waiting.remove(session)
 
     def rewind(self) -> None:
-        """All KV is lost: every session that had some starts again from its tokens, before those that wait."""
+        """All KV is lost: every session that had a place starts again from its tokens, before those that wait."""
         for seat in reversed([seat for lane in self._lanes for seat in lane.seats()]):
             self._wait_again(seat)
         self._lanes = deque(Lane(number) for number in range(len(self._lanes)))
