@@ -131,11 +131,13 @@ class Rings:
         for ring_id in self._parts.keys() - wanted.keys():
             log.info("ring %s: left", ring_id)
             await self._leave(ring_id)
-        for ring_id in self._reports.keys() - wanted.keys():
+        gone = self._reports.keys() - wanted.keys()
+        for ring_id in gone:
             del self._reports[ring_id]
         for shard in self._stages.keys() - set(wanted.values()):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-            await self._compute.run(self._stages.pop(shard).clear)
+            del self._stages[shard]
+        if gone:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run(release_memory)
         self._agent.touch()
 
