@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from node.cluster.placement import Rules, place
 from node.cluster.readiness import ready_rings
 from node.cluster.search import CONTEXTS, SESSIONS
-from node.control.agent import Agent
+from node.control.agent import MEET_S, Agent
 from node.control.handover import HandOver
 from node.control.specs import Specs
 from node.core.clock import now
@@ -25,10 +25,6 @@ RETRY_S = 15.0
 
 FORGET_S = 60.0
 """How long a model that somebody asked for and that can't be served stays in the status."""
-
-MEET_S = 3.0
-"""Nodes that find each other again after a partition all do so within this time of the first (a lost one is tried every
-2 s, for 1 s): a head that has just met one does not know yet that a model has no place."""
 
 
 @dataclass(slots=True)
@@ -95,7 +91,7 @@ class Head:
         self._agent.head_due.notify()
         await self._planned.wait()
         while refusal := self._refusal(model):
-            left = self._agent.joined_at + MEET_S - now()
+            left = self._agent.joined_at + MEET_S - now()  # more nodes may be about to come
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
             await self._agent.adopted.wait(left)
@@ -123,15 +119,17 @@ class Head:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        view, at = self._agent.view(), now()
-        current = view.placement
-        nodes = self._agent.alive()
-        self._update_wanted(nodes, current)
+        if self._agent.is_meeting():
+            return
+        at, nodes, current = now(), self._agent.alive(), self._agent.placement
+        standing = replace(current, rings=(*current.rings, *self._agent.found()))
+        view = replace(self._agent.view(), placement=standing)
+        self._update_wanted(nodes, standing)
         self._note_failed_loads(nodes, view)
-        if self._lacks_spec(current):
+        if self._lacks_spec(standing):
             return
         fence = Fence(self._agent.term, current.fence.epoch + 1)
-        standing = replace(current, rings=self._hand_over.remaining(view, at))
+        standing = replace(standing, rings=self._hand_over.remaining(view, at))
         plan = self._place(nodes, fence, standing)
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
@@ -148,7 +146,9 @@ class Head:
             self._wanted.setdefault(model, _Wanted(0.0))
         for model, wanted in self._wanted.items():
             wanted.preload = model in preload
-            if wanted.failure and wanted.retry_at < now():
+            # A node that came since may have the model's files.
+            is_new = wanted.spec is None and self._agent.joined_at > wanted.retry_at - RETRY_S
+            if wanted.failure and (is_new or wanted.retry_at < now()):
                 wanted.failure = None
             if not wanted.spec and not wanted.failure:
                 self._described(model, wanted)
