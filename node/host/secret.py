@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "PIPPIN_SECRET"
 SHORTEST = 16
-"""Bytes. Whoever sees an advert can try secrets at home, at a tenth of a second each: words are found, these are not."""
+"""Bytes. Whoever sees an advert can try secrets at home, at some 0.2 s each: words are found, these are not."""
 LONGEST = 4096
 """Bytes. A longer one is some other file, named by mistake."""
 
