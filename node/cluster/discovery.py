@@ -36,6 +36,8 @@ _LONGEST_NAME = 60
 """Characters: an advert has room for 255 bytes a value."""
 _MOST_REFUSED = 64
 """Shown at most: anybody on the network can invent adverts."""
+_MOST_HINTS = 256
+"""Remembered at most, for the same reason."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +62,10 @@ class Discovery:
         self._resolver: asyncio.Task[None] | None = None
         self._unresolved: asyncio.Queue[str] = asyncio.Queue()
         self._hints: dict[str, PeerHint] = {}
+        """All that was heard of, for telling the cluster's own machines from strangers."""
         self._name: AsyncServiceInfo | None = None
         self._naming = asyncio.Lock()
         """A name is served and dropped in the order of the calls, however soon they follow each other."""
-
-    @property
-    def hints(self) -> tuple[PeerHint, ...]:
-        """All that was heard of since the start, for trying again those that could not be reached."""
-        return tuple(self._hints.values())
 
     @property
     def refused(self) -> tuple[PeerView, ...]:
@@ -213,6 +211,8 @@ class Discovery:
         self._refused.pop(node, None)
         if addresses and advert.port:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
+            if len(self._hints) > _MOST_HINTS:
+                del self._hints[next(iter(self._hints))]
             self._on_hint(hint)
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:

@@ -64,19 +64,21 @@ class Contacts:
     # --- where nodes are ----------------------------------------------------------------------------------------------
 
     def hint(self, hint: PeerHint) -> None:
-        """A node may be found there; replaces what was known of it.
+        """A node may be found there; replaces what was known of it, but for the way that works.
 
         Loopback counts only where this node is on it, too: a machine whose cable is pulled advertises nothing else.
         """
-        self._learn(replace(hint, addresses=tuple(filter(self._may_call, hint.addresses))))
+        addresses = list(filter(self._may_call, hint.addresses))
+        known = self._hints.get(hint.id)
+        if known and known.grpc_port == hint.grpc_port and (way := self._topology.best(hint.id, now())):
+            addresses.insert(0, way.address)
+        self._learn(replace(hint, addresses=tuple(dict.fromkeys(addresses))))
 
     def advert(self, hint: PeerHint) -> None:
         """The same by word of mDNS, where anybody can say anything: it never takes away a way that works."""
-        known, way = self._hints.get(hint.id), self._topology.best(hint.id, now())
-        if known and way:
-            if hint.grpc_port != known.grpc_port:
-                return
-            hint = replace(hint, addresses=tuple(dict.fromkeys((way.address, *hint.addresses))))
+        known = self._hints.get(hint.id)
+        if known and known.grpc_port != hint.grpc_port and self._topology.best(hint.id, now()):
+            return
         if not self._anywhere and not any(map(is_near, hint.addresses)):
             where = ", ".join(hint.addresses)
             log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
@@ -104,8 +106,10 @@ class Contacts:
         self._hinted.notify()
 
     def knows(self, hint: PeerHint) -> bool:
-        """Whether the node is known, at that port."""
-        return hint.id in self._hints and self._hints[hint.id].grpc_port == hint.grpc_port
+        """Whether the node is known, at that port and all of these addresses."""
+        known = self._hints.get(hint.id)
+        told = set(filter(self._may_call, hint.addresses))
+        return known is not None and known.grpc_port == hint.grpc_port and told <= set(known.addresses)
 
     def forget(self, node: str) -> None:
         self.hang_up(node)

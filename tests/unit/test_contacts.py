@@ -107,6 +107,23 @@ async def test_an_advert_does_not_take_away_a_way_that_works():
     assert known.address_of("peer") == "192.168.1.5:7001"
 
 
+async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
+    """Without mDNS nobody else tells."""
+    client = Client(["192.168.1.5:7001"])
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    moved = PeerHint("peer", ("192.168.1.6", "8.8.8.8"), 7001)
+    async with running(known):
+        await until(known.links)
+        assert not known.knows(moved)
+        known.hint(moved)
+        assert known.knows(moved)
+        assert known.hint_of("peer").addresses == ("192.168.1.5", "192.168.1.6")
+        client.answers = ["192.168.1.6:7001"]
+        known.hurry()
+        await until(lambda: "192.168.1.6:7001" in client.called)
+
+
 async def test_an_advert_moves_a_node_that_does_not_answer():
     known = contacts()
     known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
