@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelNotFound, PippinError
-from node.store.files import id_parts
+from node.store.files import id_parts, is_safe
 from node.store.names import canonical
 from node.store.weights import files_for, text_files, weight_map
 
@@ -109,7 +109,7 @@ class Catalogue:
         for root in self._roots:
             for config in sorted([*root.glob("*/config.json"), *root.glob("*/*/config.json")]):
                 parts = config.parent.relative_to(root).parts
-                if not any(part.startswith(".") for part in parts):
+                if all(map(is_safe, parts)):
                     yield "/".join(parts), config.parent
         for folder in sorted(self._hub_cache.glob("models--*")):
             model_id = folder.name.removeprefix("models--").replace("--", "/")

@@ -26,10 +26,11 @@ def is_small(name: str) -> bool:
 def id_parts(model_id: str) -> tuple[str, ...]:
     """`name` or `org/name` in parts that are safe as directory names. Ids come from the network."""
     parts = tuple(model_id.split("/"))
-    if len(parts) > 2 or not all(_safe(part) for part in parts):
+    if len(parts) > 2 or not all(is_safe(part) for part in parts):
         raise ModelNotFound(f"{model_id[:100]!r} is no model id.", hint="Write `name` or `org/name`.", param="model")
     return parts
 
 
-def _safe(part: str) -> bool:
+def is_safe(part: str) -> bool:
+    """Whether a part of a model's id can be a directory's name, and be told to peers."""
     return part.isprintable() and not part.startswith(".") and "\\" not in part and 0 < len(part.encode()) <= 255
