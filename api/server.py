@@ -45,11 +45,14 @@ class ApiServer:
         for each in self._sockets:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
-    async def stop(self, drain_s: float) -> None:
+    async def finish(self, limit_s: float) -> None:
         """Refuse new requests, which a closed port would not tell from a crash; wait for the answers under way."""
+        if self._runner:
+            await self._runner.app[DRAIN].finish(limit_s)
+
+    async def stop(self) -> None:
         if self._runner is None:
             return
-        await self._runner.app[DRAIN].finish(drain_s)
         for server in self._listening:
             server.close()
         if self._runner.server:

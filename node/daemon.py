@@ -198,7 +198,8 @@ class Daemon:
 
     async def _wind_down(self) -> None:
         self._agent.set_draining(True)
-        await asyncio.gather(self._api.stop(DRAIN_S), self._hand_over())
+        await asyncio.gather(self._api.finish(DRAIN_S), self._hand_over())
+        await self._api.stop()
 
     async def _hand_over(self) -> None:
         """Stay in the rings that answer somebody until other nodes have taken over, if there are any."""

@@ -62,7 +62,7 @@ class Served:
         self.paths = {resource.canonical for resource in app.router.resources()}
         self._ready.set()
         await self._end.wait()
-        await server.stop(0)
+        await server.stop()
 
     def ask(self, method: str, path: str, data: bytes) -> int:
         """The status of an answer that is as it should be, be it a refusal."""

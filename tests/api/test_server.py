@@ -11,11 +11,16 @@ from api.server import ApiServer
 
 
 @pytest.fixture
-async def port(backend):
+async def server(backend):
     server = ApiServer(["127.0.0.1"], 0)
     await server.start(create_app(backend))
-    yield server.port
-    await server.stop(1)
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def port(server):
+    return server.port
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,14 @@ async def test_who_speaks_no_http_leaves_no_traceback(port, noise, caplog):
     writer.close()
     await writer.wait_closed()
     assert caplog.text == ""
+
+
+async def test_what_comes_after_the_end_has_begun_is_told_so_until_the_node_is_gone(server):
+    await server.finish(1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+    writer.close()
+    await writer.wait_closed()
