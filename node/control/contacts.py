@@ -102,6 +102,9 @@ class Contacts:
             if silent is None:
                 return
             self.forget(silent)
+        known = self._hints.get(hint.id)
+        if known and known.grpc_port != hint.grpc_port:
+            self.hang_up(hint.id)  # a new process: of the one before, connections to nobody are left
         self._hints[hint.id] = hint
         self._hinted.notify()
 

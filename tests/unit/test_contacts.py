@@ -25,6 +25,7 @@ class Client:
     def __init__(self, answers=()):
         self.answers = answers
         self.called = []
+        self.dropped = []
         self.failure = PeerUnavailable("nobody there")
 
     async def exchange(self, peer, heartbeat, timeout_s):
@@ -43,7 +44,8 @@ class Client:
     async def disconnected(self, peer):
         await asyncio.Event().wait()
 
-    def drop(self, peer): ...
+    def drop(self, peer):
+        self.dropped.append(peer)
 
 
 def report(node):
@@ -122,6 +124,14 @@ async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
         client.answers = ["192.168.1.6:7001"]
         known.hurry()
         await until(lambda: "192.168.1.6:7001" in client.called)
+
+
+def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
+    client = Client()
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7005))
+    assert client.dropped == ["192.168.1.5:7001", "192.168.1.6:7001"]
 
 
 async def test_an_advert_moves_a_node_that_does_not_answer():
