@@ -40,9 +40,10 @@ def drain(
 
 
 def held(status: Json, name: str) -> str:
-    """In words; empty if it is drained."""
+    """In words; empty if it is drained, or was stopped and nothing is placed on it any more."""
     for node in status["nodes"]:
-        if name in (node["id"], node["name"]) and node["state"] != "drained":
+        is_done = node["state"] == "drained" or (node["state"] == "left" and not node["layers"])
+        if name in (node["id"], node["name"]) and not is_done:
             layers = [f"{each['start']}-{each['end'] - 1} of {each['model']}" for each in node["layers"]]
             return f"{node['name']} is {node['state']}" + (f" and holds layers {', '.join(layers)}" if layers else "")
     return ""

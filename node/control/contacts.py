@@ -104,7 +104,7 @@ class Contacts:
             self.forget(silent)
         known = self._hints.get(hint.id)
         if known and known.grpc_port != hint.grpc_port:
-            self.hang_up(hint.id)  # a new process: of the one before, connections to nobody are left
+            self.hang_up(hint.id)  # a new process listens there: those to the old one lead nowhere
         self._hints[hint.id] = hint
         self._hinted.notify()
 
