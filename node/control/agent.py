@@ -15,22 +15,12 @@ from dataclasses import replace
 
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, IdTaken, Joined, Membership
-from node.cluster.readiness import RingState, ring_state
 from node.control.contacts import Contacts
+from node.control.reunion import Reunion
 from node.core.clock import now
 from node.core.errors import Incompatible
 from node.core.signal import Signal
-from node.core.types import (
-    ClusterView,
-    Heartbeat,
-    LoadState,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-    Placement,
-    Ring,
-)
+from node.core.types import ClusterView, Heartbeat, NodeInfo, NodeReport, NodeState, PeerHint, Placement
 from node.host.interfaces import Interface
 
 log = logging.getLogger(__name__)
@@ -39,9 +29,6 @@ TICK_S = 0.2
 """How often time's passing is looked at: a ninth of what it takes a node to fail."""
 LAG_FADES = 0.995
 """With each tick: a loop that was late once is thought to be late again for a minute or so."""
-MEET_S = 3.0
-"""Nodes that find each other again after a partition all do so within this time of the first (a lost one is tried every
-2 s, for 1 s)."""
 
 
 class Agent:
@@ -63,10 +50,8 @@ class Agent:
         self._draining = False
         self.joined_at = -math.inf
         """When a node came last."""
-        self._met: dict[str, float] = {}
-        """When each node came."""
-        self._offered: dict[str, Ring] = {}
-        """Rings of other heads' placements, by id, as nodes that came to this head told of them."""
+        self.reunion = Reunion()
+        """As head: what nodes bring from another one."""
         self.changed = Signal()
         """Anything in the view changed."""
         self.adopted = Signal()
@@ -106,34 +91,6 @@ class Agent:
         """Addresses of the other nodes that hold a model's files."""
         nodes = [report.info.id for report in self.alive() if model in report.models]
         return [address for node in nodes if (address := self._contacts.address_of(node))]
-
-    # --- what a head finds --------------------------------------------------------------------------------------------
-
-    def found(self) -> tuple[Ring, ...]:
-        """Rings that another head placed and that stand: all their nodes are here, hold them, and know of nothing newer."""
-        known = {ring.id for ring in self.placement.rings}
-        peers = {peer.report.info.id: peer for peer in self._membership.view(now())}
-        held = {load.ring for peer in peers.values() for load in peer.report.loads}
-        self._offered = {ring.id: ring for ring in self._offered.values() if ring.id in held - known}
-        return tuple(
-            ring
-            for ring in self._offered.values()
-            if ring_state(ring, peers) is RingState.READY
-            and all(peers[stage.node].report.fence.term < self.term for stage in ring.stages)
-        )
-
-    def is_meeting(self) -> bool:
-        """Whether a node that came just now holds stages of a ring that may be found, once all its nodes have come."""
-        alive = {report.info.id for report in self.alive()}
-        rings = [self._offered.get(held) for report in self.alive() for held in self._news_of(report)]
-        return any(ring is None or any(stage.node not in alive for stage in ring.stages) for ring in rings)
-
-    def _news_of(self, report: NodeReport) -> set[str]:
-        """Ids of rings that a node brings from another head, for as long as it takes to find out about them."""
-        if report.fence.term >= self.term or now() - self._met.get(report.info.id, -math.inf) >= MEET_S:
-            return set()
-        held = {load.ring for load in report.loads if load.state is LoadState.READY}
-        return held - {ring.id for ring in self.placement.rings}
 
     # --- what this node does ------------------------------------------------------------------------------------------
 
@@ -194,7 +151,7 @@ class Agent:
         if offered and offered.fence > self.placement.fence and self._is_of_head(offered):
             self._adopt(offered)
         elif offered and self.is_head and offered.fence.term < self.term:
-            self._offered |= {ring.id: ring for ring in offered.rings}
+            self.reunion.offered(offered)
             self.head_due.notify()
         self.changed.notify()
 
@@ -251,7 +208,8 @@ class Agent:
         for change in changes:
             match change:
                 case Joined(node):
-                    self.joined_at = self._met[node] = now()
+                    self.joined_at = now()
+                    self.reunion.came(node, self.joined_at)
                     log.info("%s joined", self._name(node))
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
@@ -259,7 +217,7 @@ class Agent:
                         self._contacts.hang_up(node)
                 case Forgotten(node):
                     self._contacts.forget(node)
-                    self._met.pop(node, None)
+                    self.reunion.forgotten(node)
                 case IdTaken(report):
                     log.error("another node, %s, uses this node's id: give it its own --data-dir", report.info.name)
             self._tell()
@@ -287,7 +245,8 @@ class Agent:
     def _is_due(self, theirs: NodeReport) -> bool:
         is_current = self.placement.fence.term == self.term
         if self.is_head:
-            return is_current and self.placement.fence > theirs.fence and not self._news_of(theirs)
+            is_newer = is_current and self.placement.fence > theirs.fence
+            return is_newer and not self.reunion.brought(theirs, self.view(), now())
         return self.head == theirs.info.id and not is_current
 
     def _report(self) -> NodeReport:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from node.cluster.placement import Rules, place
 from node.cluster.readiness import ready_rings
 from node.cluster.search import CONTEXTS, SESSIONS
-from node.control.agent import MEET_S, Agent
+from node.control.agent import Agent
 from node.control.handover import HandOver
+from node.control.reunion import MEET_S
 from node.control.specs import Specs
 from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, PippinError, error_from, told
@@ -119,11 +120,12 @@ class Head:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        if self._agent.is_meeting():
+        view, at, nodes = self._agent.view(), now(), self._agent.alive()
+        if self._agent.reunion.is_under_way(view, at):
             return
-        at, nodes, current = now(), self._agent.alive(), self._agent.placement
-        standing = replace(current, rings=(*current.rings, *self._agent.found()))
-        view = replace(self._agent.view(), placement=standing)
+        current = view.placement
+        standing = replace(current, rings=(*current.rings, *self._agent.reunion.found(view)))
+        view = replace(view, placement=standing)
         self._update_wanted(nodes, standing)
         self._note_failed_loads(nodes, view)
         if self._lacks_spec(standing):

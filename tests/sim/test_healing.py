@@ -114,3 +114,14 @@ def test_what_does_not_stand_is_not_waited_for_long(world):
     ask = cluster.ask(ring)
     assert world.until(lambda: world.ended(ask), 15.0)
     assert ask.finished
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_a_node_that_is_needed_at_once_is_told_so_at_once(world):
+    """The head stood still; what it holds of the old ring is of no use any more, as the other node let go of its part."""
+    cluster = Cluster(world)
+    (old,) = cluster.rings
+    world.machines["n1"].stop(6.0)
+    world.run(6.5)
+    assert world.until(lambda: len(set(map(frozenset, cluster.placed()))) == 1 and {old.id} != cluster.placed()[0], 1.0)
+    assert len(cluster.placed()[0]) == 1
