@@ -164,7 +164,10 @@ class PeerHint:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What two nodes tell each other; the placement rides along when the other's is older."""
+    """What two nodes tell each other.
+
+    The head's placement rides along when the other's is older; to a new head, that of the one before.
+    """
 
     report: "NodeReport"
     placement: "Placement | None" = None
