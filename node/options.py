@@ -58,7 +58,7 @@ class Options:
     """Hosts and gRPC ports of nodes to join."""
     mdns: bool = True
     context: int | None = None
-    """Longest sequence in tokens; None: what the model was made for."""
+    """Longest sequence in tokens; None: the placement decides."""
     max_sessions: int | None = None
     """Sequences for which a ring sets memory aside; None: the placement decides."""
     max_rings: int | None = None
