@@ -43,7 +43,7 @@ async def serve(options: argparse.Namespace) -> None:
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
-            await api.stop(0)
+            await api.stop()
     running.cancel()
 
 
