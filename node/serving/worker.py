@@ -100,6 +100,8 @@ class Worker:
         await self._link.send(frame)
 
     def _onward_broke(self, reason: PippinError) -> None:
+        if self._broken:
+            return  # cancelled once more while it ends, the link before would end without a word, and its sender wait
         self._broken = reason
         if self._upstream:
             self._upstream.cancel()
