@@ -1,5 +1,6 @@
 """The HTTP application: routes, and the one place where errors become responses."""
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Collection
@@ -108,7 +109,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     stream: EventStream | None = request.get(STREAM)
     if stream is None or not stream.response.prepared:
         return web.json_response(body, status=status, headers=headers)
-    await stream.send(body)
+    with contextlib.suppress(ConnectionError):  # the client may be gone by now, too
+        await stream.send(body)
     return stream.response
 
 
