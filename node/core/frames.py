@@ -85,15 +85,27 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """KV of the first `tokens` of a sequence that outlived a break of the ring."""
+
+    number: int
+    """Of the prefix, or of the lane in which the sequence began."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One message between neighbours of a ring: operations first, then at most one step of one lane."""
 
     ring: str
     fence: Fence
     run: int
-    """Counts the driver's fresh starts on this ring; a higher one drops all lanes and forgets all frames before it."""
+    """Counts the driver's fresh starts on this ring; a higher one frees all KV but what is `held`, and forgets all frames before it."""
     seq: int
     """Counts the frames of a run from 0; the same number all the way round."""
+    held: tuple[Held, ...] = ()
+    """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
+    and frees what is not named; what comes back to the driver is at all stages, as prefixes."""
     ops: tuple[CacheOp, ...] = ()
     lane: int | None = None
     """The lane to step; None for a frame of operations only."""

@@ -1,5 +1,6 @@
 """One stage's work on frames, as serving asks for it. All methods run in the compute thread."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,12 +11,14 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import Findings, Question, Score
-from node.core.frames import CacheOp, Frame
+from node.core.frames import CacheOp, Drop, Frame, Held
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
 from node.engine.constraint import Constraint, Constraints
 from node.engine.sampling import History, Sampled, sample, score
 from node.engine.stage import Stage
+
+log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 64
 """Tokens of a prompt whose logits exist at a time: of a vocabulary of 150,000 they take 40 MB."""
@@ -65,19 +68,46 @@ class Runner:
         """What the caches took after the last operation on them; may be read in any thread."""
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
-        with _step():
+        with self._step():
             self._apply(ops)
 
     def _apply(self, ops: Sequence[CacheOp]) -> None:
-        for op in ops:
-            self._stage.apply(op)
+        try:
+            for op in ops:
+                self._stage.apply(op)
+        except FAILURES:  # one that was broken off may have changed some layers' caches and not others'
+            self.reset()
+            raise
         if ops:
             self.kv_bytes = self._stage.kv_bytes
+
+    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """A new run: free all KV but what is still good of this. Gives what that is."""
+        try:
+            here = self._stage.recall(held)
+        except FAILURES as error:
+            log.warning("KV that outlived a break is let go: %s", error)
+            self.reset()
+            return ()
+        self.kv_bytes = self._stage.kv_bytes
+        return here
 
     def reset(self) -> None:
         """Free all KV."""
         self._stage.clear()
         self.kv_bytes = 0
+
+    @contextmanager
+    def _step(self, lane: int | None = None) -> Iterator[None]:
+        """A step that fails ends as StepFailed, and its lane, whose layers may have come to differ, is dropped."""
+        try:
+            yield
+        except (PippinError, *FAILURES) as error:
+            if lane is not None:
+                self._stage.apply(Drop(lane))
+            if isinstance(error, PippinError):
+                raise
+            raise StepFailed(f"The step could not be computed: {error}") from error
 
     @property
     def batchable(self) -> bool:
@@ -108,7 +138,7 @@ class Runner:
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
         """Operations and the driver's layers; gives the frame for the next stage. Rows differ in length as the frame says."""
-        with _step():
+        with self._step(frame.lane):
             self._apply(frame.ops)
             return self._begin(frame, tokens)
 
@@ -124,7 +154,7 @@ class Runner:
         With `go_on`, and if no session ends with its token, the lane's next step as well: the frame for the next stage.
         That saves two hand-overs between threads for each token.
         """
-        with _step():
+        with self._step(frame.lane):
             drawn = self._draw(unpack(frame.tensors), draws)
             if not go_on or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
                 return drawn, None
@@ -133,7 +163,7 @@ class Runner:
     def run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
         """A whole step of a ring of one node. Nothing is drawn when there are no `draws`."""
         assert frame.lane is not None
-        with _step():
+        with self._step(frame.lane):
             self._apply(frame.ops)
             hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths)
             return self._draw(hidden, draws, frame.lengths) if draws else []
@@ -151,7 +181,7 @@ class Runner:
 
     def answer(self, frame: Frame, questions: Sequence[Question]) -> list[Findings]:
         """Answer a question about each row of a step that came round."""
-        with _step():
+        with self._step(frame.lane):
             return self._answer(unpack(frame.tensors), questions)
 
     def answer_alone(
@@ -159,7 +189,7 @@ class Runner:
     ) -> list[Findings]:
         """The same on a ring of one node: the whole step."""
         assert frame.lane is not None
-        with _step():
+        with self._step(frame.lane):
             self._apply(frame.ops)
             return self._answer(self._stage.begin(frame.lane, token_array(tokens), frame.lengths), questions)
 
@@ -188,7 +218,7 @@ class Runner:
 
         A failed step passes as it is.
         """
-        with _step():
+        with self._step(frame.lane):
             self._apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
@@ -203,11 +233,3 @@ class Runner:
         if frame.every:
             return hidden
         return self._stage.last(hidden, frame.lengths) if frame.sampled else ()
-
-
-@contextmanager
-def _step() -> Iterator[None]:
-    try:
-        yield
-    except FAILURES as error:
-        raise StepFailed(f"The step could not be computed: {error}") from error

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.errors import ModelUnsupported, PippinError
-from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
@@ -30,6 +30,8 @@ class _Lane:
 
     caches: list[Any]
     """Those of this stage's layers, then the shadows."""
+    numbers: list[int]
+    """For each row, the lane in which its session began: a name that stays when rows move."""
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
 
@@ -211,7 +213,7 @@ class Stage:
             raise PippinError(f"There are {_MOST_CACHES} lanes and prefixes already: the driver has lost count.")
         match op:
             case Open(lane):
-                self._lanes[lane] = self._fresh()
+                self._lanes[lane] = _Lane(self._fresh(), [lane])
             case Merge(lane, source):
                 self._merge(lane, source)
             case Filter(lane, rows):
@@ -231,9 +233,32 @@ class Stage:
         self._prefixes.clear()
         mx.clear_cache()
 
-    def _fresh(self) -> _Lane:
+    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """After a break, make prefixes of the sequences that are named, and free all else.
+
+        Gives those that are here, with no more tokens than are here.
+        """
+        wanted = {each.number for each in held}
+        for number in list(self._lanes):
+            for row, name in enumerate(self._lanes[number].numbers):
+                if name in wanted:
+                    self._keep(number, row, name)
+            del self._lanes[number]  # before the next one is copied
+        self._prefixes = {number: kept for number, kept in self._prefixes.items() if number in wanted}
+        mx.clear_cache()
+        return tuple(here for each in held if (here := self._held(each)))
+
+    def _held(self, asked: Held) -> Held | None:
+        kept = self._prefixes.get(asked.number)
+        tokens = min(kept.positions[0], asked.tokens) if kept else 0
+        if kept and tokens and (self.plan.trimmable or kept.positions[0] == asked.tokens):
+            return Held(asked.number, tokens)
+        self._prefixes.pop(asked.number, None)
+        return None
+
+    def _fresh(self) -> list[Any]:
         new = make_prompt_cache(self._model)
-        return _Lane([new[k] for k in (*self._own, *self._shadows)])
+        return [new[k] for k in (*self._own, *self._shadows)]
 
     def _lane(self, number: int) -> _Lane:
         if number not in self._lanes:
@@ -254,6 +279,7 @@ class Stage:
         for cache, other in zip(lane.caches, added.caches, strict=True):
             cache.extend(caches.batched(other))
         mx.eval(caches.states(lane.caches))  # or the copies of several merges would pile up
+        lane.numbers += added.numbers
         lane.positions += added.positions
         del self._lanes[source]
 
@@ -264,6 +290,7 @@ class Stage:
         if len(lane.positions) > 1:
             for cache in lane.caches:
                 cache.filter(list(rows))
+        lane.numbers = [lane.numbers[row] for row in rows]
         lane.positions = [lane.positions[row] for row in rows]
 
     def _trim(self, lane: _Lane, tokens: int) -> None:
@@ -282,17 +309,18 @@ class Stage:
         lane = self._lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
-        fresh = self._fresh().caches  # for those that no layer fills, of which mlx-lm can't take a part
+        fresh = self._fresh()  # for those that no layer fills, of which mlx-lm can't take a part
         kept = [
             new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
         ]
         mx.eval(caches.states(kept))
-        self._prefixes[prefix] = _Lane(kept, [lane.positions[row]])
+        self._prefixes[prefix] = _Lane(kept, [prefix], [lane.positions[row]])
 
     def _reuse(self, number: int, prefix: int, tokens: int) -> None:
         if prefix not in self._prefixes:
             raise PippinError(f"There is no prefix {prefix} on layers {self.start} to {self.end}.")
         lane = copy.deepcopy(self._prefixes[prefix])
+        lane.numbers = [number]
         self._trim(lane, lane.positions[0] - tokens)
         self._lanes[number] = lane
 

@@ -8,14 +8,15 @@ import struct
 from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest
-from node.core.frames import CacheOp, Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import CacheOp, Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.wire.frame_pb2 import Header, Op, TensorMeta
+from node.wire.frame_pb2 import Held as HeldMessage
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
 _MOST = 1 << 14
-"""Operations of a frame, rows of a lane."""
+"""Operations of a frame, rows of a lane, sequences that are held."""
 _MOST_TENSORS = 64
 _MOST_DIMENSIONS = 8
 
@@ -38,6 +39,7 @@ def encode(frame: Frame) -> bytes:
         epoch=frame.fence.epoch,
         run=frame.run,
         seq=frame.seq,
+        held=[HeldMessage(number=each.number, tokens=each.tokens) for each in frame.held],
         ops=[_encode_op(op) for op in frame.ops],
         lane=frame.lane,
         tensors=[_meta(tensor) for tensor in frame.tensors],
@@ -77,6 +79,7 @@ def decode(data: bytes) -> Frame:
         fence=Fence(header.term, header.epoch),
         run=header.run,
         seq=header.seq,
+        held=tuple(Held(each.number, each.tokens) for each in header.held),
         ops=tuple(_decode_op(op) for op in header.ops),
         lane=header.lane if header.HasField("lane") else None,
         tensors=tuple(tensors[: len(header.tensors)]),
@@ -91,8 +94,9 @@ def decode(data: bytes) -> Frame:
 def _check(header: Header) -> None:
     """Before anything is made of it. A row that a filter names twice would be copied: caches never grow that way."""
     rows = max((len(op.rows) for op in header.ops), default=0)
-    if max(len(header.ops), len(header.lengths), rows) > _MOST:
-        raise BadRequest(f"A frame has {len(header.ops)} operations, {max(len(header.lengths), rows)} rows.")
+    if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MOST:
+        counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
+        raise BadRequest(f"A frame has {counts}; {_MOST:,} are the most.")
     if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
         raise BadRequest("A frame filters a lane with a row named twice.")
     dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from node.core.clock import now
 from node.core.errors import BadRequest, PippinError, StaleFence
-from node.core.frames import CacheOp, Frame
+from node.core.frames import CacheOp, Frame, Held
 from node.core.types import Ring
 from node.rpc.link import Link
 from node.serving.onward import Onward
@@ -17,7 +17,8 @@ from node.serving.scheduler import Step
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    step: Step
+    step: Step | None
+    """None for the question what the stages still have."""
     seq: int
     begun_at: float
 
@@ -52,9 +53,9 @@ class Circuit:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def frame(self, ops: tuple[CacheOp, ...]) -> Frame:
+    def frame(self, ops: tuple[CacheOp, ...] = (), held: tuple[Held, ...] = ()) -> Frame:
         """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops)
+        return Frame(self._ring.id, self._ring.fence, self._run, 0, held, ops)
 
     def open(self) -> None:
         """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""
@@ -71,7 +72,7 @@ class Circuit:
                 return
             frame = replace(frame, seq=self._seq)
             self._seq += 1
-            if step:
+            if step or frame.held:
                 self._in_flight.append(InFlight(step, frame.seq, begun_at or now()))
             await self._link.send(frame)
 
@@ -84,9 +85,9 @@ class Circuit:
         return self._link is not None and frame.run == self._run
 
     def due(self, frame: Frame) -> InFlight:
-        """The step that the frame is the result of. Raises BadRequest, which ends the link, when another one is due."""
+        """What the frame is the answer to. Raises BadRequest, which ends the link, when another one is due."""
         due = self._in_flight[0] if self._in_flight else None
-        if due is None or (due.seq, due.step.lane) != (frame.seq, frame.lane):
+        if due is None or (due.seq, due.step and due.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()
 
@@ -100,6 +101,6 @@ class Circuit:
         self._in_flight.clear()
 
     def renew(self) -> None:
-        """A new run, which voids all frames and caches of the one that was cut."""
+        """A new run, which voids all frames of the one that was cut."""
         self._run += 1
         self._seq = 0

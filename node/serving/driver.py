@@ -8,15 +8,16 @@ from dataclasses import replace
 from node.core.clock import now
 from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, error_from, told
 from node.core.evaluation import EvaluateRequest, Evaluation, Findings, Question
-from node.core.frames import CacheOp, Frame
+from node.core.frames import CacheOp, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import Sampled
-from node.serving.circuit import Circuit, InFlight
+from node.serving.circuit import Circuit
 from node.serving.limits import Limits
 from node.serving.onward import Onward
+from node.serving.outage import MOST_BREAKS, Outage
 from node.serving.rate import Rate
 from node.serving.scheduler import Scheduler, Step
 from node.serving.session import Seat, Session
@@ -24,11 +25,7 @@ from node.serving.session import Seat, Session
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-RESTART_WINDOW_S = 15.0
-"""How long a broken ring tries to start again before its requests are given back to their gateways."""
 RESTART_DELAY_S = 0.3
-RESTART_ONCE_S = 0.2
-"""The same when another ring is ready to take them: one fresh start mends a link that was reset; more are in the way."""
 
 
 class Driver:
@@ -63,8 +60,10 @@ class Driver:
         )
         self._wake = asyncio.Event()
         self._landed_at = 0.0
-        self._broken: PippinError | None = None
-        self._broken_since = 0.0
+        self._outage = Outage()
+        self._held: tuple[Held, ...] = ()
+        """KV that this stage still has after a break. The others are asked for theirs before anything else."""
+        self._asking = False
         self._closed: PippinError | None = None
         self._rate = Rate()
 
@@ -92,7 +91,7 @@ class Driver:
                         if event.finish:
                             return
         finally:
-            self._finish(session, keep=False)
+            self._finish(session, keep=True)  # at a stop string, for one; who hung up may ask again
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """Cancelling it frees the session.
@@ -155,7 +154,7 @@ class Driver:
             await self._wake.wait()
             self._wake.clear()
             try:
-                if self._broken and not self._closed:
+                if self._outage.reason and not self._closed:
                     await self._restart()
                 await self._send_all()
             except Exception as error:
@@ -164,8 +163,10 @@ class Driver:
                 self._break(told(error))
 
     async def _send_all(self) -> None:
-        while not (self._broken or self._closed or self._circuit.full):
-            if step := self._scheduler.next():
+        while not (self._outage.reason or self._closed or self._asking or self._circuit.full):
+            if self._held and self._scheduler.queued:
+                await self._ask()
+            elif step := self._scheduler.next():
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
                 await self._send_ops(ops)
@@ -220,18 +221,20 @@ class Driver:
     async def _take(self, frame: Frame) -> None:
         if not self._circuit.is_current(frame):
             return
-        due = self._circuit.due(frame) if frame.lane is not None else None
+        due = self._circuit.due(frame) if self._asking or frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(due.step if due else None, error)
+        elif due and due.step:
+            await self._finish_step(due.step, due.begun_at, frame)
         elif due:
-            await self._finish_step(due, frame)
+            self._restore(frame.held)
 
-    async def _finish_step(self, due: InFlight, frame: Frame) -> None:
+    async def _finish_step(self, step: Step, begun_at: float, frame: Frame) -> None:
         # From when it had the ring to itself: so long it held up what came behind it.
         present = now()
-        seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
-        step, onward = due.step, None
+        seconds, self._landed_at = present - max(begun_at, self._landed_at), present
+        onward = None
         results: Sequence[Sampled | Findings] = ()
         try:
             if step.readings:
@@ -264,7 +267,7 @@ class Driver:
                 self._rate.count(landed_at)
                 self._emit(seat, result)
         self._scheduler.landed(step, seconds)
-        self._broken_since = 0.0
+        self._outage.over()
 
     def _note(self, seat: Seat, findings: Findings) -> None:
         if seat.reading and (evaluation := seat.reading.add(findings)):
@@ -305,33 +308,46 @@ class Driver:
     # --- breaking and starting again --------------------------------------------------------------------------------
 
     def _break(self, reason: PippinError) -> None:
-        """The ring lost frames or a link: all KV is void. Sessions keep their tokens and will be replayed."""
-        if self._broken or self._closed:
+        """The ring lost frames or a link. Sessions keep their tokens, and will be replayed as far as their KV is lost."""
+        if self._outage.reason or self._closed:
             return
         log.warning("ring %s broke: %s", self._ring.id, reason)
-        self._broken = reason
-        self._broken_since = self._broken_since or now()
+        self._outage.begin(reason, now())
         self._circuit.cut()
+        self._asking = False
         self._scheduler.rewind()
+        for session in self._scheduler.sessions():
+            if session.breaks > MOST_BREAKS:
+                times = f"The ring broke {session.breaks} times before this request had its next token"
+                self._fail(session, RingLost(f"{times}: {reason.message}"))
         self._wake.set()
 
     async def _restart(self) -> None:
-        assert self._broken
-        broken_s, window_s = now() - self._broken_since, RESTART_WINDOW_S
-        if broken_s > RESTART_ONCE_S and self._elsewhere():
-            window_s = RESTART_ONCE_S
-        if broken_s > window_s:
-            lost = RingLost(f"The ring could not be restarted for {window_s:.1f} s: {self._broken.message}")
+        if lost := self._outage.given_up(now(), elsewhere=self._elsewhere()):
             for session in self._scheduler.sessions():
                 self._fail(session, lost)
         if not self._scheduler.sessions():
-            self._broken_since = 0.0
+            self._outage.over()
         await asyncio.sleep(RESTART_DELAY_S)
         if self._closed:
             return  # the stage may be another ring's by now
         self._circuit.renew()
-        await self._compute.run(self._runner.reset)
-        self._broken = None
+        self._held = await self._compute.run(self._runner.recall, self._scheduler.left)
+        if self._circuit.alone or not self._held:
+            self._restore(self._held)
+        self._outage.restarted()
+
+    async def _ask(self) -> None:
+        """Find out what the other stages still have of what this one has."""
+        self._asking = True
+        self._circuit.open()
+        await self._circuit.send(self._circuit.frame(held=self._held))
+
+    def _restore(self, held: tuple[Held, ...]) -> None:
+        """All stages have this. Nothing else is under way."""
+        self._held, self._asking = (), False
+        self._scheduler.restore(held)
+        self._wake.set()
 
     async def _watch(self) -> None:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""

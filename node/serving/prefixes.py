@@ -31,7 +31,6 @@ class Prefixes:
         self._charge = charge
         self._trimmable = trimmable
         self._held: OrderedDict[int, bytes] = OrderedDict()
-        self._next = 0
 
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix that spares the most of `tokens`; its use is noted."""
@@ -45,16 +44,27 @@ class Prefixes:
         self._held.move_to_end(match.prefix)
         return match
 
-    def add(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """A number for a new prefix, and the numbers of those that it makes needless, being their continuation."""
+    def add(self, number: int, tokens: Sequence[int]) -> list[int]:
+        """Gives the numbers of those that it makes needless, being their continuation; they are let go."""
         new = _pack(tokens)
         needless = [number for number, held in self._held.items() if new.startswith(held)]
-        for number in needless:
-            self._drop(number)
-        self._next += 1
-        self._held[self._next] = new
+        for other in needless:
+            self.drop(other)
+        self.put(number, tokens)
+        return needless
+
+    def put(self, number: int, tokens: Sequence[int]) -> None:
+        """Add it beside all others."""
+        self._held[number] = _pack(tokens)
         self.charged += self._charge(len(tokens))
-        return self._next, needless
+
+    def count(self, number: int) -> int:
+        """Tokens that are held under a number; 0 when none are."""
+        return _count(self._held.get(number, b""))
+
+    def all(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of each, in order of last use."""
+        return {number: tuple(array("I", held)) for number, held in self._held.items()}
 
     def worth_adding(self, tokens: Sequence[int]) -> bool:
         """Whether it is long enough and not the beginning of one that is held."""
@@ -65,10 +75,10 @@ class Prefixes:
         """Forget the one that was not used for longest; None when there is none."""
         oldest = next(iter(self._held), None)
         if oldest is not None:
-            self._drop(oldest)
+            self.drop(oldest)
         return oldest
 
-    def _drop(self, number: int) -> None:
+    def drop(self, number: int) -> None:
         self.charged -= self._charge(_count(self._held.pop(number)))
 
 

@@ -11,13 +11,14 @@ those that begin alike. When a session grows beyond what is left, the last to jo
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
-from node.core.frames import CacheOp, Forget, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
 from node.serving.lane import Lane, part
 from node.serving.limits import Limits
-from node.serving.prefixes import Prefixes
+from node.serving.prefixes import SHORTEST, Match, Prefixes
 from node.serving.prompts import Pace, Prompts
 from node.serving.reading import Reading
 from node.serving.session import Seat, Session
@@ -72,7 +73,9 @@ class Scheduler:
         self._waiting: deque[Session] = deque()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
-        self._next_lane = FIRST_PROMPT_LANE
+        self._left: dict[int, tuple[int, ...]] = {}
+        """After a break: the sequences of which the stages may still have KV."""
+        self._next = FIRST_PROMPT_LANE
         self._steps_since_chunk = 0
 
     # --- sessions come and go -----------------------------------------------------------------------------------------
@@ -120,13 +123,35 @@ class Scheduler:
             self._waiting.remove(session)
 
     def rewind(self) -> None:
-        """All KV is lost: every session that had a place starts again from its tokens, before those that wait."""
-        for seat in reversed([seat for lane in self._lanes for seat in lane.seats()]):
+        """The stages lost touch: every session that had a place starts again, before those that wait.
+
+        It does so from its tokens, but for KV that is found to be `left` and restored.
+        """
+        seats = [seat for lane in self._lanes for seat in lane.seats()]
+        self._left |= self._prefixes.all()
+        self._left |= {seat.number: tuple(seat.session.tokens[: seat.sent]) for seat in seats}
+        for seat in reversed(seats):
             self._wait_again(seat)
+            seat.session.left = seat.number
+            seat.session.breaks += 1
         self._lanes = deque(Lane(number) for number in range(len(self._lanes)))
         self._prompts.clear()
         self._prefixes = Prefixes(self._limits.charge, trimmable=self._trimmable)
         self._ops.clear()
+
+    @property
+    def left(self) -> tuple[Held, ...]:
+        """After `rewind`: the KV that all stages had, if they still have it."""
+        return tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
+
+    def restore(self, held: Sequence[Held]) -> None:
+        """Of what was `left`, the stages have this, as prefixes: nothing of it needs to be computed again."""
+        for each in held:
+            tokens = self._left.get(each.number, ())
+            if SHORTEST <= each.tokens <= len(tokens):
+                self._prefixes.put(each.number, tokens[: each.tokens])
+        self._ops += [Forget(number) for number in self._left if not self._prefixes.count(number)]
+        self._left = {}
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -264,14 +289,18 @@ class Scheduler:
         return next((session for session in self._waiting if len(session.tokens) <= self._limits.chunk), None)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        # Of what is to be evaluated every token is computed.
-        match = None if session.evaluates else self._prefixes.best(session.tokens[:-1])
+        match = self._match(session)
         reused = match.tokens if match else 0
-        seat = session.seat = Seat(session, sent=reused, cached=reused)
+        lane = self._number()
+        seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
         home.coming.append(seat)
-        lane = self._next_lane
-        self._next_lane += 1
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
+        if match and match.prefix == session.left:
+            self._prefixes.drop(match.prefix)
+            self._ops.append(Forget(match.prefix))
+        else:
+            session.spared = reused
+        session.left = 0
         most = self._chunk()
         for prompts in self._prompts:
             if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
@@ -279,6 +308,19 @@ class Scheduler:
                 self._ops.append(Merge(prompts.lane, lane))
                 return
         self._prompts.append(Prompts(lane, home, [seat], reused))
+
+    def _match(self, session: Session) -> Match | None:
+        """KV to begin from: its own from before a break, or what another session left."""
+        if session.evaluates:
+            return None  # every token is to be computed
+        own, tokens = self._prefixes.count(session.left), session.tokens[:-1]
+        if own and (own <= len(tokens) or self._trimmable):
+            return Match(session.left, min(own, len(tokens)))
+        return self._prefixes.best(tokens)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
 
     def _make_room(self) -> None:
         """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""
@@ -308,6 +350,6 @@ class Scheduler:
         if not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
             return None
         self._evict(room)
-        number, needless = self._prefixes.add(held)
-        self._ops += [Forget(old) for old in needless]
+        number = self._number()
+        self._ops += [Forget(old) for old in self._prefixes.add(number, held)]
         return number

@@ -26,6 +26,12 @@ class Session:
     seat: "Seat | None" = None
     """None while it waits."""
     finished: bool = False
+    spared: int = 0
+    """Tokens whose KV an earlier session left."""
+    breaks: int = 0
+    """Of the ring while it had a place, since its last token."""
+    left: int = 0
+    """The number of its KV that outlived a break; 0 when it has none."""
     evaluates: EvaluateRequest | None = None
     """All that is wanted is an evaluation of the prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
@@ -69,8 +75,9 @@ class Session:
         """Append a sampled token; tells whether it was the last."""
         position = self.generated
         self.tokens.append(token)
-        first = self.seat and position == len(self.request.resume)
-        cached = min(self.seat.cached, len(self.request.prompt)) if self.seat and first else 0
+        self.breaks = 0
+        first = position == len(self.request.resume)
+        cached = min(self.spared, len(self.request.prompt)) if first else 0
         if token in self.request.stop_tokens:
             return TokenEvent(position, token, finish="stop", cached_tokens=cached)
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None
@@ -82,10 +89,12 @@ class Seat:
     """A session's stay in a lane: from its first token's step until its KV is freed or moved out of the way."""
 
     session: Session
+    number: int = 0
+    """Of the lane in which it begins: what the stages know its KV by, whichever lane it comes to be in."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps under way have passed them."""
     cached: int = 0
-    """Those of them whose KV an earlier session left."""
+    """Those of them whose KV was there when it began."""
     gone: bool = False
     """The row is to be freed; what still comes back for it is ignored."""
     keep: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
 from node.core.frames import Failure, Frame
@@ -65,27 +66,27 @@ class Worker:
             if frame.run < self._run:
                 return  # a leftover from before the driver's fresh start
             if frame.run > self._run:
-                await self._restart(frame.run)
+                frame = await self._begin(frame)
             if frame.seq != self._seq:
                 raise BadRequest(f"Frame {frame.seq} came when {self._seq} was due: frames were lost.")
             self._seq += 1
             await self._forward(frame)
 
     async def _end_run(self) -> None:
-        """The link is gone, and with it the run, unless a newer one has begun: nobody can use its KV any more."""
+        """The link is gone, and with it the run, unless a newer one has begun. The next one may still use the KV."""
         async with self._lock:
-            if self._upstream is asyncio.current_task():
-                if self._link:
-                    self._link.close()
-                await self._compute.run(self._runner.reset)
+            if self._upstream is asyncio.current_task() and self._link:
+                self._link.close()
 
-    async def _restart(self, run: int) -> None:
-        self._run, self._seq, self._broken = run, 0, None
+    async def _begin(self, frame: Frame) -> Frame:
+        """Begin a run, with the KV that is still good; the frame then tells what that is."""
+        self._run, self._seq, self._broken = frame.run, 0, None
         self._upstream = asyncio.current_task()
         if self._link:
             self._link.close()
-        await self._compute.run(self._runner.reset)
+        held = await self._compute.run(self._runner.recall, frame.held)
         self._link = self._onward.open(self._onward_broke)
+        return replace(frame, held=held)
 
     async def _forward(self, frame: Frame) -> None:
         assert self._link

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every")
+    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Header(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     EVERY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
@@ -35,7 +36,16 @@ class Header(_message.Message):
     failure: Failure
     sampled: bool
     every: bool
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("number", "tokens")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    tokens: int
+    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TensorMeta(_message.Message):
     __slots__ = ("dtype", "shape", "bytes")

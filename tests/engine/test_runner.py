@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.core.frames import Frame
+from node.core.frames import Drop, Frame
 from node.core.types import Fence
 from node.engine.runner import Runner, StepFailed
 
@@ -18,7 +18,10 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
     def begin(*_: Any) -> None:
         raise error
 
-    runner = Runner(SimpleNamespace(plan=SimpleNamespace(vocabulary=5), begin=begin), Path())
+    dropped = []
+    stage = SimpleNamespace(plan=SimpleNamespace(vocabulary=5), begin=begin, apply=dropped.append)
+    runner = Runner(stage, Path())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 1, 0, lane=0), [[1]])
     assert failure.value.__cause__ is error
+    assert dropped == [Drop(0)]

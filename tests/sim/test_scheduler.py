@@ -4,7 +4,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import EvaluateRequest, Findings, Score
-from node.core.frames import CacheOp, Drop, Filter, Forget, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.serving.limits import Limits
 from node.serving.prompts import LEAST_CHUNK, STALL_S
@@ -43,6 +43,7 @@ class FakeStages:
 
     def __init__(self, *, pads: bool, trimmable: bool) -> None:
         self.lanes: dict[int, list[Row]] = {}
+        self.numbers: dict[int, list[int]] = {}
         self.prefixes: dict[int, Row] = {}
         self.pads = pads
         self.trimmable = trimmable
@@ -51,25 +52,40 @@ class FakeStages:
         match op:
             case Open(lane):
                 assert lane not in self.lanes
-                self.lanes[lane] = [()]
+                self.lanes[lane], self.numbers[lane] = [()], [lane]
             case Merge(lane, source):
                 self.lanes.setdefault(lane, []).extend(self.lanes.pop(source))
+                self.numbers.setdefault(lane, []).extend(self.numbers.pop(source))
             case Filter(lane, rows):
                 assert rows
                 self.lanes[lane] = [self.lanes[lane][row] for row in rows]
+                self.numbers[lane] = [self.numbers[lane][row] for row in rows]
             case Drop(lane):
-                del self.lanes[lane]
+                del self.lanes[lane], self.numbers[lane]
             case Keep(lane, row, prefix):
                 self.prefixes[prefix] = self.lanes[lane][row]
             case Reuse(lane, prefix, tokens):
                 assert lane not in self.lanes
                 held = self.prefixes[prefix]
                 assert len(held) == tokens or (self.trimmable and len(held) > tokens)
-                self.lanes[lane] = [held[:tokens]]
+                self.lanes[lane], self.numbers[lane] = [held[:tokens]], [lane]
             case Forget(prefix):
                 del self.prefixes[prefix]
             case _:
                 raise AssertionError(op)
+
+    def recall(self, left: Sequence[Held], behind: Callable[[], int]) -> list[Held]:
+        """After a break: some stage is `behind` with each, or has nothing of it."""
+        for lane, rows in self.lanes.items():
+            self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
+        self.lanes, self.numbers = {}, {}
+        held = []
+        for each in left:
+            here = len(self.prefixes.get(each.number, ())) - behind()
+            if here > 0 and (self.trimmable or here == each.tokens):
+                held.append(Held(each.number, min(here, each.tokens)))
+        self.prefixes = {each.number: self.prefixes.get(each.number, ()) for each in left}  # the first stage has more
+        return held
 
     def run(self, step: Step) -> list[Any]:
         """The next token of each row; of a step that is read, what follows each token of each."""
@@ -121,6 +137,8 @@ class World:
         self.sessions: list[Session] = []
         self.cancelled: set[Session] = set()
         self.refused = 0
+        self.kept = 0
+        """Tokens of sessions whose KV outlived a break."""
         self.cached = 0
         self.together = 0
         """Prompts that ran with others in one step."""
@@ -211,8 +229,14 @@ class World:
 
     def lose_ring(self) -> None:
         self.in_flight.clear()
-        self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
         self.scheduler.rewind()
+        if self.random.random() < 0.3:
+            self.scheduler.rewind()  # before the stages could tell what they have
+        before = {session.left: tuple(session.tokens) for session in self.scheduler.sessions()}
+        held = self.fake.recall(self.scheduler.left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
+        assert all(self.fake.prefixes[each.number][: each.tokens] for each in held)
+        self.kept += sum(each.tokens for each in held if each.number in before)
+        self.scheduler.restore(held)
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
@@ -278,6 +302,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
         except (AssertionError, KeyError, IndexError, ValueError):
             pytest.fail(f"seed {seed}; replay it with: python {__file__} {seed}")
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
+    assert sum(world.kept for world in worlds) > 1000
     assert sum(world.together for world in worlds) > 100
     assert sum(len(world.sessions) for world in worlds) > 500
 

@@ -109,7 +109,7 @@ def _gentle(world: World, rng: random.Random) -> None:
 
 
 def _one_mishap(world: World, rng: random.Random, machine: Machine) -> None:
-    match rng.choice(["kill", "kill", "plug", "leave", "stop", "cut off", "cut", "weather", "back"]):
+    match rng.choice(["kill", "kill", "plug", "leave", "stop", "cut off", "cut", "weather", "back", "reset", "reset"]):
         case "kill":
             machine.kill()
         case "plug":
@@ -130,6 +130,10 @@ def _one_mishap(world: World, rng: random.Random, machine: Machine) -> None:
             world.net.weather.loss, world.net.weather.slowest_s = 0.05, 0.1
             world.net.weather.doubling = 0.1
             world.timeline.after(3.0, lambda: _clear_up(world))
+        case "reset":
+            for _ in range(rng.choice([1, 1, 3])):
+                machine.reset_connections(rng.choice([0.3, 1.0]))
+                world.run(rng.choice([0.1, 0.5]))
         case "back":
             machine.kill()
             world.timeline.after(rng.uniform(0.05, 3.0), machine.start)
@@ -173,7 +177,7 @@ def _wild(world: World, rng: random.Random) -> None:
 
 def _mishap(world: World, rng: random.Random) -> None:
     machine = rng.choice(list(world.machines.values()))
-    match rng.choice(["kill", "plug", "leave", "start", "start", "start", "stop", "memory", "cancel", *NETWORK]):
+    match rng.choice(["kill", "plug", "leave", *3 * ["start"], "stop", "memory", "cancel", "reset", "reset", *NETWORK]):
         case "kill":
             machine.kill()
         case "plug":
@@ -184,6 +188,8 @@ def _mishap(world: World, rng: random.Random) -> None:
             machine.start()
         case "stop":
             machine.stop(rng.choice([0.3, 1.0, 4.0, 9.0]))
+        case "reset":
+            machine.reset_connections(rng.choice([0.3, 1.0]))
         case "memory":
             machine.usable = rng.choice([250, 420, 700]) * MB
         case "cancel":

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from node.core.frames import Frame
+from node.core.errors import RingLost
+from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.serving import driver as driving
-from node.serving.driver import RESTART_WINDOW_S, Driver
+from node.serving.driver import Driver
 from node.serving.limits import Limits
+from node.serving.outage import MOST_BREAKS, RESTART_WINDOW_S
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD = 13
@@ -27,24 +29,32 @@ class FakeCompute:
 
 
 class FakeRunner:
-    """A token counts those that were drawn before it; a step with the token BAD fails."""
+    """A token counts those that were drawn before it; a step with the token BAD fails, and costs no other lane's KV."""
 
     batchable = pads = trimmable = True
     vocabulary = 5000
 
+    def __init__(self) -> None:
+        self.computed = 0
+        """Tokens."""
+
     def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+        self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):
             raise StepFailed("The step could not be computed.")
         return [Sampled(100 + draw.position) for draw in draws]
+
+    def recall(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        return held
 
     def reset(self) -> None:
         pass
 
 
 @asynccontextmanager
-async def driven() -> AsyncIterator[Driver]:
+async def driven(runner: FakeRunner | None = None) -> AsyncIterator[Driver]:
     limits = Limits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
-    driver = Driver(RING, limits, FakeCompute(), FakeRunner(), None, lambda: False, step_timeout_s=60)
+    driver = Driver(RING, limits, FakeCompute(), runner or FakeRunner(), None, lambda: False, step_timeout_s=60)
     task = asyncio.create_task(driver.run())
     yield driver
     task.cancel()
@@ -71,4 +81,39 @@ async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatc
             clock += RESTART_WINDOW_S * 2
         await stream.aclose()
         assert tokens == [100 + position for position in range(61)]
+        assert (driver.load().running, driver.load().queued) == (0, 0)
+
+
+async def test_a_step_that_fails_costs_no_other_session_its_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
+    runner = FakeRunner()
+    async with driven(runner) as driver:
+        prompt = tuple(range(20, 120))
+        stream = driver.generate(GenerateRequest("x", "m", prompt, 1000))
+        tokens = [(await anext(stream)).token]
+        with pytest.raises(StepFailed):
+            await answer(driver, (7, BAD), 5)
+        computed = runner.computed
+        while len(tokens) < 50:
+            tokens.append((await anext(stream)).token)
+        await stream.aclose()
+        assert tokens == [100 + position for position in range(50)]
+        assert 0 < runner.computed - computed <= 60
+
+
+async def test_a_request_that_breaks_the_ring_again_and_again_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of which a step never comes back does."""
+    monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
+
+    class Breaking(FakeRunner):
+        def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+            self.computed += 1
+            driver._break(RingLost("A step did not come round in 60 s."))
+            return super().run_alone(_frame, tokens, draws) if self.computed < 0 else []
+
+    runner = Breaking()
+    async with driven(runner) as driver:
+        with pytest.raises(RingLost, match=f"broke {MOST_BREAKS + 1} times"):
+            await answer(driver, (7, 8, 9), 5)
+        assert runner.computed == MOST_BREAKS + 1
         assert (driver.load().running, driver.load().queued) == (0, 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import PeerUnavailable, PippinError
-from node.core.frames import Frame, Open
+from node.core.frames import Frame, Held, Open
 from node.core.types import Fence, Ring, StageSpec
 from node.serving.worker import Worker
 
@@ -15,11 +15,16 @@ RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, 
 
 
 class Runner:
+    resets = 0
+
     def relay(self, frame: Frame, *, last: bool) -> Frame:
         return frame
 
+    def recall(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        return held[:1]
+
     def reset(self) -> None:
-        pass
+        self.resets += 1
 
 
 class Compute:
@@ -67,13 +72,24 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
     serving = asyncio.create_task(worker.frames(first, one_and_no_more(Frame(RING.id, RING.fence, 1, 1))))
     await asyncio.wait_for(onward.sent.get(), 5)
     await asyncio.wait_for(onward.sent.get(), 5)
-    compute.free.clear()
-    compute.asked = asyncio.Queue()
     onward.broke(PeerUnavailable("the next stage is gone"))
-    await asyncio.wait_for(compute.asked.get(), 5)  # the run's KV is being freed
     closing = asyncio.create_task(worker.close())
-    await asyncio.wait_for(compute.asked.get(), 5)
-    compute.free.set()
     with pytest.raises(PeerUnavailable, match="the next stage is gone"):
         await asyncio.wait_for(serving, 5)
     await asyncio.wait_for(closing, 5)
+
+
+async def test_a_new_run_begins_with_the_kv_that_is_left():
+    """The link's end frees nothing; the first frame of the next run tells what is wanted, and hears what is there."""
+    runner, onward = Runner(), Onward()
+    worker = Worker(RING, Compute(), runner, onward)
+    for run in (1, 2):
+        frame = Frame(RING.id, RING.fence, run, 0, held=(Held(1, 5), Held(2, 6)))
+        serving = asyncio.create_task(worker.frames(frame, one_and_no_more(Frame(RING.id, RING.fence, run, 1))))
+        sent = [await asyncio.wait_for(onward.sent.get(), 5) for _ in range(2)]
+        assert [(each.run, each.seq, each.held) for each in sent] == [(run, 0, (Held(1, 5),)), (run, 1, ())]
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert not runner.resets
+    await worker.close()
+    assert runner.resets == 1

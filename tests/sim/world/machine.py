@@ -105,6 +105,14 @@ class Machine:
             self.world.net.review()
             self.world.timeline.after(seconds + 1e-6, self.world.net.review)
 
+    def reset_connections(self, share: float) -> None:
+        """Both ends of so many live on."""
+        if process := self.process:
+            self.world.tell(f"connections of {self.name} are reset")
+            for pipe in list(process.pipes):
+                if self.world.rng.random() < share:
+                    pipe.cut_off()
+
     def leave(self) -> None:
         """SIGTERM: says goodbye and ends."""
         if process := self.process:

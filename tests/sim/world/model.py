@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import KvCost, ModelSpec
 from node.engine.runner import Draw, StepFailed
@@ -89,6 +89,8 @@ class FakeStage:
         self.weight_bytes = sum(SPEC.layer_bytes[start:end])
         self.plan = SPEC
         self.lanes: dict[int, list[Row]] = {}
+        self.numbers: dict[int, list[int]] = {}
+        """Of each lane's rows, the lanes in which they began."""
         self.prefixes: dict[int, Row] = {}
         self.ring = ""
         """The ring whose frames it works on."""
@@ -103,7 +105,28 @@ class FakeStage:
 
     def clear(self) -> None:
         self.lanes.clear()
+        self.numbers.clear()
         self.prefixes.clear()
+
+    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        asked = {each.number: each.tokens for each in held}
+        for lane, rows in self.lanes.items():
+            for number, row in zip(self.numbers[lane], rows, strict=True):
+                if number in self.prefixes:
+                    self.violated(f"row {number} is a prefix, too")
+                self.prefixes[number] = row
+        self.lanes.clear()
+        self.numbers.clear()
+        self.prefixes = {
+            number: row
+            for number, row in self.prefixes.items()
+            if number in asked and (self.process.world.trimmable or len(row[0]) == asked[number])
+        }
+        return tuple(
+            Held(number, min(tokens, len(self.prefixes[number][0])))
+            for number, tokens in asked.items()
+            if number in self.prefixes
+        )
 
     def claim(self, ring: str) -> None:
         """A frame of a ring is to be computed."""
@@ -125,29 +148,37 @@ class FakeStage:
             case Open(lane):
                 assert lane not in self.lanes
                 self.lanes[lane] = [[[] for _ in range(self.start, self.end)]]
+                self.numbers[lane] = [lane]
             case Merge(lane, source):
                 self.lanes.setdefault(lane, []).extend(self.lanes.pop(source))
+                self.numbers.setdefault(lane, []).extend(self.numbers.pop(source))
             case Filter(lane, rows):
                 assert rows
                 self.lanes[lane] = [self.lanes[lane][row] for row in rows]
+                self.numbers[lane] = [self.numbers[lane][row] for row in rows]
             case Drop(lane):
                 del self.lanes[lane]
+                del self.numbers[lane]
             case Keep(lane, row, prefix):
                 self.prefixes[prefix] = [list(keys) for keys in self.lanes[lane][row]]
             case Reuse(lane, prefix, tokens):
                 assert lane not in self.lanes
                 held = self.prefixes[prefix]
-                assert len(held[0]) >= tokens
+                assert len(held[0]) == tokens or (self.process.world.trimmable and len(held[0]) > tokens)
                 self.lanes[lane] = [[keys[:tokens] for keys in held]]
+                self.numbers[lane] = [lane]
             case Forget(prefix):
-                del self.prefixes[prefix]
+                self.prefixes.pop(prefix, None)
             case _:
                 raise AssertionError(op)
 
     def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = ()) -> Hidden:
         rows = self.lanes.get(lane, [])
+        if not rows and self.process.world.failing_steps:
+            raise StepFailed(f"There is no lane {lane}.")  # a chunk before failed
         if hidden.layer != self.start or len(rows) != len(hidden.rows):
             self.violated(f"{len(hidden.rows)} rows for layer {hidden.layer} came to lane {lane} of {len(rows)}")
+        self.process.world.computed += sum(map(len, hidden.rows))
         done = []
         for row, states, valid in zip(rows, hidden.rows, lengths or [len(r) for r in hidden.rows], strict=False):
             new: Sequence[int] = states[:valid]
@@ -162,13 +193,13 @@ class FakeRunner:
 
     batchable = True
     pads = True
-    trimmable = True
     vocabulary = VOCABULARY
 
     def __init__(self, stage: FakeStage, directory: Any) -> None:
         self._stage = stage
         self._seen = (-1, -1)
         """Run and number of the last frame."""
+        self.trimmable = stage.process.world.trimmable
 
     @property
     def kv_bytes(self) -> int:
@@ -181,13 +212,16 @@ class FakeRunner:
     def reset(self) -> None:
         self._stage.clear()
 
+    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        return self._stage.recall(held)
+
     # --- the driver ---
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
         self._note_run(frame)
         self.apply(frame.ops)
-        self._may_fail()
         assert frame.lane is not None
+        self._may_fail(frame.lane)
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
         return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths),))
 
@@ -217,7 +251,7 @@ class FakeRunner:
         self.apply(frame.ops)
         if frame.lane is None or frame.failure:
             return frame
-        self._may_fail()
+        self._may_fail(frame.lane)
         hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths)
         if not last:
             return replace(frame, tensors=(hidden,))
@@ -228,13 +262,15 @@ class FakeRunner:
         self._stage.claim(frame.ring)
         if frame.run > self._seen[0]:
             self._seen = (frame.run, -1)
-            if self._stage.lanes or self._stage.prefixes:
-                self._stage.violated(f"run {frame.run} begins with KV that is left over")
+            if self._stage.lanes:
+                self._stage.violated(f"run {frame.run} begins with lanes that are left over")
         elif frame.run < self._seen[0]:
             self._stage.violated(f"a frame of run {frame.run} is applied in run {self._seen[0]}")
 
-    def _may_fail(self) -> None:
+    def _may_fail(self, lane: int) -> None:
         if self._stage.process.world.steps_fail():
+            self._stage.lanes.pop(lane, None)
+            self._stage.numbers.pop(lane, None)
             raise StepFailed("The step could not be computed.")
 
 

@@ -1,0 +1,97 @@
+"""What the stages still have after a break: sequences that stopped at different places go on from where all have them."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from node.core.frames import Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
+from node.core.types import Fence
+from node.engine.runner import Runner, StepFailed
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import Stages, Whole, likeliest, prompt, write_model
+
+CUT = (0, 1, 4)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text", "qwen3_next", "mamba2"])
+def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    ring = Stages(directory).ring(*CUT)
+    ring.apply(Open(1), Open(2), Open(3))
+    tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
+    ring.step(prompt(9, seed=3), lane=3)
+    ring.apply(Merge(7, 1), Merge(7, 2), Filter(7, (1, 0)), Keep(3, 0, prefix=5))
+    ring.step(mx.concatenate([tokens[1], tokens[0]]), lane=7)
+    # The next step of both, and of the prompt its next chunk, are lost between the stages.
+    driver, last = ring.stages
+    driver.begin(7, mx.array([[1], [2]], mx.int32))
+    driver.begin(3, prompt(4, seed=9))
+
+    held = (Held(1, 6), Held(2, 10), Held(3, 13), Held(4, 2), Held(5, 9))
+    for stage in (driver, last):
+        held = stage.recall(held)
+    whole_sequences = {3: 9, 5: 9, 1: 5, 2: 9} if driver.plan.trimmable else {5: 9}
+    assert {each.number: each.tokens for each in held} == whole_sequences
+
+    for lane, (number, count) in enumerate(whole_sequences.items(), start=20):
+        ring.apply(Reuse(lane, number, count), Forget(number))
+        whole = Whole(directory)
+        if number in (1, 2):
+            whole.step(prompt(4 * number, seed=number))
+            whole.step(tokens[number - 1])
+        else:
+            whole.step(prompt(9, seed=3))
+        assert mx.allclose(ring.step(prompt(2), lane=lane), whole.step(prompt(2)), atol=1e-4)
+
+
+def test_what_is_not_named_is_freed(tmp_path):
+    driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
+    for lane in (1, 2):
+        driver.apply(Open(lane))
+        driver.begin(lane, prompt(5))
+    driver.apply(Keep(1, 0, prefix=3))
+    before = driver.kv_bytes
+    assert driver.recall([Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
+    assert 0 < driver.kv_bytes < before
+    assert driver.recall([Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
+    driver.apply(Forget(2))
+    assert driver.kv_bytes == 0
+    assert last.recall([Held(2, 4)]) == ()
+
+
+def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (stage,) = Stages(directory).ring(0, 4).stages
+    runner = Runner(stage, directory)
+
+    def frame(lane: int) -> Frame:
+        return Frame("r", Fence(1, 1), 1, 0, ops=(Open(lane),), lane=lane)
+
+    for lane in (1, 2):
+        runner.run_alone(frame(lane), [[5, 6, 7]], [])
+    with monkeypatch.context() as broken:
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("out of memory")
+
+        broken.setattr(stage, "_body", fail)
+        with pytest.raises(StepFailed, match="out of memory"):
+            runner.run_alone(Frame("r", Fence(1, 1), 1, 1, lane=1), [[8]], [])
+    assert runner.recall([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
+    assert runner.kv_bytes == stage.kv_bytes > 0
+
+
+def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (stage,) = Stages(directory).ring(0, 4).stages
+    runner = Runner(stage, directory)
+    runner.run_alone(Frame("r", Fence(1, 1), 1, 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(stage, "_keep", fail)
+    assert runner.recall([Held(1, 3)]) == ()
+    assert runner.kv_bytes == stage.kv_bytes == 0

@@ -1,0 +1,47 @@
+"""Connections between nodes are reset: streams go on with the KV that the stages still have."""
+
+import pytest
+
+from tests.sim.whole_cluster import simulated
+from tests.sim.world.cluster import World
+from tests.sim.world.machine import Machine
+from tests.sim.world.model import MB
+
+STAGES = 3
+
+
+@pytest.mark.parametrize("trimmable", [True, False])
+def test_what_was_computed_is_not_computed_again(trimmable):
+    """Where a model's caches cannot go back, a sequence is lost of which the stages stopped at different places."""
+    world = World(5, STAGES)
+    world.trimmable = trimmable
+    world.min_stages = STAGES
+    world.step_s = 0.02
+    with simulated(world):
+        machines = list(world.machines.values())
+        for machine in machines:
+            machine.usable = 700 * MB
+            machine.start()
+        world.run(7.0)
+        driver = world.machines[ring(machines[0]).driver]
+        asks = [world.ask(driver.process, max_tokens=80) for _ in range(6)]
+        assert world.until(lambda: all(len(ask.tokens) > 5 or ask.finished for ask in asks), 20.0)
+        at_work = [ask for ask in asks if not ask.finished]
+        assert len(at_work) > 2
+        held = sum(len(ask.request.prompt) + len(ask.tokens) for ask in at_work)
+        to_come = sum(len(ask.expected) - len(ask.tokens) for ask in at_work)
+
+        before, computed = ring(machines[0]), world.computed
+        driver.reset_connections(1.0)
+        assert world.until(lambda: all(map(world.ended, asks)), 30.0)
+
+        assert all(ask.finished for ask in asks)
+        assert ring(machines[0]) == before
+        again = (world.computed - computed) / STAGES - to_come
+        assert again < 0.1 * held if trimmable else 0 < again < held
+        assert not world.timeline.violations
+
+
+def ring(machine: Machine):
+    (only,) = machine.process.agent.placement.rings
+    return only
