@@ -346,6 +346,8 @@ class Driver:
     def _restore(self, held: tuple[Held, ...]) -> None:
         """All stages have this. Nothing else is under way."""
         self._held, self._asking = (), False
+        tokens = sum(each.tokens for each in held)
+        log.info("ring %s starts again with the KV of %d tokens, of %d sequences", self._ring.id, tokens, len(held))
         self._scheduler.restore(held)
         self._wake.set()
 

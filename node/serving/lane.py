@@ -27,6 +27,10 @@ class Lane:
         """All that count towards its size, in the order in which they came."""
         return [seat for seat in (*self._present(), *self.coming) if not seat.gone]
 
+    def kept(self) -> list[Seat]:
+        """Those that are gone and whose KV is worth keeping, until that is done."""
+        return [seat for seat in (*self._present(), *self.coming) if seat.gone and seat.keep]
+
     def _present(self) -> list[Seat]:
         return [*self.rows, *(seat for seats, _ in self.joining for seat in seats)]
 

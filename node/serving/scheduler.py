@@ -129,7 +129,8 @@ class Scheduler:
         """
         seats = [seat for lane in self._lanes for seat in lane.seats()]
         self._left |= self._prefixes.all()
-        self._left |= {seat.number: tuple(seat.session.tokens[: seat.sent]) for seat in seats}
+        for seat in (*(seat for lane in self._lanes for seat in lane.kept()), *seats):
+            self._left[seat.number] = tuple(seat.session.tokens[: seat.sent])
         for seat in reversed(seats):
             self._wait_again(seat)
             seat.session.left = seat.number

@@ -5,8 +5,11 @@ three nodes of which two form the ring. Eight streams at a time are more than th
 """
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +117,28 @@ def test_a_node_of_the_ring_ends(home: Home, place: int, number: signal.Signals)
     victim = home.ring(home.ready())[place]
     through(home, lambda: victim.signal(number))
     assert victim.wait(10) in (0, -signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ss"), reason="only root can reset others' connections")
+@pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
+def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
+    """No node is lost, and so no KV: the ring starts again from what its stages have."""
+    ring = home.ring(home.ready())
+    through(home, lambda: reset_connections(ring[place]))
+    assert home.ring(home.ready()) == ring
+    kept = re.findall(r"starts again with the KV of (\d+) tokens", ring[0].written)
+    assert sum(map(int, kept)) > 100
+
+
+def reset_connections(node: Node) -> None:
+    """All that lead to where it listens for other nodes."""
+    listening = subprocess.run(["ss", "-tHlnp"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in listening.splitlines() if f"pid={node.process.pid}," in line]
+    ports = {re.search(r":(\d+)\s", line)[1] for line in lines} - {str(node.port)}
+    assert ports
+    for port in ports:
+        command = ["ss", "-tHK", "state", "established", "sport", "=", f":{port}"]
+        assert subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])

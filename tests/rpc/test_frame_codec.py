@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.core.frames import Drop, Failure, Filter, Forget, Frame, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
 from node.wire.frame_pb2 import Header, Op, TensorMeta
+from node.wire.frame_pb2 import Held as HeldMessage
 
 numbers = st.integers(0, 2**31)
 ops = st.one_of(
@@ -32,6 +33,7 @@ frames = st.builds(
     fence=st.builds(Fence, numbers, numbers),
     run=numbers,
     seq=numbers,
+    held=st.lists(st.builds(Held, numbers, numbers), max_size=3).map(tuple),
     ops=st.lists(ops, max_size=4).map(tuple),
     lane=st.none() | numbers,
     tensors=st.lists(tensors, max_size=3).map(tuple),
@@ -68,6 +70,7 @@ def header(**fields: object) -> bytes:
 
 TOO_MUCH = {
     "operations": header(ops=[Op(kind=Op.OPEN, lane=1)] * 20_000),
+    "sequences that are held": header(held=[HeldMessage(number=1, tokens=1)] * 20_000),
     "rows": header(ops=[Op(kind=Op.FILTER, rows=range(20_000))]),
     "a row named twice": header(ops=[Op(kind=Op.FILTER, rows=[0, 0])]),
     "lengths": header(lengths=[1] * 20_000),
