@@ -103,9 +103,6 @@ class Frame:
     """Counts the driver's fresh starts on this ring; a higher one frees all KV but what is `held`, and forgets all frames before it."""
     seq: int
     """Counts the frames of a run from 0; the same number all the way round."""
-    held: tuple[Held, ...] = ()
-    """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
-    and frees what is not named; what comes back to the driver is at all stages, as prefixes."""
     ops: tuple[CacheOp, ...] = ()
     lane: int | None = None
     """The lane to step; None for a frame of operations only."""
@@ -120,3 +117,6 @@ class Frame:
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None
+    held: tuple[Held, ...] = ()
+    """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
+    and frees what is not named; what comes back to the driver is at all stages, as prefixes."""

@@ -183,7 +183,7 @@ def _evaluate(groups: list[list[mx.array]], directory: Path, progress: Callable[
 def _warm_up(stage: Stage, dtype: mx.Dtype) -> None:
     """Run two steps, so that kernels are compiled before the first token is waited for."""
     lane = -1
-    stage.apply(Open(lane))
+    stage.lanes.apply(Open(lane))
     for length in _WARM_UP:
         tokens = mx.zeros((1, length), mx.int32)
         if stage.start == 0:
@@ -200,5 +200,5 @@ def _warm_up(stage: Stage, dtype: mx.Dtype) -> None:
             [{ROWS: 1, LENGTH: 1}.get(size, size) for size in shape] for shape in stage.plan.shapes[stage.plan.layers]
         ]
         mx.eval(stage.finish([mx.zeros(shape, dtype) for shape in shapes]))
-    stage.apply(Drop(lane))
+    stage.lanes.apply(Drop(lane))
     mx.clear_cache()

@@ -74,27 +74,27 @@ class Runner:
     def _apply(self, ops: Sequence[CacheOp]) -> None:
         try:
             for op in ops:
-                self._stage.apply(op)
+                self._stage.lanes.apply(op)
         except FAILURES:  # one that was broken off may have changed some layers' caches and not others'
             self.reset()
             raise
         if ops:
-            self.kv_bytes = self._stage.kv_bytes
+            self.kv_bytes = self._stage.lanes.kv_bytes
 
     def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
         """A new run: free all KV but what is still good of this. Gives what that is."""
         try:
-            here = self._stage.recall(held)
+            here = self._stage.lanes.recall(held)
         except FAILURES as error:
             log.warning("KV that outlived a break is let go: %s", error)
             self.reset()
             return ()
-        self.kv_bytes = self._stage.kv_bytes
+        self.kv_bytes = self._stage.lanes.kv_bytes
         return here
 
     def reset(self) -> None:
         """Free all KV."""
-        self._stage.clear()
+        self._stage.lanes.clear()
         self.kv_bytes = 0
 
     @contextmanager
@@ -104,7 +104,7 @@ class Runner:
             yield
         except (PippinError, *FAILURES) as error:
             if lane is not None:
-                self._stage.apply(Drop(lane))
+                self._stage.lanes.apply(Drop(lane))
             if isinstance(error, PippinError):
                 raise
             raise StepFailed(f"The step could not be computed: {error}") from error

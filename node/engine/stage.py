@@ -1,11 +1,11 @@
-"""A node's layers of a model and the caches of those layers: steps, and operations on caches.
+"""A node's layers of a model: what they do in a step.
 
 Everything here runs in the compute thread.
 """
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,33 +13,18 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.errors import ModelUnsupported, PippinError
-from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
+from node.engine.lanes import Lanes
 from node.engine.plan import Plan
 from node.engine.trunk import watched
-
-_MOST_CACHES = 4096
-"""Lanes and prefixes. A driver has one for each session and each prompt that it remembers: some hundreds at most."""
-
-
-@dataclass
-class _Lane:
-    """Sessions that step together: one row each in every cache."""
-
-    caches: list[Any]
-    """Those of this stage's layers, then the shadows."""
-    numbers: list[int]
-    """For each row, the lane in which its session began: a name that stays when rows move."""
-    positions: list[int] = field(default_factory=lambda: [0])
-    """For each row, the tokens that its caches hold."""
 
 
 class Stage:
     """The layers [start, end) of a model. The one with start 0, the driver's, has embedding, norm and head as well.
 
-    `plan`, `start`, `end` and `weight_bytes` are constant.
+    `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches.
     """
 
     def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
@@ -51,14 +36,13 @@ class Stage:
         layers = list(find_layers(model))
         self._body = Cut(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = Cut(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
-        self._lanes: dict[int, _Lane] = {}
-        self._prefixes: dict[int, _Lane] = {}
         self._choose_caches()
+        self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
 
     def sibling(self) -> "Stage":
         """Another with the same weights and caches of its own, for another ring."""
         other = copy.copy(self)
-        other._lanes, other._prefixes = {}, {}  # noqa: SLF001 - of our own class
+        other.lanes = self.lanes.sibling()
         return other
 
     def _choose_caches(self) -> None:
@@ -160,7 +144,7 @@ class Stage:
     def _step(
         self, number: int, tokens: mx.array, tensors: Sequence[mx.array], lengths: Sequence[int]
     ) -> tuple[mx.array, ...]:
-        lane = self._lane(number)
+        lane = self.lanes.lane(number)
         rows, length = tokens.shape
         if rows != len(lane.positions) or (lengths and len(lengths) != rows):
             raise PippinError(f"Lane {number} has {len(lane.positions)} sessions, but the step has {rows}.")
@@ -199,130 +183,11 @@ class Stage:
                 return rows, length
         raise PippinError(f"Tensors of shapes {got} are not what layer {cut} of {self.plan.model_type} takes.")
 
-    # --- caches ---
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes that all lanes and prefixes take now."""
-        held = (*self._lanes.values(), *self._prefixes.values())
-        return sum(caches.total_bytes(lane.caches) for lane in held)
-
-    def apply(self, op: CacheOp) -> None:
-        """Apply one cache operation. Raises PippinError when it does not fit; the caches are as before then."""
-        if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MOST_CACHES:
-            raise PippinError(f"There are {_MOST_CACHES} lanes and prefixes already: the driver has lost count.")
-        match op:
-            case Open(lane):
-                self._lanes[lane] = _Lane(self._fresh(), [lane])
-            case Merge(lane, source):
-                self._merge(lane, source)
-            case Filter(lane, rows):
-                self._filter(lane, rows)
-            case Drop(lane):
-                self._lanes.pop(lane, None)
-            case Keep(lane, row, prefix):
-                self._keep(lane, row, prefix)
-            case Reuse(lane, prefix, tokens):
-                self._reuse(lane, prefix, tokens)
-            case Forget(prefix):
-                self._prefixes.pop(prefix, None)
-
-    def clear(self) -> None:
-        """Free all lanes and prefixes, and MLX's buffers."""
-        self._lanes.clear()
-        self._prefixes.clear()
-        mx.clear_cache()
-
-    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """After a break, make prefixes of the sequences that are named, and free all else.
-
-        Gives those that are here, with no more tokens than are here.
-        """
-        wanted = {each.number for each in held}
-        for number in list(self._lanes):
-            for row, name in enumerate(self._lanes[number].numbers):
-                if name in wanted:
-                    self._keep(number, row, name)
-            del self._lanes[number]  # before the next one is copied
-        self._prefixes = {number: kept for number, kept in self._prefixes.items() if number in wanted}
-        mx.clear_cache()
-        return tuple(here for each in held if (here := self._held(each)))
-
-    def _held(self, asked: Held) -> Held | None:
-        kept = self._prefixes.get(asked.number)
-        tokens = min(kept.positions[0], asked.tokens) if kept else 0
-        if kept and tokens and (self.plan.trimmable or kept.positions[0] == asked.tokens):
-            return Held(asked.number, tokens)
-        self._prefixes.pop(asked.number, None)
-        return None
-
-    def _fresh(self) -> list[Any]:
-        new = make_prompt_cache(self._model)
-        return [new[k] for k in (*self._own, *self._shadows)]
-
-    def _lane(self, number: int) -> _Lane:
-        if number not in self._lanes:
-            raise PippinError(f"There is no lane {number} on layers {self.start} to {self.end}.")
-        return self._lanes[number]
-
-    def _merge(self, number: int, source: int) -> None:
-        added = self._lane(source)
-        if number == source:
-            raise PippinError(f"Lane {number} cannot be merged with itself.")
-        if number not in self._lanes:
-            self._lanes[number] = self._lanes.pop(source)
-            return
-        if not self.plan.batchable:
-            raise PippinError(f"Sessions of {self.plan.model_type} cannot share a lane.")
-        lane = self._lanes[number]
-        lane.caches = [caches.batched(cache) for cache in lane.caches]
-        for cache, other in zip(lane.caches, added.caches, strict=True):
-            cache.extend(caches.batched(other))
-        mx.eval(caches.states(lane.caches))  # or the copies of several merges would pile up
-        lane.numbers += added.numbers
-        lane.positions += added.positions
-        del self._lanes[source]
-
-    def _filter(self, number: int, rows: Sequence[int]) -> None:
-        lane = self._lane(number)
-        if not rows or not all(0 <= row < len(lane.positions) for row in rows):
-            raise PippinError(f"Lane {number} has no rows {list(rows)}: it has {len(lane.positions)}.")
-        if len(lane.positions) > 1:
-            for cache in lane.caches:
-                cache.filter(list(rows))
-        lane.numbers = [lane.numbers[row] for row in rows]
-        lane.positions = [lane.positions[row] for row in rows]
-
-    def _trim(self, lane: _Lane, tokens: int) -> None:
-        if tokens == 0:
-            return
-        if not 0 < tokens <= min(lane.positions):
-            raise PippinError(f"{tokens} tokens cannot be trimmed from {min(lane.positions)}.")
-        if not all(cache.is_trimmable() for cache in lane.caches if not cache.empty()):
-            raise PippinError(f"A cache of {self.plan.model_type} cannot go back {tokens} tokens.")
-        for cache in lane.caches:
-            if not cache.empty() and cache.trim(tokens) != tokens:
-                raise PippinError(f"A cache of {self.plan.model_type} did not go back {tokens} tokens.")
-        lane.positions = [position - tokens for position in lane.positions]
-
-    def _keep(self, number: int, row: int, prefix: int) -> None:
-        lane = self._lane(number)
-        if not 0 <= row < len(lane.positions):
-            raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
-        fresh = self._fresh()  # for those that no layer fills, of which mlx-lm can't take a part
-        kept = [
-            new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
-        ]
-        mx.eval(caches.states(kept))
-        self._prefixes[prefix] = _Lane(kept, [prefix], [lane.positions[row]])
-
-    def _reuse(self, number: int, prefix: int, tokens: int) -> None:
-        if prefix not in self._prefixes:
-            raise PippinError(f"There is no prefix {prefix} on layers {self.start} to {self.end}.")
-        lane = copy.deepcopy(self._prefixes[prefix])
-        lane.numbers = [number]
-        self._trim(lane, lane.positions[0] - tokens)
-        self._lanes[number] = lane
+def _fresh(model: Module, wanted: Sequence[int]) -> list[Any]:
+    """Empty caches, those of the whole model that are wanted. Not a method: lanes would hold on to their stage."""
+    new = make_prompt_cache(model)
+    return [new[k] for k in wanted]
 
 
 def _last(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:

@@ -55,7 +55,7 @@ class Circuit:
 
     def frame(self, ops: tuple[CacheOp, ...] = (), held: tuple[Held, ...] = ()) -> Frame:
         """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, self._run, 0, held, ops)
+        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops, held=held)
 
     def open(self) -> None:
         """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""

@@ -94,7 +94,7 @@ class Ring:
     def apply(self, *ops: CacheOp) -> None:
         for stage in self.stages:
             for op in ops:
-                stage.apply(op)
+                stage.lanes.apply(op)
 
     def step(self, tokens: mx.array, lane: int = 0, lengths: Sequence[int] = (), *, every: bool = True) -> mx.array:
         """Logits [rows, length, vocabulary], or of the last tokens [rows, vocabulary]."""

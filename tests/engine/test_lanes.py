@@ -97,18 +97,18 @@ def test_sessions_come_and_go(llama):
     got, expected = ring.step(tokens[1], lane=9), wholes[1].step(tokens[1])
     assert mx.allclose(got, expected, atol=1e-4)
     ring.apply(Drop(9))
-    assert [stage.kv_bytes for stage in ring.stages] == [0, 0]
+    assert [stage.lanes.kv_bytes for stage in ring.stages] == [0, 0]
 
 
 def test_kv_bytes_are_what_the_plan_says(llama):
     ring = Stages(llama).ring(0, 2, 4)
-    before = [stage.kv_bytes for stage in ring.stages]
+    before = [stage.lanes.kv_bytes for stage in ring.stages]
     assert before == [0, 0]
     ring.step(prompt(5))
     plan = ring.stages[0].plan
     for stage in ring.stages:
         promised = sum(cost.bytes_for(5) for cost in plan.kv[stage.start : stage.end])
-        assert 0 < stage.kv_bytes <= promised
+        assert 0 < stage.lanes.kv_bytes <= promised
     # 16 head dimensions, 2 key-value heads, keys and values, float32
     assert {cost.per_token for cost in plan.kv} == {16 * 2 * 2 * 4}
     assert [cost.window for cost in plan.kv] == [8, 0, 8, 0]
@@ -216,6 +216,6 @@ def test_siblings_share_weights_and_nothing_else(llama):
         assert same(first.step(prompt(length)), whole.step(prompt(length)))
         assert same(second.step(prompt(length, seed=2)), other.step(prompt(length, seed=2)))
     for stage in first.stages:
-        stage.clear()
-        assert stage.kv_bytes == 0
+        stage.lanes.clear()
+        assert stage.lanes.kv_bytes == 0
     assert same(second.step(prompt(2)), other.step(prompt(2)))

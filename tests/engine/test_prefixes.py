@@ -38,9 +38,9 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
         whole.step(prompt(9)[:, :reused])
         for seed in (3, 4):
             assert same(ring.step(prompt(2, seed=seed), lane=lane), whole.step(prompt(2, seed=seed)))
-    held = ring.stages[0].kv_bytes
+    held = ring.stages[0].lanes.kv_bytes
     ring.apply(Forget(5), Forget(5))
-    assert ring.stages[0].kv_bytes < held
+    assert ring.stages[0].lanes.kv_bytes < held
     with pytest.raises(PippinError, match="no prefix 5"):
         ring.apply(Reuse(1, prefix=5, tokens=2))
 

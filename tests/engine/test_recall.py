@@ -31,7 +31,7 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
 
     held = (Held(1, 6), Held(2, 10), Held(3, 13), Held(4, 2), Held(5, 9))
     for stage in (driver, last):
-        held = stage.recall(held)
+        held = stage.lanes.recall(held)
     whole_sequences = {3: 9, 5: 9, 1: 5, 2: 9} if driver.plan.trimmable else {5: 9}
     assert {each.number: each.tokens for each in held} == whole_sequences
 
@@ -49,16 +49,16 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
 def test_what_is_not_named_is_freed(tmp_path):
     driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
     for lane in (1, 2):
-        driver.apply(Open(lane))
+        driver.lanes.apply(Open(lane))
         driver.begin(lane, prompt(5))
-    driver.apply(Keep(1, 0, prefix=3))
-    before = driver.kv_bytes
-    assert driver.recall([Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
-    assert 0 < driver.kv_bytes < before
-    assert driver.recall([Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
-    driver.apply(Forget(2))
-    assert driver.kv_bytes == 0
-    assert last.recall([Held(2, 4)]) == ()
+    driver.lanes.apply(Keep(1, 0, prefix=3))
+    before = driver.lanes.kv_bytes
+    assert driver.lanes.recall([Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
+    assert 0 < driver.lanes.kv_bytes < before
+    assert driver.lanes.recall([Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
+    driver.lanes.apply(Forget(2))
+    assert driver.lanes.kv_bytes == 0
+    assert last.lanes.recall([Held(2, 4)]) == ()
 
 
 def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: 
         with pytest.raises(StepFailed, match="out of memory"):
             runner.run_alone(Frame("r", Fence(1, 1), 1, 1, lane=1), [[8]], [])
     assert runner.recall([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
-    assert runner.kv_bytes == stage.kv_bytes > 0
+    assert runner.kv_bytes == stage.lanes.kv_bytes > 0
 
 
 def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +92,6 @@ def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(stage, "_keep", fail)
+    monkeypatch.setattr(stage.lanes, "_keep", fail)
     assert runner.recall([Held(1, 3)]) == ()
-    assert runner.kv_bytes == stage.kv_bytes == 0
+    assert runner.kv_bytes == stage.lanes.kv_bytes == 0

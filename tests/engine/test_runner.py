@@ -19,7 +19,9 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
         raise error
 
     dropped = []
-    stage = SimpleNamespace(plan=SimpleNamespace(vocabulary=5), begin=begin, apply=dropped.append)
+    stage = SimpleNamespace(
+        plan=SimpleNamespace(vocabulary=5), begin=begin, lanes=SimpleNamespace(apply=dropped.append)
+    )
     runner = Runner(stage, Path())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 1, 0, lane=0), [[1]])

@@ -1,0 +1,167 @@
+"""The caches of a stage: lanes, in which sessions step together, and prefixes, which are kept for later sessions.
+
+Everything here runs in the compute thread.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from node.core.errors import PippinError
+from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
+from node.engine import caches
+from node.engine.plan import Plan
+
+_MOST_CACHES = 4096
+"""Lanes and prefixes. A driver has one for each session and each prompt that it remembers: some hundreds at most."""
+
+
+@dataclass
+class Lane:
+    """Sessions that step together: one row each in every cache."""
+
+    caches: list[Any]
+    """Those of this stage's layers, then the shadows."""
+    numbers: list[int]
+    """For each row, the lane in which its session began: a name that stays when rows move."""
+    positions: list[int] = field(default_factory=lambda: [0])
+    """For each row, the tokens that its caches hold."""
+
+
+class Lanes:
+    """Changed by the operations that come with frames, and stepped by the stage."""
+
+    def __init__(self, fresh: Callable[[], list[Any]], plan: Plan, where: str) -> None:
+        """`fresh` makes empty caches for one session; `where` names the stage in errors."""
+        self._fresh = fresh
+        self._plan = plan
+        self._where = where
+        self._lanes: dict[int, Lane] = {}
+        self._prefixes: dict[int, Lane] = {}
+
+    def sibling(self) -> "Lanes":
+        """Others for the same layers."""
+        return Lanes(self._fresh, self._plan, self._where)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that all lanes and prefixes take now."""
+        held = (*self._lanes.values(), *self._prefixes.values())
+        return sum(caches.total_bytes(lane.caches) for lane in held)
+
+    def apply(self, op: CacheOp) -> None:
+        """Apply one cache operation. Raises PippinError when it does not fit; the caches are as before then."""
+        if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MOST_CACHES:
+            raise PippinError(f"There are {_MOST_CACHES} lanes and prefixes already: the driver has lost count.")
+        match op:
+            case Open(lane):
+                self._lanes[lane] = Lane(self._fresh(), [lane])
+            case Merge(lane, source):
+                self._merge(lane, source)
+            case Filter(lane, rows):
+                self._filter(lane, rows)
+            case Drop(lane):
+                self._lanes.pop(lane, None)
+            case Keep(lane, row, prefix):
+                self._keep(lane, row, prefix)
+            case Reuse(lane, prefix, tokens):
+                self._reuse(lane, prefix, tokens)
+            case Forget(prefix):
+                self._prefixes.pop(prefix, None)
+
+    def clear(self) -> None:
+        """Free all lanes and prefixes, and MLX's buffers."""
+        self._lanes.clear()
+        self._prefixes.clear()
+        mx.clear_cache()
+
+    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """After a break, make prefixes of the sequences that are named, and free all else.
+
+        Gives those that are here, with no more tokens than are here.
+        """
+        wanted = {each.number for each in held}
+        for number in list(self._lanes):
+            for row, name in enumerate(self._lanes[number].numbers):
+                if name in wanted:
+                    self._keep(number, row, name)
+            del self._lanes[number]  # before the next one is copied
+        self._prefixes = {number: kept for number, kept in self._prefixes.items() if number in wanted}
+        mx.clear_cache()
+        return tuple(here for each in held if (here := self._held(each)))
+
+    def _held(self, asked: Held) -> Held | None:
+        kept = self._prefixes.get(asked.number)
+        tokens = min(kept.positions[0], asked.tokens) if kept else 0
+        if kept and tokens and (self._plan.trimmable or kept.positions[0] == asked.tokens):
+            return Held(asked.number, tokens)
+        self._prefixes.pop(asked.number, None)
+        return None
+
+    def lane(self, number: int) -> Lane:
+        """Raises PippinError when there is none of this number."""
+        if number not in self._lanes:
+            raise PippinError(f"There is no lane {number} on {self._where}.")
+        return self._lanes[number]
+
+    def _merge(self, number: int, source: int) -> None:
+        added = self.lane(source)
+        if number == source:
+            raise PippinError(f"Lane {number} cannot be merged with itself.")
+        if number not in self._lanes:
+            self._lanes[number] = self._lanes.pop(source)
+            return
+        if not self._plan.batchable:
+            raise PippinError(f"Sessions of {self._plan.model_type} cannot share a lane.")
+        lane = self._lanes[number]
+        lane.caches = [caches.batched(cache) for cache in lane.caches]
+        for cache, other in zip(lane.caches, added.caches, strict=True):
+            cache.extend(caches.batched(other))
+        mx.eval(caches.states(lane.caches))  # or the copies of several merges would pile up
+        lane.numbers += added.numbers
+        lane.positions += added.positions
+        del self._lanes[source]
+
+    def _filter(self, number: int, rows: Sequence[int]) -> None:
+        lane = self.lane(number)
+        if not rows or not all(0 <= row < len(lane.positions) for row in rows):
+            raise PippinError(f"Lane {number} has no rows {list(rows)}: it has {len(lane.positions)}.")
+        if len(lane.positions) > 1:
+            for cache in lane.caches:
+                cache.filter(list(rows))
+        lane.numbers = [lane.numbers[row] for row in rows]
+        lane.positions = [lane.positions[row] for row in rows]
+
+    def _trim(self, lane: Lane, tokens: int) -> None:
+        if tokens == 0:
+            return
+        if not 0 < tokens <= min(lane.positions):
+            raise PippinError(f"{tokens} tokens cannot be trimmed from {min(lane.positions)}.")
+        if not all(cache.is_trimmable() for cache in lane.caches if not cache.empty()):
+            raise PippinError(f"A cache of {self._plan.model_type} cannot go back {tokens} tokens.")
+        for cache in lane.caches:
+            if not cache.empty() and cache.trim(tokens) != tokens:
+                raise PippinError(f"A cache of {self._plan.model_type} did not go back {tokens} tokens.")
+        lane.positions = [position - tokens for position in lane.positions]
+
+    def _keep(self, number: int, row: int, prefix: int) -> None:
+        lane = self.lane(number)
+        if not 0 <= row < len(lane.positions):
+            raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
+        fresh = self._fresh()  # for those that no layer fills, of which mlx-lm can't take a part
+        kept = [
+            new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
+        ]
+        mx.eval(caches.states(kept))
+        self._prefixes[prefix] = Lane(kept, [prefix], [lane.positions[row]])
+
+    def _reuse(self, number: int, prefix: int, tokens: int) -> None:
+        if prefix not in self._prefixes:
+            raise PippinError(f"There is no prefix {prefix} on {self._where}.")
+        lane = copy.deepcopy(self._prefixes[prefix])
+        lane.numbers = [number]
+        self._trim(lane, lane.positions[0] - tokens)
+        self._lanes[number] = lane
