@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from node.core.clock import now
-from node.core.errors import BadRequest, ModelUnsupported, PippinError, RingLost, error_from, told
-from node.core.evaluation import EvaluateRequest, Evaluation, Findings, Question
+from node.core.errors import PippinError, RingLost, error_from, told
+from node.core.evaluation import Findings, Question
 from node.core.frames import CacheOp, Frame, Held
-from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
 from node.engine.runner import Draw, Runner
@@ -20,7 +19,7 @@ from node.serving.onward import Onward
 from node.serving.outage import MOST_BREAKS, Outage
 from node.serving.rate import Rate
 from node.serving.scheduler import Scheduler, Step
-from node.serving.session import Seat, Session
+from node.serving.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ RESTART_DELAY_S = 0.3
 
 
 class Driver:
-    """Runs one ring. `run` is its task; `generate` may be called by any number of gateways."""
+    """Runs one ring. `run` is its task; `sessions` is for gateways."""
 
     def __init__(
         self,
@@ -59,68 +58,15 @@ class Driver:
             trimmable=runner.trimmable,
         )
         self._wake = asyncio.Event()
+        self.sessions = Sessions(runner, self._scheduler, self._wake)
         self._landed_at = 0.0
         self._outage = Outage()
         self._held: tuple[Held, ...] = ()
         """KV that this stage still has after a break. The others are asked for theirs before anything else."""
         self._asking = False
-        self._closed: PippinError | None = None
         self._rate = Rate()
 
-    # --- towards gateways -------------------------------------------------------------------------------------------
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields each new token once, in order. Closing it cancels the session.
-
-        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring is replaced or cannot be restarted.
-        """
-        self._check(request.prompt + request.resume)
-        constraint = None
-        if request.grammar:  # in a thread: large ones take a second
-            begin = self._runner.constraints.begin
-            constraint = await asyncio.to_thread(begin, request.grammar, request.resume)
-        session = Session(request, constraint)
-        self._submit(session)
-        try:
-            while True:
-                match await session.events.get():
-                    case PippinError() as error:
-                        raise error
-                    case TokenEvent() as event:
-                        yield event
-                        if event.finish:
-                            return
-        finally:
-            self._finish(session, keep=True)  # at a stop string, for one; who hung up may ask again
-
-    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """Cancelling it frees the session.
-
-        Raises ModelUnsupported for a model without embeddings, and what `generate` raises.
-        """
-        if request.top is None and not self._runner.embeds:
-            raise ModelUnsupported(f"{request.model} is of an architecture that gives no embeddings.")
-        self._check(request.prompt)
-        session = Session.of_evaluation(request)
-        self._submit(session)
-        try:
-            event = await session.events.get()
-            if isinstance(event, PippinError):
-                raise event
-            assert isinstance(event, Evaluation)
-            return event
-        finally:
-            self._finish(session, keep=False)
-
-    def _check(self, tokens: Sequence[int]) -> None:
-        if any(not 0 <= token < self._runner.vocabulary for token in tokens):
-            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
-
-    def _submit(self, session: Session) -> None:
-        if self._closed:
-            raise self._closed
-        self._scheduler.submit(session)
-        self._wake.set()
+    # --- what others see --------------------------------------------------------------------------------------------
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
@@ -132,10 +78,7 @@ class Driver:
 
     async def close(self, reason: PippinError) -> None:
         """End all requests with `reason`, free the KV and the links."""
-        self._closed = reason
-        for session in self._scheduler.sessions():
-            self._fail(session, reason)
-        self._wake.set()
+        self.sessions.close(reason)
         self._circuit.cut()
         await self._compute.run(self._runner.reset)
 
@@ -150,20 +93,21 @@ class Driver:
 
     async def _drive(self) -> None:
         """Send steps as long as there is one and the ring has room for it."""
-        while not self._closed:
+        while not self.sessions.closed:
             await self._wake.wait()
             self._wake.clear()
             try:
-                if self._outage.reason and not self._closed:
+                if self._outage.reason and not self.sessions.closed:
                     await self._restart()
                 await self._send_all()
             except Exception as error:
                 if not isinstance(error, PippinError):
                     log.exception("a step failed")
                 self._break(told(error))
+                self._wake.set()  # also when it was broken already
 
     async def _send_all(self) -> None:
-        while not (self._outage.reason or self._closed or self._asking or self._circuit.full):
+        while not (self._outage.reason or self.sessions.closed or self._asking or self._circuit.full):
             if self._held and self._scheduler.queued:
                 await self._ask()
             elif step := self._scheduler.next():
@@ -261,55 +205,24 @@ class Driver:
         for seat, result in zip(step.rows, results, strict=bool(results)):
             if seat.gone:
                 continue
-            if isinstance(result, Findings):
-                self._note(seat, result)
-            else:
+            if not isinstance(result, Findings):
                 self._rate.count(landed_at)
-                self._emit(seat, result)
+            self.sessions.take(seat, result)
         self._scheduler.landed(step, seconds)
         self._outage.over()
-
-    def _note(self, seat: Seat, findings: Findings) -> None:
-        if seat.reading and (evaluation := seat.reading.add(findings)):
-            seat.session.events.put_nowait(evaluation)
-            # What was scored is often generated from next.
-            self._finish(seat.session, keep=bool(evaluation.scores))
-
-    def _emit(self, seat: Seat, sampled: Sampled) -> None:
-        session = seat.session
-        if session.constraint and session.constraint.error:
-            self._fail(session, session.constraint.error)
-            return
-        event = replace(session.accept(sampled.token), logprob=sampled.logprob, top=sampled.top)
-        session.events.put_nowait(event)
-        if event.finish:
-            self._finish(session, keep=True)
-
-    # --- ending -----------------------------------------------------------------------------------------------------
-
-    def _finish(self, session: Session, *, keep: bool) -> None:
-        """Free its place and its KV, now: at the end, when it failed, or when its gateway hung up."""
-        if not session.finished:
-            self._scheduler.finish(session, keep=keep)
-            self._wake.set()
-
-    def _fail(self, session: Session, error: PippinError) -> None:
-        if not session.finished:
-            session.events.put_nowait(error)
-        self._finish(session, keep=False)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
         """Its sessions fail. The stages may have come to differ, so all others are replayed."""
         for seat in step.rows if step else ():
             if not seat.gone:
-                self._fail(seat.session, error)
+                self.sessions.fail(seat.session, error)
         self._break(error)
 
     # --- breaking and starting again --------------------------------------------------------------------------------
 
     def _break(self, reason: PippinError) -> None:
         """The ring lost frames or a link. Sessions keep their tokens, and will be replayed as far as their KV is lost."""
-        if self._outage.reason or self._closed:
+        if self._outage.reason or self.sessions.closed:
             return
         log.warning("ring %s broke: %s", self._ring.id, reason)
         self._outage.begin(reason, now())
@@ -319,17 +232,16 @@ class Driver:
         for session in self._scheduler.sessions():
             if session.breaks > MOST_BREAKS:
                 times = f"The ring broke {session.breaks} times before this request had its next token"
-                self._fail(session, RingLost(f"{times}: {reason.message}"))
+                self.sessions.fail(session, RingLost(f"{times}: {reason.message}"))
         self._wake.set()
 
     async def _restart(self) -> None:
         if lost := self._outage.given_up(now(), elsewhere=self._elsewhere()):
-            for session in self._scheduler.sessions():
-                self._fail(session, lost)
+            self.sessions.fail_all(lost)
         if not self._scheduler.sessions():
             self._outage.over()
         await asyncio.sleep(RESTART_DELAY_S)
-        if self._closed:
+        if self.sessions.closed:
             return  # the stage may be another ring's by now
         self._circuit.renew()
         self._held = await self._compute.run(self._runner.recall, self._scheduler.left)

@@ -83,11 +83,11 @@ class Rings:
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""
-        return self._driver(ring).generate(request)
+        return self._driver(ring).sessions.generate(request)
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         """Raises StaleFence when this node does not drive that ring (any more)."""
-        return await self._driver(ring).evaluate(request)
+        return await self._driver(ring).sessions.evaluate(request)
 
     def _driver(self, ring: str) -> Driver:
         part = self._parts.get(ring)

@@ -22,7 +22,7 @@ class Session:
     request: GenerateRequest
     constraint: Constraint | None = None
     """Of the request's grammar; used in the compute thread."""
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(init=False)
     seat: "Seat | None" = None
     """None while it waits."""
     finished: bool = False
@@ -99,7 +99,7 @@ class Seat:
     """The row is to be freed; what still comes back for it is ignored."""
     keep: bool = False
     """Its KV is worth keeping for a later session that begins alike."""
-    reading: Reading | None = None
+    reading: Reading | None = field(default=None, init=False)
     """Of a session that evaluates its prompt."""
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def driving(directory, tokenizer):
                 grammar=grammar,
                 resume=tuple(resume),
             )
-            return [event async for event in driver.generate(request)]
+            return [event async for event in driver.sessions.generate(request)]
 
         yield ask
         task.cancel()

@@ -62,7 +62,7 @@ async def driven(runner: FakeRunner | None = None) -> AsyncIterator[Driver]:
 
 
 async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> list[TokenEvent]:
-    return [event async for event in driver.generate(GenerateRequest("x", "m", prompt, max_tokens))]
+    return [event async for event in driver.sessions.generate(GenerateRequest("x", "m", prompt, max_tokens))]
 
 
 async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatc
     monkeypatch.setattr(driving, "now", lambda: clock)
     monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
     async with driven() as driver:
-        stream = driver.generate(GenerateRequest("x", "m", (1, 2, 3), 1000))
+        stream = driver.sessions.generate(GenerateRequest("x", "m", (1, 2, 3), 1000))
         tokens = [(await anext(stream)).token]
         for _ in range(3):
             with pytest.raises(StepFailed):
@@ -89,7 +89,7 @@ async def test_a_step_that_fails_costs_no_other_session_its_kv(monkeypatch: pyte
     runner = FakeRunner()
     async with driven(runner) as driver:
         prompt = tuple(range(20, 120))
-        stream = driver.generate(GenerateRequest("x", "m", prompt, 1000))
+        stream = driver.sessions.generate(GenerateRequest("x", "m", prompt, 1000))
         tokens = [(await anext(stream)).token]
         with pytest.raises(StepFailed):
             await answer(driver, (7, BAD), 5)
