@@ -24,7 +24,6 @@ from node.serving.sessions import Sessions
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-RESTART_DELAY_S = 0.3
 
 
 class Driver:
@@ -240,7 +239,7 @@ class Driver:
             self.sessions.fail_all(lost)
         if not self._scheduler.sessions():
             self._outage.over()
-        await asyncio.sleep(RESTART_DELAY_S)
+        await asyncio.sleep(self._outage.delay_s)
         if self.sessions.closed:
             return  # the stage may be another ring's by now
         self._circuit.renew()

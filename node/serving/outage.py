@@ -6,6 +6,8 @@ RESTART_WINDOW_S = 15.0
 """How long a broken ring tries to start again before its requests are given back to their gateways."""
 RESTART_ONCE_S = 0.2
 """The same when another ring is ready to take them: one fresh start mends a link that was reset; more are in the way."""
+RESTART_DELAY_S = 0.3
+"""Between two tries. The first one comes at once: most often, nothing but a connection was lost."""
 MOST_BREAKS = 20
 """Of a session, without a token in between: then it may be what breaks the ring. A ring that can't be reached does not
 count, as nothing is begun in it."""
@@ -18,6 +20,12 @@ class Outage:
         self.reason: PippinError | None = None
         """Of the last break; None once the ring has started again."""
         self._since: float | None = None
+        self._tries = 0
+
+    @property
+    def delay_s(self) -> float:
+        """How long to wait before the next try."""
+        return RESTART_DELAY_S if self._tries else 0.0
 
     def begin(self, reason: PippinError, present: float) -> None:
         self.reason = reason
@@ -36,6 +44,8 @@ class Outage:
     def restarted(self) -> None:
         """It is tried again; whether it works is not known yet."""
         self.reason = None
+        self._tries += 1
 
     def over(self) -> None:
         self._since = None
+        self._tries = 0

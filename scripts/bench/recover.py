@@ -7,6 +7,7 @@ as lost if it ends with an error, or with another text than undisturbed.
     worker    kill -9 of the ring's last node          hang      SIGSTOP of it; SIGCONT afterwards
     driver    kill -9 of the ring's first node         leave     SIGTERM of it
     head      kill -9 of the head, whatever else it does
+    reset     its connections with other nodes are reset, by `ss -K`; not by default, as only root can do that
 
 The parts come from the nodes' logs (one machine, one clock): `detect`, from the signal until the head, or who becomes
 head, says that the node is gone; `elect`, until there is a head (0 if it was not the head that was lost); `plan`, until
@@ -109,7 +110,10 @@ async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
     await asyncio.gather(*(answer.begun.wait() for answer in answers))
     await asyncio.sleep(WARM_S)
     lost_at = time.time()
-    victim.process.send_signal({"hang": signal.SIGSTOP, "leave": signal.SIGTERM}.get(kind, signal.SIGKILL))
+    if kind == "reset":
+        await asyncio.to_thread(victims.reset_connections, victim)
+    else:
+        victim.process.send_signal({"hang": signal.SIGSTOP, "leave": signal.SIGTERM}.get(kind, signal.SIGKILL))
     done = await asyncio.gather(*tasks, return_exceptions=True)
     wrong = [n for n, answer in enumerate(done) if not isinstance(answer, Answer) or answer.text != expected[n]]
     for n in wrong:
@@ -117,7 +121,8 @@ async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
             f"\n{kind}: stream {n}: {done[n] if not isinstance(done[n], Answer) else 'another text'}", file=sys.stderr
         )
     parts = _parts(cluster, victim, status, answers, lost_at)
-    await asyncio.to_thread(_bring_back, cluster, victim)
+    if kind != "reset":
+        await asyncio.to_thread(_bring_back, cluster, victim)
     return Loss(parts, len(wrong))
 
 

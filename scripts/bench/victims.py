@@ -136,6 +136,15 @@ class Cluster:
         processes.end([node.process for node in self.nodes.values()])
 
 
+def reset_connections(node: Victim) -> None:
+    """Those that others opened to it. Needs root, and iproute2's `ss`."""
+    listening = subprocess.run(["ss", "-tHlnp"], capture_output=True, text=True, check=True).stdout
+    for line in listening.splitlines():
+        if f"pid={node.process.pid}," in line and (port := re.search(r":(\d+)\s", line)):
+            command = ["ss", "-tHK", "state", "established", "sport", "=", f":{port[1]}"]
+            subprocess.run(command, capture_output=True, check=False)
+
+
 def wait(ask: Callable[[], Found | None], within_s: float, what: str) -> Found:
     """Raises SystemExit when it takes longer."""
     deadline = time.monotonic() + within_s

@@ -14,6 +14,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.serving import driver as driving
+from node.serving import outage
 from node.serving.driver import Driver
 from node.serving.limits import Limits
 from node.serving.outage import MOST_BREAKS, RESTART_WINDOW_S
@@ -68,7 +69,6 @@ async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> li
 async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 1000.0
     monkeypatch.setattr(driving, "now", lambda: clock)
-    monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
     async with driven() as driver:
         stream = driver.sessions.generate(GenerateRequest("x", "m", (1, 2, 3), 1000))
         tokens = [(await anext(stream)).token]
@@ -84,8 +84,7 @@ async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatc
         assert (driver.load().running, driver.load().queued) == (0, 0)
 
 
-async def test_a_step_that_fails_costs_no_other_session_its_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
+async def test_a_step_that_fails_costs_no_other_session_its_kv() -> None:
     runner = FakeRunner()
     async with driven(runner) as driver:
         prompt = tuple(range(20, 120))
@@ -103,7 +102,7 @@ async def test_a_step_that_fails_costs_no_other_session_its_kv(monkeypatch: pyte
 
 async def test_a_request_that_breaks_the_ring_again_and_again_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of which a step never comes back does."""
-    monkeypatch.setattr(driving, "RESTART_DELAY_S", 0.0)
+    monkeypatch.setattr(outage, "RESTART_DELAY_S", 0.0)
 
     class Breaking(FakeRunner):
         def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
