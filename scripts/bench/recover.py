@@ -12,7 +12,8 @@ as lost if it ends with an error, or with another text than undisturbed.
 The parts come from the nodes' logs (one machine, one clock): `detect`, from the signal until the head, or who becomes
 head, says that the node is gone; `elect`, until there is a head (0 if it was not the head that was lost); `plan`, until
 the placement that replaces the ring; `load`, until the last stage of it has loaded; `replay`, until the first token comes
-to the client. `total` is all of them. Each figure is that of the stream that waited longest.
+to the client. `total` is all of them. Each figure is that of the stream that waited longest. Of `leave` and `reset` all is
+`replay`, the longest gap between two tokens since the signal: the work is moved while the node still answers, or not at all.
 """
 
 import argparse
@@ -36,7 +37,8 @@ PARTS = ("detect", "elect", "plan", "load", "replay")
 TOKENS = 160
 WARM_S = 0.4
 """From the first tokens until a node is lost."""
-PAUSE_S = 60.0
+LEAVE_S = 40.0
+"""A node that is told to stop is gone by then."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,9 +122,9 @@ async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
         print(
             f"\n{kind}: stream {n}: {done[n] if not isinstance(done[n], Answer) else 'another text'}", file=sys.stderr
         )
-    parts = _parts(cluster, victim, status, answers, lost_at)
+    parts = _parts(cluster, victim, kind, answers, lost_at)
     if kind != "reset":
-        await asyncio.to_thread(_bring_back, cluster, victim)
+        await asyncio.to_thread(_bring_back, cluster, victim, kind)
     return Loss(parts, len(wrong))
 
 
@@ -137,26 +139,26 @@ def _victim(cluster: Cluster, status: Json, kind: str) -> Victim:
             return ring[-1]
 
 
-def _bring_back(cluster: Cluster, victim: Victim) -> None:
-    if victim.alive:
+def _bring_back(cluster: Cluster, victim: Victim, kind: str) -> None:
+    if kind == "leave":
+        victim.process.wait(LEAVE_S)
+    elif victim.alive:
         victim.process.send_signal(signal.SIGCONT)
         victim.process.kill()
     victim.process.wait()
     cluster.launch(victim.name)
 
 
-def _parts(cluster: Cluster, victim: Victim, status: Json, answers: list[Answer], lost_at: float) -> dict[str, float]:
-    """Where no new placement came between, as the node left only when its work had been moved: all is `replay`."""
+def _parts(cluster: Cluster, victim: Victim, kind: str, answers: list[Answer], lost_at: float) -> dict[str, float]:
     lines = sorted(
         line for node in cluster.nodes.values() if node is not victim for line in node.log_lines() if line[0] >= lost_at
     )
     offset = time.time() - time.perf_counter()
     resumed = max((_after_pause(answer, lost_at - offset)[1] for answer in answers), default=0.0) + offset
-    old = {stage["node"] for stage in status["models"][0]["rings"][0]["stages"]}
     gone = [at for at, text in lines if text.startswith(f"{victim.name} is ") and _is_gone(text)]
     elected = [at for at, text in lines if text.startswith("this node is head")]
     planned = [at for at, text in lines if text.startswith("placement ")]
-    if not (gone and planned and resumed > planned[0] and old):
+    if kind in ("leave", "reset") or not (gone and planned and resumed > planned[0]):
         pause = max((_after_pause(answer, lost_at - offset)[0] for answer in answers), default=0.0)
         return {**dict.fromkeys(PARTS, 0.0), "replay": pause}
     loaded = [at for at, text in lines if text.startswith("loaded ") and planned[0] <= at <= resumed]
