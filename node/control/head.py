@@ -85,7 +85,7 @@ class Head:
         if wanted.spec is None:
             # The caller may go away; what was found out serves the next one.
             await asyncio.shield(self._described(model, wanted))
-            if failure := self._wanted[model].failure:
+            if failure := wanted.failure:
                 if not wanted.preload:
                     self._wanted.pop(model, None)
                 raise error_from(failure.code, failure.message, hint=failure.hint)
@@ -124,7 +124,9 @@ class Head:
         if self._agent.reunion.is_under_way(view, at):
             return
         current = view.placement
-        standing = replace(current, rings=(*current.rings, *self._agent.reunion.found(view)))
+        reunion = self._agent.reunion
+        rings = (*current.rings, *reunion.found(view))
+        standing = replace(current, rings=rings, specs=(*current.specs, *reunion.specs.values()))
         view = replace(view, placement=standing)
         self._update_wanted(nodes, standing)
         self._note_failed_loads(nodes, view)
@@ -136,7 +138,8 @@ class Head:
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
             plan = better if self._hand_over.is_due(better, plan, at) else plan
-        plan = replace(plan, refused=(*plan.refused, *self._failures()))
+        specs = tuple(wanted.spec for wanted in self._wanted.values() if wanted.spec)
+        plan = replace(plan, refused=(*plan.refused, *self._failures()), specs=specs)
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.lead(plan)
@@ -146,6 +149,7 @@ class Head:
         preload = {model for node in nodes for model in node.preload}
         for model in preload | {ring.model for ring in current.rings}:
             self._wanted.setdefault(model, _Wanted(0.0))
+        self._learn(current.specs)
         for model, wanted in self._wanted.items():
             wanted.preload = model in preload
             # A node that came since may have the model's files.
@@ -155,8 +159,15 @@ class Head:
             if not wanted.spec and not wanted.failure:
                 self._described(model, wanted)
 
+    def _learn(self, specs: Sequence[ModelSpec]) -> None:
+        """What heads before this one knew: their models may be on no node whole, and the hub away."""
+        for spec in specs:
+            wanted = self._wanted.get(spec.id)
+            if wanted and wanted.spec is None:
+                wanted.spec, wanted.failure = spec, None
+
     def _lacks_spec(self, current: Placement) -> bool:
-        """A new head does not know the models yet that its predecessor placed: until it does, all stays as it is."""
+        """A head may not know the models yet that are placed: until it does, all stays as it is."""
         placed = [self._wanted[ring.model] for ring in current.rings]
         return any(wanted.spec is None and wanted.failure is None for wanted in placed)
 
@@ -183,8 +194,9 @@ class Head:
                 log.exception("describing failed")
             failed = told(error)
             log.error("%s: %s", model, failed)
-            wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
-            wanted.retry_at = now() + RETRY_S
+            if wanted.spec is None:  # else the head before told meanwhile
+                wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
+                wanted.retry_at = now() + RETRY_S
         finally:
             del self._describing[model]
             self._agent.head_due.notify()

@@ -6,7 +6,7 @@ Pure: the cluster as the head sees it and the time in, answers out.
 import math
 
 from node.cluster.readiness import HERE, RingState, ring_state
-from node.core.types import ClusterView, LoadState, NodeReport, Placement, Ring
+from node.core.types import ClusterView, LoadState, ModelSpec, NodeReport, Placement, Ring
 
 MEET_S = 3.0
 """Nodes that find each other again after a partition all do so within this time of the first (a lost one is tried every
@@ -19,6 +19,8 @@ class Reunion:
         """When each node joined last."""
         self._offered: dict[str, Ring] = {}
         """Rings of other heads' placements, by id."""
+        self.specs: dict[str, ModelSpec] = {}
+        """What those heads knew of the models of these rings."""
 
     def came(self, node: str, now: float) -> None:
         self._came[node] = now
@@ -29,12 +31,15 @@ class Reunion:
     def offered(self, placement: Placement) -> None:
         """A node told the placement that it has from another head."""
         self._offered |= {ring.id: ring for ring in placement.rings}
+        self.specs |= {spec.id: spec for spec in placement.specs}
 
     def found(self, view: ClusterView) -> tuple[Ring, ...]:
         """Rings that the placement lacks and that stand: all their nodes are here, hold them, and know of nothing newer."""
         fences = {peer.report.info.id: peer.report.fence for peer in view.peers}
         held = {load.ring for peer in view.peers for load in peer.report.loads} - _known(view)
         self._offered = {ring.id: ring for ring in self._offered.values() if ring.id in held}
+        models = {ring.model for ring in self._offered.values()}
+        self.specs = {model: spec for model, spec in self.specs.items() if model in models}
         whole = [ring for ring in self._offered.values() if _state(ring, view) is RingState.READY]
         return tuple(ring for ring in whole if all(fences[stage.node].term < view.term for stage in ring.stages))
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from node.core.errors import ModelBroken, ModelNotFound, PeerUnavailable, PippinError
+from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
 from node.core.types import ModelSpec
 from node.engine.compute import Compute
 from node.engine.files import read_config
@@ -48,7 +48,7 @@ class Specs:
         failure: PippinError | None = None
         for peer in self._holders(model):
             try:
-                return _checked(await self._client.describe(peer, model))
+                return await self._client.describe(peer, model)
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
@@ -70,12 +70,3 @@ class Specs:
             shared_ends=bool(plan.shared),
             head_bytes=weights.head_bytes,
         )
-
-
-def _checked(spec: ModelSpec) -> ModelSpec:
-    """A peer's word on a model, which the head computes with. Raises ModelBroken when it makes no sense."""
-    ascending = all(0 < cut < spec.layers for cut in spec.cuts) and tuple(sorted(set(spec.cuts))) == spec.cuts
-    sized = spec.layers and len(spec.kv) == spec.layers and spec.head_bytes <= spec.ends_bytes
-    if not (sized and spec.max_context and ascending):
-        raise ModelBroken(f"A node's description of {spec.id!r:.60} makes no sense.")
-    return spec

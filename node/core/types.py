@@ -264,6 +264,8 @@ class Placement:
     head: str = ""
     rings: tuple[Ring, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    specs: tuple[ModelSpec, ...] = ()
+    """What the head knows of the models that are wanted: the next head may not find it out, if no node has a whole model."""
 
 
 # --- the cluster as one node sees it -------------------------------------------------------------------------------

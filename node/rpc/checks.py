@@ -34,13 +34,18 @@ def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
 
 
 def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
-    """Raises Incompatible."""
+    """The head computes with it. Raises Incompatible."""
     _few("layers", message.layer_bytes, MOST_LAYERS)
     _few("layers", message.kv, MOST_LAYERS)
     _few("cuts", message.cuts, MOST_LAYERS)
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
     _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
     _names(message.id)
+    layers, cuts = len(message.layer_bytes), list(message.cuts)
+    ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
+    sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
+    if not (sized and message.max_context and ascending):
+        raise Incompatible(f"A peer's description of {message.id!r:.60} makes no sense.")
     return message
 
 
@@ -117,6 +122,9 @@ def _check_placement(placement: pb.Placement) -> None:
     for refusal in placement.refused:
         _names(refusal.model, refusal.code)
         _few("characters of a refusal", refusal.message + refusal.hint, LONGEST_TEXT)
+    _few("models", placement.specs, MOST)
+    for spec in placement.specs:
+        checked_spec(spec)
 
 
 def _check_ring(ring: pb.Ring) -> None:

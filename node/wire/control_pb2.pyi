@@ -239,16 +239,18 @@ class Refusal(_message.Message):
     def __init__(self, model: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("fence", "head", "rings", "refused")
+    __slots__ = ("fence", "head", "rings", "refused", "specs")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     RINGS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     head: str
     rings: _containers.RepeatedCompositeFieldContainer[Ring]
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., head: _Optional[str] = ..., rings: _Optional[_Iterable[_Union[Ring, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    specs: _containers.RepeatedCompositeFieldContainer[ModelSpec]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., head: _Optional[str] = ..., rings: _Optional[_Iterable[_Union[Ring, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[ModelSpec, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("report", "placement")

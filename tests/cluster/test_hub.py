@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: d
 
     gated = nodes[0].post("/v1/chat/completions", chat_body("Hello", model="someone/gated"))
     assert (gated.status, gated.error["code"]) == (403, "model_gated")
-    unknown = nodes[1].post("/v1/chat/completions", chat_body("Hello", model="someone/unknown"))
-    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    with ThreadPoolExecutor(4) as pool:
+        body = chat_body("Hello", model="someone/unknown")
+        unknown = list(pool.map(lambda node: node.post("/v1/chat/completions", body), nodes * 2))
+    assert {(answer.status, answer.error["code"]) for answer in unknown} == {(404, "model_not_found")}
     assert nodes[1].chat("Hello", model=ID, max_tokens=64).text == stock["Hello"]

@@ -2,12 +2,16 @@
 before left it; each can also be run alone.
 """
 
+import json
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from tests.conftest import MODEL, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, ROOT, Cluster, Node, chat_body, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -112,5 +116,39 @@ def test_the_first_is_head_and_its_end_unloads_nothing(cluster: Cluster, stock: 
     after = cluster.ready(*nodes[1:])
     assert after["models"][0]["rings"] == model["rings"]
     assert nodes[1].chat("Hello").text == stock["Hello"]
+    for node in nodes[1:]:
+        assert "unloading" not in node.written
+
+
+def in_small_files(directory: Path) -> None:
+    """The model with a file for each layer, so that half of its layers are not nearly all of its files."""
+    source = ROOT / "node" / "builtin" / MODEL
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
+    tensors = {name: array for file in source.glob("*.safetensors") for name, array in load_file(file).items()}
+    files = {name: f"model-{name.partition('layers.')[2].partition('.')[0]}.safetensors" for name in tensors}
+    for file in set(files.values()):
+        save_file({name: array for name, array in tensors.items() if files[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_a_model_that_no_other_node_has_whole_outlives_the_head(
+    cluster: Cluster, stock: dict[str, str], tmp_path: Path
+) -> None:
+    """The next head can't find out anything about the model: its files are on the first alone, and there is no hub."""
+    in_small_files(tmp_path / "models" / "pieces")
+    nodes = cluster.start(1, "--memory", "2MB", "--models-dir", str(tmp_path / "models"))
+    cluster.agreed(*nodes)
+    nodes += cluster.start(2, "--stages", "2")
+    assert cluster.head(cluster.agreed(*nodes)) is nodes[0]
+    body = chat_body("Hello", model="pieces")
+    assert nodes[2].post("/v1/chat/completions", body).text == stock["Hello"]
+    (model,) = nodes[2].status()["models"]
+    with nodes[2].stream("Count from 1 to 100", model="pieces", max_tokens=300) as events:
+        next(iter(events))
+        nodes[0].kill()
+        assert events.rest() == stock["Count from 1 to 100"]
+    after = cluster.ready(*nodes[1:])
+    assert after["models"][0]["rings"] == model["rings"]
+    assert nodes[2].post("/v1/chat/completions", body).text == stock["Hello"]
     for node in nodes[1:]:
         assert "unloading" not in node.written

@@ -90,6 +90,7 @@ def _gentle(world: World, rng: random.Random) -> None:
         machine.start()
     world.min_stages = rng.choice([1, 2, 3])
     world.step_s = rng.choice([0.005, 0.02, 0.05])
+    world.found_once = rng.random() < 0.3
     gateway = rng.choice(machines)
     world.run(rng.choice([0.5, 3.5]))
     for _ in range(rng.randint(1, 3)):

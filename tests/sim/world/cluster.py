@@ -44,6 +44,8 @@ class World:
         """Positions that stages have run."""
         self.failing_steps = 0.0
         self.failing_loads = 0.0
+        self.found_once = False
+        """Whoever knew of the model at first does so no more: what nodes tell each other of it has to do."""
         self.machines = {f"n{k}": Machine(self, k, 1000 * MB) for k in range(1, count + 1)}
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []

@@ -127,7 +127,10 @@ class FakeSpecs:
         self._process = process
 
     async def find(self, model: str) -> ModelSpec:
-        await asyncio.sleep(self._process.world.rng.uniform(0.01, 0.1))
+        world = self._process.world
+        await asyncio.sleep(world.rng.uniform(0.01, 0.1))
+        if world.found_once and any(process.agent.placement.specs for process in world.processes() if process.agent):
+            raise HubUnavailable("The hub is not reached.")
         return SPEC
 
     local = find
