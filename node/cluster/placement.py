@@ -7,6 +7,7 @@ same model. A ring that stands and is as good stays as it is, so that nothing is
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from node.cluster.footprint import ring_bytes
 from node.cluster.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
@@ -128,7 +129,11 @@ class _Draft:
         legal = ring.stages[-1].end == spec.layers and all(stage.start in marks for stage in ring.stages)
         wanted = ring.context in wish.contexts_of(spec) and ring.max_sessions in wish.sessions
         barred = any((spec.id, stage.node) in self._rules.barred for stage in ring.stages)
-        return legal and wanted and not barred and self._fits(spec, ring, self._free)
+        return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._closes(spec, ring)
+
+    def _closes(self, spec: ModelSpec, ring: Ring) -> bool:
+        """Whether tokens can go round: each node reaches the next."""
+        return isfinite(self._token_ms(spec, ring))
 
     def _seat(self, spec: ModelSpec) -> Ring | None:
         """Its best ring that stands keeps its memory while all are placed."""

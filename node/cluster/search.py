@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from node.cluster.cuts import lost_links
 from node.cluster.footprint import Footprint
 from node.cluster.split import Order, best_orders, may_fit, split
 from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
@@ -91,5 +92,6 @@ def refusal(
     hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
     if placed:
         hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
-    message = f"{needs} {rooms}; {verdict}." if nodes else f"{needs} No node can hold layers now."
+    lost = [f" {a.info.name} and {b.info.name} do not reach each other." for a, b in lost_links(nodes)]
+    message = f"{needs} {rooms}; {verdict}.{''.join(lost)}" if nodes else f"{needs} No node can hold layers now."
     return Refusal(spec.id, "no_capacity", message, hint)

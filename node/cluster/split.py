@@ -1,9 +1,9 @@
 """Where to cut a model between nodes, and in which order to put the nodes. Pure arithmetic for placement."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
-from math import factorial, perm
+from math import factorial, isfinite, perm
 
 from node.cluster.footprint import Footprint
 from node.core.types import ModelSpec, NodeReport
@@ -23,21 +23,24 @@ def edges(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def latency(order: Order) -> float:
-    """Milliseconds that one token spends on the wire going round.
+    """Milliseconds that one token spends on the wire going round; infinite if it can't, see `Cuts`.
 
     Rounded to half a millisecond: less is the noise of measuring, and must not decide who drives.
     """
     if len(order) == 1:
         return 0.0
-    return round(sum(_rtt(a, b) for a, b in pairwise((*order, order[0])))) / 2
+    round_ms = sum(_rtt(a, b) for a, b in pairwise((*order, order[0])))
+    return round(round_ms) / 2 if isfinite(round_ms) else round_ms
 
 
 def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]) -> list[Order]:
     """Orders of `count` nodes, the quickest round first; of equally quick ones, those that start with earlier nodes."""
-    if perm(len(nodes), count) <= factorial(_MOST_NODES):
-        return sorted(permutations(nodes, count), key=latency)
-    roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
-    return sorted([tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)], key=latency)
+    orders: Iterable[Order] = permutations(nodes, count)
+    if perm(len(nodes), count) > factorial(_MOST_NODES):
+        roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
+        orders = [tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)]
+    rounds = [(latency(order), order) for order in orders]
+    return [order for ms, order in sorted(rounds, key=lambda each: each[0]) if isfinite(ms)]
 
 
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from node.cluster.cuts import Cuts
 from node.cluster.placement import Rules, place
 from node.cluster.readiness import ready_rings
 from node.cluster.search import CONTEXTS, SESSIONS
@@ -57,10 +58,11 @@ class Head:
         self._max_sessions = max_sessions
         self._max_rings = max_rings
         self._hand_over = HandOver()
+        self._cuts = Cuts()
         self._barred: dict[tuple[str, str], float] = {}
         """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
-        self._describing: dict[str, asyncio.Task[None]] = {}
+        self._describing: dict[str, asyncio.Task[_Wanted]] = {}
         self._group = asyncio.TaskGroup()
         self._planned = Signal()
 
@@ -84,9 +86,9 @@ class Head:
         wanted.failure = None
         if wanted.spec is None:
             # The caller may go away; what was found out serves the next one.
-            await asyncio.shield(self._described(model, wanted))
-            if failure := wanted.failure:
-                if not wanted.preload:
+            described = await asyncio.shield(self._described(model, wanted))
+            if failure := described.failure:
+                if not described.preload:
                     self._wanted.pop(model, None)
                 raise error_from(failure.code, failure.message, hint=failure.hint)
         self._agent.head_due.notify()
@@ -102,7 +104,7 @@ class Head:
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity when a model would have no place without this node, and NotReady when that is not known."""
-        current, nodes = self._agent.placement, self._agent.alive()
+        current, nodes = self._agent.placement, self._cuts.marked(self._agent.alive(), now())
         if not self._agent.is_head or self._lacks_spec(current):
             raise NotReady(
                 "The head of the cluster is still finding out what is placed.", hint="Try again in a moment."
@@ -120,7 +122,8 @@ class Head:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        view, at, nodes = self._agent.view(), now(), self._agent.alive()
+        view, at = self._agent.view(), now()
+        nodes = self._cuts.marked(self._agent.alive(), at)
         if self._agent.reunion.is_under_way(view, at):
             return
         current = view.placement
@@ -178,14 +181,14 @@ class Head:
             if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
                 del self._wanted[model]
 
-    def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[None]:
+    def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[_Wanted]:
         """The task that finds out about a model; there is one at a time."""
         if model not in self._describing:
             task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
             self._describing[model] = task
         return self._describing[model]
 
-    async def _describe(self, model: str, wanted: _Wanted) -> None:
+    async def _describe(self, model: str, wanted: _Wanted) -> _Wanted:
         """A task's root: whatever goes wrong is told as the reason why the model is refused."""
         try:
             wanted.spec = await self._specs.find(model)
@@ -200,6 +203,7 @@ class Head:
         finally:
             del self._describing[model]
             self._agent.head_due.notify()
+        return wanted
 
     def _note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
         rings, at = {ring.id for ring in view.placement.rings}, now()

@@ -60,6 +60,13 @@ class Host:
     def plug_cable(self) -> None:
         ip("-n", self.switch, "link", "set", self.port, "up")
 
+    def lose(self, other: "Host") -> None:
+        """Send nothing more to another host."""
+        ip("-n", self.space, "route", "add", "blackhole", f"{other.address}/32")
+
+    def find(self, other: "Host") -> None:
+        ip("-n", self.space, "route", "delete", "blackhole", f"{other.address}/32")
+
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Host]]:

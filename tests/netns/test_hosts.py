@@ -1,8 +1,12 @@
 """Three hosts on one switch: they find each other by multicast, and outlive a pulled cable."""
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,11 @@ from tests.netns.conftest import Host, cluster_on
 
 pytestmark = pytest.mark.slow
 
-LONG = "Count from 1 to 100"
+STREAMS: list[dict[str, Any]] = [
+    {"content": "Count from 1 to 100", "max_tokens": 300},
+    *({"content": f"Count from {n} to 60", "max_tokens": 300, "ignore_eos": True} for n in (1, 2, 3)),
+    *({"content": "Tell me a story.", "max_tokens": 300, "temperature": 1, "seed": n} for n in (1, 2, 3, 4)),
+]
 LOOKS_S = 5.0
 """How often a node looks for its own addresses: one that is cut off for longer finds none but loopback."""
 
@@ -42,42 +50,93 @@ def test_any_host_answers_at_its_address(cluster: Cluster, hosts: list[Host], st
     assert {node["link"]["interface"] for node in status["nodes"] if node["link"]} == {"eth0"}
 
 
-def through_a_cut(cluster: Cluster, hosts: list[Host], stock: dict[str, str], lost: Node, out_s: float) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, stock: dict[str, str]) -> list[str]:
+    """What the streams say when all cables are in."""
+    texts = [cluster.nodes[0].streamed(**stream) for stream in STREAMS]
+    assert texts[0] == stock[STREAMS[0]["content"]]
+    return texts
+
+
+@contextmanager
+def streams(gateway: Node) -> Iterator[list[Future[str]]]:
+    """All of them at once, each some tokens on its way."""
+    begun = threading.Semaphore(0)
+
+    def read(stream: dict[str, Any]) -> str:
+        with gateway.stream(**stream) as events:
+            for count, _ in enumerate(events):
+                if count == 30:
+                    begun.release()
+            return events.text
+
+    with ThreadPoolExecutor(len(STREAMS)) as pool:
+        answers = [pool.submit(read, stream) for stream in STREAMS]
+        for _ in STREAMS:
+            assert begun.acquire(timeout=30), [answer.exception(0) for answer in answers if answer.done()]
+        yield answers
+
+
+def texts(answers: list[Future[str]]) -> list[str]:
+    return [answer.result(60) for answer in answers]
+
+
+def through_a_cut(cluster: Cluster, hosts: list[Host], undisturbed: list[str], lost: Node, out_s: float) -> None:
     """Pull the cable of a node of the ring while another node streams, and plug it in again."""
     rest = [node for node in cluster.nodes if node is not lost]
     gateway = next(node for node in rest if node not in holders(cluster))
     host = hosts[cluster.nodes.index(lost)]
-    with gateway.stream(LONG, max_tokens=300) as events:
-        reading = iter(events)
-        for _ in range(30):
-            next(reading)
+    hello = gateway.streamed("Hello")
+    with streams(gateway) as answers:
         host.pull_cable()
         pulled = time.monotonic()
         try:
             until(lambda: {n.state_of(lost) for n in rest} == {"failed"}, 5, f"{lost.name} is shown as failed")
-            assert events.rest() == stock[LONG]
+            assert texts(answers) == undisturbed
             cluster.ready(*rest)
             cluster.ready(lost)  # alone, it is its own head and has all layers
             for node in cluster.nodes:
-                assert node.chat("Hello").text == stock["Hello"]
+                assert node.chat("Hello").text == hello
             until(lambda: time.monotonic() > pulled + out_s, out_s, "the cable is out for as long as it shall be")
         finally:
             host.plug_cable()
     cluster.ready(*cluster.nodes)
     for node in cluster.nodes:
-        assert node.streamed("Hello") == stock["Hello"]
+        assert node.streamed("Hello") == hello
 
 
-def test_the_drivers_cable_is_pulled(cluster: Cluster, hosts: list[Host], stock: dict[str, str]) -> None:
-    through_a_cut(cluster, hosts, stock, holders(cluster)[0], 0)
+def test_the_drivers_cable_is_pulled(cluster: Cluster, hosts: list[Host], undisturbed: list[str]) -> None:
+    through_a_cut(cluster, hosts, undisturbed, holders(cluster)[0], 0)
 
 
-def test_a_cable_is_out_for_long(cluster: Cluster, hosts: list[Host], stock: dict[str, str]) -> None:
+def test_two_nodes_of_the_ring_lose_each_other_alone(
+    cluster: Cluster, hosts: list[Host], undisturbed: list[str]
+) -> None:
+    """As with a direct cable between them. The third reaches both and takes a part."""
+    ring = holders(cluster)
+    (gateway,) = [node for node in cluster.nodes if node not in ring]
+    first, second = (hosts[cluster.nodes.index(node)] for node in ring)
+    with streams(gateway) as answers:
+        first.lose(second)
+        second.lose(first)
+        try:
+            assert texts(answers) == undisturbed
+            (here,) = [node for node in gateway.status()["nodes"] if node["name"] == gateway.name]
+            assert here["layers"], "it took the part of one of them"
+        finally:
+            first.find(second)
+            second.find(first)
+    cluster.ready(*cluster.nodes)
+
+
+def test_a_cable_is_out_for_long(
+    cluster: Cluster, hosts: list[Host], stock: dict[str, str], undisturbed: list[str]
+) -> None:
     """Of a node that is not head: it comes back as the head of a higher term."""
     ring = holders(cluster)
     head = cluster.head(cluster.ready(*cluster.nodes))
     lost = next(node for node in ring if node is not head)
-    through_a_cut(cluster, hosts, stock, lost, LOOKS_S + 1)
+    through_a_cut(cluster, hosts, undisturbed, lost, LOOKS_S + 1)
     assert cluster.head(cluster.ready(*cluster.nodes)) is lost
     began = time.monotonic()
     while time.monotonic() < began + LOOKS_S + 1:  # meanwhile it finds its address again

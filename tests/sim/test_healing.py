@@ -125,3 +125,27 @@ def test_a_node_that_is_needed_at_once_is_told_so_at_once(world):
     world.run(6.5)
     assert world.until(lambda: len(set(map(frozenset, cluster.placed()))) == 1 and {old.id} != cluster.placed()[0], 1.0)
     assert len(cluster.placed()[0]) == 1
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_nodes_that_lose_each_other_for_good_are_no_ring_any_more(world):
+    """The head, which was there first and is too small for a part, reaches both."""
+    for name, usable, wait_s in (("n4", 100, 4.0), ("n1", 420, 0.0), ("n2", 420, 0.0), ("n3", 420, 7.0)):
+        world.machines[name].usable = usable * MB
+        world.machines[name].start()
+        world.run(wait_s)
+    head = world.machines["n4"].process
+    (ring,) = head.agent.placement.rings
+    pair = frozenset(stage.node for stage in ring.stages)
+    assert (head.agent.head, len(pair)) == ("n4", 2)
+    ask = world.ask(head, max_tokens=80, stop_tokens=frozenset())
+    world.run(0.5)
+    assert 0 < len(ask.tokens) < 80
+
+    world.net.cut = {pair}
+    world.net.review()
+
+    assert world.until(lambda: world.ended(ask), 20.0)
+    assert ask.finished
+    (after,) = head.agent.placement.rings
+    assert {stage.node for stage in after.stages} != pair

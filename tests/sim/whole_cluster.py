@@ -98,7 +98,7 @@ def _gentle(world: World, rng: random.Random) -> None:
         for _ in range(rng.randint(1, 6)):
             world.ask(gateway.process)
         world.run(rng.choice([0.01, 0.1, 0.5, 1.5]))
-        _one_mishap(world, rng, rng.choice([machine for machine in machines if machine is not gateway]))
+        _one_mishap(world, rng, [machine for machine in machines if machine is not gateway])
         if not world.until(lambda: all(map(world.ended, world.asks)), 25.0):
             break
         for machine in machines:
@@ -109,8 +109,11 @@ def _gentle(world: World, rng: random.Random) -> None:
     _check_peace(world)
 
 
-def _one_mishap(world: World, rng: random.Random, machine: Machine) -> None:
-    match rng.choice(["kill", "kill", "plug", "leave", "stop", "cut off", "cut", "weather", "back", "reset", "reset"]):
+def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None:
+    """To one of those that are not the gateway, or to the way between two of them."""
+    machine = rng.choice(others)
+    ways = ("cut off", "cut", "apart", "weather", "reset", "reset")
+    match rng.choice(["kill", "kill", "plug", "leave", "stop", "back", *ways]):
         case "kill":
             machine.kill()
         case "plug":
@@ -127,6 +130,10 @@ def _one_mishap(world: World, rng: random.Random, machine: Machine) -> None:
             world.net.cut = {frozenset(rng.sample(list(world.machines), 2))}
             world.net.review()
             world.timeline.after(rng.uniform(0.1, 2), lambda: _heal(world))
+        case "apart":
+            world.net.cut = {frozenset(each.name for each in rng.sample(others, 2))}
+            world.net.review()
+            world.timeline.after(rng.uniform(2, 40), lambda: _heal(world))
         case "weather":
             world.net.weather.loss, world.net.weather.slowest_s = 0.05, 0.1
             world.net.weather.doubling = 0.1

@@ -101,8 +101,8 @@ class World:
         prompt = (*known, *(rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 5, 20, 60]))))
         sampling = Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(1000))
         stops = frozenset(rng.sample(range(VOCABULARY), 40))
-        most = {"max_tokens": rng.choice([1, 8, 30, 80]), **given}
-        return GenerateRequest(f"r{len(self.asks)}", MODEL, prompt, stop_tokens=stops, sampling=sampling, **most)
+        how = {"max_tokens": rng.choice([1, 8, 30, 80]), "stop_tokens": stops, **given}
+        return GenerateRequest(f"r{len(self.asks)}", MODEL, prompt, sampling=sampling, **how)
 
     def ask(self, gateway: Process, **given: Any) -> Ask:
         request = self.request(**given)

@@ -127,9 +127,10 @@ class FakeSpecs:
         self._process = process
 
     async def find(self, model: str) -> ModelSpec:
-        world = self._process.world
+        world, here = self._process.world, self._process.machine
         await asyncio.sleep(world.rng.uniform(0.01, 0.1))
-        if world.found_once and any(process.agent.placement.specs for process in world.processes() if process.agent):
+        near = [process for process in world.processes() if world.net.connected(here, process.machine)]
+        if world.found_once and any(process.agent.placement.specs for process in near):
             raise HubUnavailable("The hub is not reached.")
         return SPEC
 
