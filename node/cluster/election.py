@@ -2,7 +2,8 @@
 
 No quorum: a head serves whoever reaches it. A node takes the head that the highest term names and keeps it while it is
 alive, however good a later comer is. Without a head, the best ranked of the nodes alive claims the term after the
-highest it has seen. Two heads of one term (a partition, or claims that crossed) are told apart by rank: the lower steps
+highest it has seen; those that have just started come last, a head that restarted among them: they would first have to
+look who is there. Two heads of one term (a partition, or claims that crossed) are told apart by rank: the lower steps
 down, the higher claims a new term, which all accept. Nobody accepts two heads in one term, so that two of them can
 never both command one stage under the same fence.
 
@@ -13,7 +14,7 @@ a node that can't reach its neighbours' head stays without one rather than fight
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.core.types import NodeReport
+from node.core.types import Fence, NodeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ Effect = PersistTerm | BecameHead | Follow | SteppedDown | HeadLost
 def rank(report: NodeReport) -> tuple[int, str]:
     """Smallest is best. More memory first: the head's node is likeliest to drive a model and to stay plugged in."""
     return (-report.memory.usable, report.info.id)
+
+
+def _turn(report: NodeReport) -> tuple[bool, int, str]:
+    """Smallest claims first where there is no head. Who has a placement has followed a head, so need not settle first."""
+    return (report.fence == Fence(), *rank(report))
 
 
 class Election:
@@ -129,7 +135,7 @@ class Election:
         elsewhere = any(p.head not in ("", self._id) and p.head not in peers for p in peers.values())
         met = bool(self._accepted)  # who has followed a head knows the others
         settled = met or (self._started is not None and now - self._started >= self._settle)
-        if elsewhere or not settled or any(rank(p) < rank(own) for p in peers.values()):
+        if elsewhere or not settled or any(_turn(p) < _turn(own) for p in peers.values()):
             return []
         return self._claim(peers)
 

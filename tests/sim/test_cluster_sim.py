@@ -13,7 +13,7 @@ import pytest
 
 from node.cluster.election import BecameHead, Effect, Election, Follow, PersistTerm
 from node.cluster.membership import Membership
-from node.core.types import Memory, NodeInfo, NodeReport, NodeState
+from node.core.types import Fence, Memory, NodeInfo, NodeReport, NodeState
 
 HEARTBEAT_S, TICK_S = 0.5, 0.25
 CHAOS_S, SETTLE_S, CALM_S = 40.0, 8.0, 4.0
@@ -101,6 +101,7 @@ class Process:
         self.info = NodeInfo(machine.name, machine.incarnation, machine.name, "home", "1", 1, (), 1, 2)
         self.membership = Membership(self.info)
         self.election = Election(machine.name, machine.term)
+        self.fence = Fence()
         rng = self.world.net.rng
         self.every(TICK_S, rng.uniform(0, TICK_S), self.tick)
         self.every(HEARTBEAT_S, rng.uniform(0, HEARTBEAT_S), self.beat)
@@ -115,7 +116,7 @@ class Process:
 
     def report(self) -> NodeReport:
         memory = Memory(self.machine.usable, self.machine.usable)
-        return NodeReport(self.info, memory, term=self.election.term, head=self.election.head)
+        return NodeReport(self.info, memory, term=self.election.term, head=self.election.head, fence=self.fence)
 
     def tick(self) -> None:
         for change in self.membership.tick(self.world.net.now):
@@ -154,6 +155,12 @@ class Process:
         assert self.machine.term == term, f"{self.machine.name} acts on term {term} before it is persisted"
         first = self.world.accepted.setdefault((self.machine.name, self.info.incarnation, term), head)
         assert first == head, f"{self.machine.name} accepts both {first} and {head} in term {term}"
+        self.world.net.after(self.world.net.rng.uniform(0, 0.5), lambda: self.adopt(term))
+
+    def adopt(self, term: int) -> None:
+        """The head's first placement has come."""
+        if self.election.term == term:
+            self.fence = Fence(term, 1)
 
 
 class World:
@@ -291,6 +298,16 @@ def test_the_best_of_the_rest_replaces_a_head_that_is_gone(how, within_s):
         assert machine.process
         view = machine.process.membership.view(world.net.now)
         assert [p.state for p in view if p.report.info.id == "n0"] == [state]
+
+
+@pytest.mark.parametrize("down_s", [0.1, 0.4, 1.0])
+def test_a_head_that_restarts_leaves_nobody_waiting_until_it_has_settled(down_s):
+    world = started(4)
+    world.machines["n0"].stop("reset")
+    world.run(down_s)
+    world.machines["n0"].start()
+    world.run(3 * HEARTBEAT_S)
+    assert heads(world) == {("n1", 2)}
 
 
 def test_each_side_of_a_split_has_a_head_and_healing_keeps_the_higher_term():

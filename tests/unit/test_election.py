@@ -1,11 +1,12 @@
 """Single steps of an election; whole histories are in tests/sim."""
 
 from node.cluster.election import BecameHead, Election, Follow, HeadLost, PersistTerm, SteppedDown
-from node.core.types import Memory, NodeInfo, NodeReport
+from node.core.types import Fence, Memory, NodeInfo, NodeReport
 
 
-def node(name: str, usable: int = 16, term: int = 0, head: str = "") -> NodeReport:
-    return NodeReport(NodeInfo(name, 1, name, "home", "1", 1, (), 1, 2), Memory(usable, usable), term, head)
+def node(name: str, usable: int = 16, term: int = 0, head: str = "", fence: Fence | None = None) -> NodeReport:
+    info = NodeInfo(name, 1, name, "home", "1", 1, (), 1, 2)
+    return NodeReport(info, Memory(usable, usable), term, head, fence or Fence())
 
 
 def settled(term: int = 0, *others: NodeReport, name: str = "b") -> Election:
@@ -72,6 +73,18 @@ def test_a_head_that_is_gone_is_replaced_by_the_best_of_the_rest():
 
 def test_a_head_that_gave_up_or_restarted_is_lost():
     assert follower("c", 7).tick(1.0, [node("b"), node("c", 99, 7, "")]) == [HeadLost("c", 7)]
+
+
+def test_nobody_waits_for_a_head_that_restarted():
+    """It would settle first, for two seconds in which the cluster has no head."""
+    alive = [node("b", fence=Fence(7, 3)), node("d", 8, 7, "c", Fence(7, 3)), node("c", 99, 7, "")]
+    assert follower("c", 7).tick(1.0, alive) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
+
+
+def test_a_node_that_has_just_started_leaves_the_claim_to_those_that_know_the_cluster():
+    alive = [node("b", 99), node("c", 8, 7, fence=Fence(7, 3))]
+    assert settled(7).tick(0.0, alive) == []
+    assert settled(7).tick(0.0, [node("b", 99), node("c", 8, 7)]) == [PersistTerm(8), BecameHead(8)]
 
 
 def test_a_report_from_before_the_claim_says_nothing():
