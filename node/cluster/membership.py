@@ -1,7 +1,8 @@
 """Who is in the cluster, as this node sees it: alive, suspect, failed, left or refused. Pure: reports in, changes out.
 
 A node is alive while it is heard. Silence makes it suspect, longer silence failed; a reset connection makes it suspect
-at once, and failed if it can't be reached again a moment later. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
+at once, and failed if it can't be reached again a moment later, or as soon as its machine says that nobody listens at its
+port. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
 """
 
 from dataclasses import dataclass
@@ -106,10 +107,18 @@ class Membership:
             return forgotten + self._refuse(report, now)
         return forgotten + self._admit(report, peer, now)
 
-    def unreachable(self, node: str, now: float) -> list[Change]:
-        """A connection to the node was reset or refused: suspect at once, failed unless it is heard soon."""
+    def unreachable(self, node: str, now: float, gone_at: float | None = None) -> list[Change]:
+        """A connection to the node was reset or refused: suspect at once, failed unless it is heard soon.
+
+        `gone_at`: its process had ended by then, so it has failed unless it was heard since.
+        """
         peer = self._peers.get(node)
-        if not peer or peer.state is not NodeState.ALIVE:
+        if not peer or peer.state not in _PRESENT:
+            return []
+        if gone_at is not None and peer.seen < gone_at:
+            peer.state, peer.reason = NodeState.FAILED, "its process has ended"
+            return [Changed(node, peer.state, peer.reason)]
+        if peer.state is NodeState.SUSPECT:
             return []
         peer.state, peer.reason = NodeState.SUSPECT, "connection lost"
         peer.fail_at = min(peer.fail_at, now + RETURN_S)

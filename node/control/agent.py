@@ -155,9 +155,11 @@ class Agent:
             self.head_due.notify()
         self.changed.notify()
 
-    def unreachable(self, node: str) -> None:
-        """A connection to a node was refused or reset."""
-        self._note(self._membership.unreachable(node, now()))
+    def unreachable(self, node: str, gone_at: float | None = None) -> None:
+        """A connection to a node was refused or reset; `gone_at`: its process had ended by then."""
+        self._note(self._membership.unreachable(node, now(), gone_at))
+        if gone_at is not None:
+            self._step()
 
     def left(self, node: str, incarnation: int) -> None:
         """A node said goodbye."""

@@ -39,7 +39,7 @@ class Talk(Protocol):
 
     def heard(self, heartbeat: Heartbeat) -> None: ...
 
-    def unreachable(self, node: str) -> None: ...
+    def unreachable(self, node: str, gone_at: float | None = None) -> None: ...
 
     def state_of(self, node: str) -> NodeState | None: ...
 
@@ -264,7 +264,10 @@ class Contacts:
                     _tell(talk, answer)
                     return
         if refused:  # no mere slowness, which membership measures itself
-            talk.unreachable(hint.id)
+            asked_at = now()
+            # Only where it did answer: elsewhere another machine may have its address.
+            gone = best is not None and await self._client.refuses(_join(best.address, hint.grpc_port))
+            talk.unreachable(hint.id, asked_at if gone else None)
 
     async def say_goodbye(self, nodes: Sequence[str], incarnation: int) -> None:
         addresses = [address for node in nodes if (address := self.address_of(node))]

@@ -28,6 +28,8 @@ CALL_TIMEOUT_S = 5.0
 """For calls that a healthy node answers at once."""
 DECIDE_TIMEOUT_S = 15.0
 """The head calls the node in question and waits for it to tell."""
+REFUSE_TIMEOUT_S = 0.3
+"""A machine that is there refuses in a round trip."""
 DESCRIBE_TIMEOUT_S = 60.0
 """Reading the headers of a big model's files from a slow disk."""
 
@@ -87,6 +89,19 @@ class RpcClient:
         while state is not grpc.ChannelConnectivity.SHUTDOWN and before is not grpc.ChannelConnectivity.READY:
             await channel.wait_for_state_change(state)
             state, before = channel.get_state(), state
+
+    async def refuses(self, peer: str) -> bool:
+        """Whether the peer's machine says now that nobody listens at the port. gRPC may still tell what was before."""
+        host, _, port = peer.rpartition(":")
+        try:
+            async with asyncio.timeout(REFUSE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
 
     async def probe(self, peer: str, timeout_s: float) -> float:
         """The round trip in milliseconds."""

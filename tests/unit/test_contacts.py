@@ -26,6 +26,7 @@ class Client:
         self.answers = answers
         self.called = []
         self.dropped = []
+        self.refusing = False
         self.failure = PeerUnavailable("nobody there")
 
     async def exchange(self, peer, heartbeat, timeout_s):
@@ -44,6 +45,9 @@ class Client:
     async def disconnected(self, peer):
         await asyncio.Event().wait()
 
+    async def refuses(self, peer):
+        return self.refusing
+
     def drop(self, peer):
         self.dropped.append(peer)
 
@@ -59,14 +63,14 @@ def contacts(client=None, *, interfaces=(ETHERNET,), anywhere=False):
 TALK = SimpleNamespace(
     heartbeat_for=lambda _: Heartbeat(report("me")),
     heard=lambda _: None,
-    unreachable=lambda _: None,
+    unreachable=lambda _, gone_at=None: None,
     state_of=lambda _: NodeState.ALIVE,
 )
 
 
 @contextlib.asynccontextmanager
-async def running(known, *peers):
-    task = asyncio.create_task(known.run(TALK, peers))
+async def running(known, *peers, talk=TALK):
+    task = asyncio.create_task(known.run(talk, peers))
     try:
         yield
     finally:
@@ -132,6 +136,22 @@ def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
     known.hint(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
     known.hint(PeerHint("peer", ("192.168.1.5",), 7005))
     assert client.dropped == ["192.168.1.5:7001", "192.168.1.6:7001"]
+
+
+@pytest.mark.parametrize(("answered", "refusing", "gone"), [(True, True, True), (True, False, False), (False, True, False)])
+async def test_a_node_is_gone_when_its_port_is_closed_where_it_once_answered(answered, refusing, gone):
+    """Elsewhere another machine may have the address by now."""
+    told = asyncio.Queue()
+    talk = SimpleNamespace(**{**vars(TALK), "unreachable": lambda _, gone_at=None: told.put_nowait(gone_at)})
+    client = Client(["192.168.1.5:7001"] if answered else [])
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, talk=talk):
+        await until(known.links if answered else lambda: client.called)
+        client.answers, client.refusing = [], refusing
+        known.hurry()
+        gone_at = await asyncio.wait_for(told.get(), 5)
+    assert (gone_at is not None) is gone
 
 
 async def test_an_advert_moves_a_node_that_does_not_answer():

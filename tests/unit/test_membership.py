@@ -86,6 +86,23 @@ def test_a_reset_connection_of_a_living_node_is_forgiven(members):
     assert quiet(members, 0.5, 1.0) == []
 
 
+def test_a_process_that_has_ended_is_not_waited_for(members):
+    assert members.unreachable("peer", 0.3, gone_at=0.2) == [
+        Changed("peer", NodeState.FAILED, "its process has ended")
+    ]
+    assert members.unreachable("peer", 0.4, gone_at=0.4) == []
+
+
+def test_a_suspect_whose_process_has_ended_fails_at_once(members):
+    members.unreachable("peer", 0.2)
+    assert members.unreachable("peer", 0.3, gone_at=0.25)[0].state is NodeState.FAILED
+
+
+def test_who_was_heard_since_has_not_ended(members):
+    members.heard(report(incarnation=4), 0.3)
+    assert members.unreachable("peer", 0.4, gone_at=0.2) == [Changed("peer", NodeState.SUSPECT, "connection lost")]
+
+
 def test_back_from_failure_it_joins(members):
     quiet(members, 0, 4)
     assert members.heard(report(), 4.0) == [Joined("peer", 3)]

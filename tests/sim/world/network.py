@@ -199,6 +199,13 @@ class SimClient:
         await self._call(peer, handle, timeout_s)
         return (self._process.loop.time() - begin) * 1000
 
+    async def refuses(self, peer: str) -> bool:
+        there = self._net.machines[peer.rpartition(":")[0]]
+        await asyncio.sleep(self._net.delay())
+        refused = self._net.connected(self._process.machine, there) and there.process is None
+        await asyncio.sleep(self._net.delay())
+        return refused
+
     async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
         async def handle(process: Process) -> None:
             process.control.leave(node_id, incarnation)

@@ -1,0 +1,24 @@
+"""What a client finds out about a peer without a call."""
+
+import asyncio
+
+from node.rpc.client import RpcClient
+
+
+async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def test_a_port_at_which_nobody_listens_any_more() -> None:
+    server = await asyncio.start_server(nobody, "127.0.0.1", 0)
+    peer = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with RpcClient() as client:
+        assert not await client.refuses(peer)
+        server.close()
+        await server.wait_closed()
+        assert await client.refuses(peer)
+
+
+async def test_a_machine_that_says_nothing_refuses_nothing() -> None:
+    async with RpcClient() as client:
+        assert not await client.refuses("[100::1]:7001")  # RFC 6666: packets to it are dropped
