@@ -5,16 +5,15 @@ import logging
 import os
 import sys
 
+from node.core.logs import LineFormatter
 from node.options import Options, parse_options
 
 
 def main() -> None:
     options = parse_options()
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for name in ("httpx", "httpx2"):  # the hub's client tells of every request
         logging.getLogger(name).setLevel(logging.WARNING)
     sys.exit(_run(options))

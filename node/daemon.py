@@ -271,7 +271,7 @@ class Daemon:
         while True:
             if self._agent.is_head != named:
                 named = self._agent.is_head
-                await (self._discovery.serve_name(self._agent.info.cluster) if named else self._discovery.drop_name())
+                await (self._discovery.serve_name() if named else self._discovery.drop_name())
             await self._agent.changed.wait()
 
 

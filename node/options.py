@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cluster.membership import FAIL_AFTER_S
+from node.core.types import LONGEST_NAME
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names
@@ -137,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
 
     models = parser.add_argument_group("models")
     add = models.add_argument
-    add("--model", metavar="ID", action="append", default=[], type=_text, help="load this model; repeatable")
+    add("--model", metavar="ID", action="append", default=[], type=_name, help="load this model; repeatable")
     add(
         "--models-dir",
         metavar="DIR",
@@ -179,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add = network.add_argument
     add("--cluster", metavar="NAME", default="home", type=_cluster, help="nodes of one name join (default: home)")
     add("--secret-file", metavar="FILE", type=_path, help="only nodes with the same secret join; or PIPPIN_SECRET")
-    add("--name", default=_hostname(), type=_text, help="this node's name for people (default: %(default)s)")
+    add("--name", default=_hostname(), type=_name, help="this node's name for people (default: %(default)s)")
     add("--peer", metavar="HOST:PORT", action="append", default=[], type=_peer, help="a node's gRPC port; repeatable")
     add("--no-mdns", action="store_true", help="neither announce this node nor look for others; use --peer")
     add(
@@ -246,6 +247,13 @@ def _text(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise argparse.ArgumentTypeError("must not be empty or hold control characters")
     return text.strip()
+
+
+def _name(text: str) -> str:
+    """Other nodes refuse one that uses longer names."""
+    if len(text) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; {LONGEST_NAME} are the most")
+    return _text(text)
 
 
 def _cluster(text: str) -> str:

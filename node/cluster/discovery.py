@@ -30,8 +30,9 @@ _HTTP = "_http._tcp.local."
 _NAME_TTL_S = 10
 """After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
 _RESOLVE_MS = 3000
-_NAME_CHECK_MS = 1000
-"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get."""
+_NAME_CHECK_MS = 1500
+"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get. Over
+before the first head is elected."""
 _LONGEST_NAME = 60
 """Characters: an advert has room for 255 bytes a value."""
 _MOST_REFUSED = 64
@@ -63,6 +64,11 @@ class Discovery:
         self._unresolved: asyncio.Queue[str] = asyncio.Queue()
         self._hints: dict[str, PeerHint] = {}
         """All that was heard of, for telling the cluster's own machines from strangers."""
+        self._first_check: asyncio.Task[set[str]] | None = None
+        """Who had the cluster's name when this node started: asked while the nodes find each other, so that a new head
+        need not wait for it. Whoever wants the name later asks for it first, and the head of then answers."""
+        self._told: set[tuple[str, str]] = set()
+        """Nodes and why they do not join, as far as the log has told of it."""
         self._name: AsyncServiceInfo | None = None
         self._naming = asyncio.Lock()
         """A name is served and dropped in the order of the calls, however soon they follow each other."""
@@ -78,6 +84,7 @@ class Discovery:
             self._zeroconf = AsyncZeroconf(_choice(self._interfaces), ip_version=IPVersion.V4Only)
             await self._zeroconf.zeroconf.async_wait_for_start()
             self._resolver = asyncio.create_task(self._resolve(), name="discovery")
+            self._first_check = asyncio.create_task(self._named_so(self._zeroconf.zeroconf), name="name check")
             self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._heard])
             # The id is in the name, so nobody else has it: no need to spend a second on asking.
             await (await self._zeroconf.async_register_service(self._advert(), cooperating_responders=True))
@@ -93,14 +100,15 @@ class Discovery:
 
     async def stop(self) -> None:
         """Say goodbye and close. Harmless if not started."""
-        if self._resolver:
-            self._resolver.cancel()
-            await asyncio.wait([self._resolver])
+        if tasks := [task for task in (self._resolver, self._first_check) if task]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         if self._browser:
             await self._browser.async_cancel()
         if self._zeroconf:
             await self._zeroconf.async_close()
-        self._resolver = self._browser = self._zeroconf = self._name = None
+        self._resolver = self._first_check = self._browser = self._zeroconf = self._name = None
 
     async def update(self, info: NodeInfo, interfaces: Sequence[str]) -> None:
         """This machine's addresses changed: a cable was plugged, or Wi-Fi joined."""
@@ -116,14 +124,16 @@ class Discovery:
         except (OSError, RuntimeError, Error) as error:
             _log.warning("New addresses could not be advertised: %s", error or type(error).__name__)
 
-    async def serve_name(self, cluster: str) -> bool:
+    async def serve_name(self) -> bool:
         """Point `<cluster>.local` to this node; for the head. False, with a warning, if another machine has the name."""
         async with self._naming:
-            if not (zeroconf := self._zeroconf) or self._name:
+            zeroconf, first_check, cluster = self._zeroconf, self._first_check, self._info.cluster
+            if not zeroconf or not first_check or self._name:
                 return self._name is not None
             try:
-                strangers = await self._strangers(zeroconf.zeroconf, f"{cluster}.local.")
-                if strangers:
+                if self._strangers(await asyncio.shield(first_check)) and (
+                    strangers := self._strangers(await self._named_so(zeroconf.zeroconf))
+                ):
                     _log.warning(
                         "The name %s.local belongs to another machine (%s), so it will not lead to this cluster. "
                         "Choose another cluster name, or use a node's own address.",
@@ -233,16 +243,21 @@ class Discovery:
         )
         theirs = "another secret" if text.get("secret") else "no secret"
         reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
-        if not known or known.reason != reason:
+        if (node, reason) not in self._told and len(self._told) < _MOST_HINTS:
+            self._told.add((node, reason))
             _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
         self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
 
-    async def _strangers(self, zeroconf: Zeroconf, host: str) -> set[str]:
-        """Addresses that go by the name and belong to no node of this cluster."""
-        found = AddressResolver(host)
+    async def _named_so(self, zeroconf: Zeroconf) -> set[str]:
+        """Addresses that go by the cluster's name."""
+        found = AddressResolver(f"{self._info.cluster}.local.")
         await found.async_request(zeroconf, _NAME_CHECK_MS)
+        return set(found.parsed_addresses())
+
+    def _strangers(self, addresses: set[str]) -> set[str]:
+        """Those that belong to no node of this cluster."""
         ours = {*self._info.addresses, *(a for h in self._hints.values() for a in h.addresses)}
-        return set(found.parsed_addresses()) - set(_bare(ours))
+        return addresses - set(_bare(ours))
 
 
 def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:

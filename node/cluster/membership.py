@@ -83,6 +83,8 @@ class Membership:
         self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
+        self._taken_by: tuple[int, str, int] | None = None
+        """The other process with this node's id that was told of last."""
         self._ticked: float | None = None
 
     def heard(self, report: NodeReport, now: float) -> list[Change]:
@@ -158,9 +160,11 @@ class Membership:
         return own + tuple(p.report for p in self._peers.values() if p.state in _PRESENT)
 
     def _heard_own(self, report: NodeReport) -> list[Change]:
-        if _process(report.info) == _process(self._info):
+        process = _process(report.info)
+        if process == _process(self._info):
             self._own = report
-        elif report.info.incarnation >= self._info.incarnation:  # lower: an echo of our own earlier process
+        elif process != self._taken_by and report.info.incarnation >= self._info.incarnation:
+            self._taken_by = process  # a lower one is an echo of our own earlier process
             return [IdTaken(report)]
         return []
 

@@ -56,6 +56,9 @@ class Contacts:
         self._anywhere = anywhere
         self._hints: dict[str, PeerHint] = {}
         self._kept: dict[str, asyncio.Task[None]] = {}
+        """What keeps in touch with each node that is hinted at, until it is forgotten."""
+        self._told: set[PeerHint] = set()
+        """Adverts that the log has told of."""
         self._topology = Topology()
         self._hinted = Signal()
         self._urgent = Signal()
@@ -80,9 +83,16 @@ class Contacts:
         if known and known.grpc_port != hint.grpc_port and self._topology.best(hint.id, now()):
             return
         if not self._anywhere and not any(map(is_near, hint.addresses)):
-            where = ", ".join(hint.addresses)
-            log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
+            self._pass_over(hint)
         self.hint(hint)
+
+    def _pass_over(self, hint: PeerHint) -> None:
+        """An advert is heard again and again."""
+        if hint in self._told or len(self._told) >= MOST_NODES:
+            return
+        self._told.add(hint)
+        where = ", ".join(hint.addresses)
+        log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
 
     def _may_call(self, address: str) -> bool:
         try:
@@ -118,6 +128,8 @@ class Contacts:
         self.hang_up(node)
         self._hints.pop(node, None)
         self._topology.forget(node)
+        if task := self._kept.pop(node, None):
+            task.cancel()
 
     def hint_of(self, node: str) -> PeerHint | None:
         return self._hints.get(node)
@@ -157,10 +169,15 @@ class Contacts:
                 group.create_task(self._seek(peer, talk), name=f"seek {peer}")
             while True:
                 for node in self._hints.keys() - self._kept.keys():
-                    self._kept[node] = group.create_task(self._keep(node, talk), name=f"contact {node}")
-                    group.create_task(self._measure_all(node), name=f"probe {node}")
-                    group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
+                    self._kept[node] = group.create_task(self._contact(node, talk), name=f"contact {node}")
                 await self._hinted.wait()
+
+    async def _contact(self, node: str, talk: Talk) -> None:
+        """Ended as one, by `forget`: a node that is hinted at again gets all of it anew, and none of it twice."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep(node, talk), name=f"beat {node}")
+            group.create_task(self._measure_all(node), name=f"probe {node}")
+            group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
 
     async def _seek(self, peer: str, talk: Talk) -> None:
         """Find out who is at an address that the user gave; contact is kept by its id from then on."""
@@ -212,7 +229,6 @@ class Contacts:
                     await self._urgent.wait(HEARTBEAT_S)
             else:
                 await self._until_back(node, talk)
-        del self._kept[node]
 
     async def _until_back(self, node: str, talk: Talk) -> None:
         """A while, but not longer than until the node called us."""

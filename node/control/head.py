@@ -16,7 +16,7 @@ from node.control.specs import Specs
 from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, PippinError, error_from, told
 from node.core.signal import Signal
-from node.core.types import ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
+from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Head:
             failed = told(error)
             log.error("%s: %s", model, failed)
             if wanted.spec is None:  # else the head before told meanwhile
-                wanted.failure = Refusal(model, failed.code, failed.message, failed.hint)
+                wanted.failure = _refusal(model, failed)
                 wanted.retry_at = now() + RETRY_S
         finally:
             del self._describing[model]
@@ -218,7 +218,7 @@ class Head:
                     self._barred[model, node.info.id] = at + RETRY_S
                     continue
                 code, _, text = load.error.partition(": ")
-                wanted.failure = Refusal(model, code, f"{node.info.name} could not load it: {text}")
+                wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
                 wanted.retry_at = at + RETRY_S
 
     def _failures(self) -> tuple[Refusal, ...]:
@@ -268,3 +268,8 @@ class Head:
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
         return place(specs, nodes, rules, fence=fence, head=self._agent.info.id, current=current)
+
+
+def _refusal(model: str, error: PippinError) -> Refusal:
+    """Of a length that peers take: else they would refuse all that this node says."""
+    return Refusal(model, error.code, error.message[: LONGEST_TEXT // 2], error.hint[: LONGEST_TEXT // 2])

@@ -3,6 +3,12 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+LONGEST_NAME = 512
+"""Characters of an id, a name or an address that nodes take from each other. A file's name has 255 at most, a model's id
+two of them."""
+LONGEST_TEXT = 65_536
+"""Characters of an error that nodes take from each other."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
+from node.core.types import LONGEST_NAME, LONGEST_TEXT
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
@@ -15,14 +16,16 @@ MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
 MOST_MODELS = 16_384
 MOST_LAYERS = 65_536
-LONGEST_NAME = 512
-"""Characters of an id, a name or an address. A file's name has 255 at most, a model's id two of them."""
-LONGEST_TEXT = 65_536
-"""Characters of an error's text."""
 _COUNTER = 1 << 53
 """Terms, epochs and incarnations are below it, so that there is always a next one."""
 _SIZE = 1 << 60
 """Bytes and tokens."""
+
+
+def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
+    """Raises Incompatible."""
+    _names(message.model)
+    return message
 
 
 def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:

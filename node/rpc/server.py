@@ -9,7 +9,7 @@ import grpc
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
-from node.rpc.checks import checked_evaluation, checked_file, checked_heartbeat, checked_request
+from node.rpc.checks import checked_evaluation, checked_file, checked_heartbeat, checked_model, checked_request
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -82,7 +82,7 @@ class _Control(ControlServicer):
         return request
 
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.want(request.model)
+        await self._handler.want(checked_model(request).model)
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
@@ -94,7 +94,7 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
-        return to_message(await self._handler.describe(request.model), control_pb2.ModelSpec)
+        return to_message(await self._handler.describe(checked_model(request).model), control_pb2.ModelSpec)
 
 
 class _Serving(ServingServicer):

@@ -15,7 +15,7 @@ from node.core.errors import PippinError, RingLost, StaleFence, told
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import LoadReport, LoadState, Placement, Ring, RingLoad, Shard
+from node.core.types import LONGEST_TEXT, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk, release_memory
@@ -167,7 +167,7 @@ class Rings:
                 log.exception("loading failed")
             failed = told(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
-            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}")
+            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])
         finally:
             stop.set()
             self._loading.pop(ring.id, None)

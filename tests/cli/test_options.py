@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from node.core.types import LONGEST_NAME
 from node.options import Options, parse_options
 
 ORIGINS = ("https://chat.example", "app://obsidian.md")
@@ -50,6 +51,14 @@ def test_defaults(monkeypatch):
 )
 def test_values(argv, field, value):
     assert getattr(parsed(*argv), field) == value
+
+
+@pytest.mark.parametrize("option", ["--name", "--model"])
+def test_names_that_other_nodes_would_refuse_are_refused_at_once(option, capsys):
+    assert parsed(option, "x" * LONGEST_NAME)
+    with pytest.raises(SystemExit):
+        parsed(option, "x" * (LONGEST_NAME + 1))
+    assert f"{option}: has 513 characters; 512 are the most" in capsys.readouterr().err
 
 
 def test_relative_directories_become_absolute(tmp_path, monkeypatch):

@@ -9,12 +9,12 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.types import Heartbeat
+from node.core.types import LONGEST_NAME, LONGEST_TEXT, Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
 from node.rpc.channel_options import MAX_CONTROL_BYTES
-from node.rpc.checks import LONGEST_NAME, MOST, MOST_LAYERS, MOST_MODELS
+from node.rpc.checks import MOST, MOST_LAYERS, MOST_MODELS
 from node.rpc.client import RpcClient
 from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
@@ -63,6 +63,9 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MOST + 1)),
     "too many links": lambda m: [m.report.links.add() for _ in range(MOST + 1)],
     "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MOST + 1)],
+    "an error without end": lambda m: m.report.loads.add(
+        shard=pb.Shard(model="m", end=1), error="x" * (LONGEST_TEXT + 1)
+    ),
     "a rate that is no number": lambda m: m.report.rings.add(ring="r", tokens_per_second=float("nan")),
     "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
@@ -91,6 +94,15 @@ async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case:
     HEARTBEATS[case](message)
     assert isinstance(await answer(peer, EXCHANGE, message.SerializeToString()), Incompatible)
     assert not handlers.heartbeats
+    await still_serves(client, peer)
+
+
+@pytest.mark.parametrize("method", ["Want", "Describe"])
+async def test_models(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:
+    _, peer = served
+    for name in ("x" * (LONGEST_NAME + 1), "m\x1b[2J"):
+        message = pb.ModelRequest(model=name).SerializeToString()
+        assert isinstance(await answer(peer, f"/pippin.control.Control/{method}", message), Incompatible)
     await still_serves(client, peer)
 
 

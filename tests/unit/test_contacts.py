@@ -72,7 +72,7 @@ TALK = SimpleNamespace(
 async def running(known, *peers, talk=TALK):
     task = asyncio.create_task(known.run(talk, peers))
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -174,6 +174,43 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
     assert kept[-1] == f"x{2 * MOST_NODES - 1}"
 
 
+def contact_tasks():
+    return sorted(task.get_name() for task in asyncio.all_tasks() if task.get_name().endswith(" peer"))
+
+
+async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
+    client = Client(["192.168.1.5:7001"])
+    known = contacts(client)
+    hint = PeerHint("peer", ("192.168.1.5",), 7001)
+    known.hint(hint)
+    async with running(known):
+        await until(known.links)
+        first = contact_tasks()
+        assert len(first) == 4
+        for _ in range(3):
+            known.forget("peer")
+            assert known.links() == ()
+            known.hint(hint)
+            known.hurry()  # of the old tasks some would see the new hint, and some not
+            await until(known.links)
+            await until(lambda: contact_tasks() == first)
+        known.forget("peer")
+        await until(lambda: not contact_tasks())
+
+
+async def test_a_node_may_be_forgotten_while_it_is_heard():
+    """As when it is told that too many others are there."""
+    client = Client(["192.168.1.5:7001"])
+    known = contacts(client)
+    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda _: known.forget("peer")})
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, talk=talk) as task:
+        await until(lambda: known.hint_of("peer") is None and not contact_tasks())
+        known.hint(PeerHint("other", ("192.168.1.6",), 7001))
+        await until(lambda: "192.168.1.6:7001" in client.called)
+        assert not task.done()
+
+
 @pytest.mark.parametrize(
     ("anywhere", "called"), [(False, ["[fd00::5]:7001"]), (True, ["8.8.8.8:7001", "[fd00::5]:7001"])]
 )
@@ -261,3 +298,14 @@ async def test_a_node_with_public_addresses_only_is_not_passed_over_in_silence(c
     contacts().advert(PeerHint("peer", ("203.0.113.9", "2a02::5"), 7001))
     assert "203.0.113.9, 2a02::5" in caplog.text
     assert "--secret-file" in caplog.text
+
+
+async def test_an_advert_that_is_passed_over_is_told_of_once_and_not_for_ever(caplog):
+    known = contacts()
+    far = PeerHint("peer", ("203.0.113.9",), 7001)
+    for _ in range(5):
+        known.advert(far)
+    assert len(caplog.records) == 1
+    for number in range(2 * MOST_NODES):
+        known.advert(PeerHint(f"x{number}", ("203.0.113.9",), 7001))
+    assert len(caplog.records) == MOST_NODES

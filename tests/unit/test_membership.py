@@ -170,6 +170,7 @@ def test_another_process_with_our_id_is_told(members, incarnation, told):
     stranger = report(SELF, name="mini-1-copy", incarnation=incarnation)
     assert members.heard(stranger, 1.0) == ([IdTaken(stranger)] if told else [])
     assert members.view(1.0)[0].report.info.name == "mini-1"
+    assert members.heard(stranger, 1.5) == [], "once"
 
 
 def test_own_stall_is_no_failure_of_others(members):
