@@ -51,19 +51,28 @@ class Reunion:
 
     def brought(self, report: NodeReport, view: ClusterView, now: float) -> set[str]:
         """Ids of the rings of another head that a node holds and that may stand; for as long as it takes to know."""
-        if report.fence.term >= view.term or now - self._came.get(report.info.id, -math.inf) >= MEET_S:
+        met_s = now - self._came.get(report.info.id, -math.inf)
+        if report.fence.term >= view.term or met_s >= MEET_S:
             return set()
         held = {load.ring for load in report.loads if load.state is LoadState.READY} - _known(view)
-        return {ring for ring in held if not self._is_whole(ring, view) or self._stands(ring, view)}
+        return {ring for ring in held if self._may_stand(ring, view, met_s)}
+
+    def _may_stand(self, ring_id: str, view: ClusterView, met_s: float) -> bool:
+        """Not if one of its nodes was seen since the meeting, `met_s` ago, and is gone now: that one is not on its way."""
+        ring = self._offered.get(ring_id)
+        if ring is None:
+            return True  # its node will tell
+        nodes = {stage.node for stage in ring.stages}
+        gone = [peer for peer in view.peers if peer.report.info.id in nodes and peer.state not in HERE]
+        if any(peer.last_seen_s < met_s for peer in gone):
+            return False
+        return not self._is_whole(ring_id, view) or _state(ring, view) is RingState.READY
 
     def _is_whole(self, ring_id: str, view: ClusterView) -> bool:
         """Whether all nodes of a ring are known and here."""
         ring = self._offered.get(ring_id)
         here = {peer.report.info.id for peer in view.peers if peer.state in HERE}
         return ring is not None and here.issuperset(stage.node for stage in ring.stages)
-
-    def _stands(self, ring_id: str, view: ClusterView) -> bool:
-        return _state(self._offered[ring_id], view) is RingState.READY
 
 
 def _known(view: ClusterView) -> set[str]:
