@@ -171,8 +171,8 @@ class Head:
 
     def _lacks_spec(self, current: Placement) -> bool:
         """A head may not know the models yet that are placed: until it does, all stays as it is."""
-        placed = [self._wanted[ring.model] for ring in current.rings]
-        return any(wanted.spec is None and wanted.failure is None for wanted in placed)
+        placed = [self._wanted.get(ring.model) for ring in current.rings]
+        return any(wanted is None or (wanted.spec is None and wanted.failure is None) for wanted in placed)
 
     def _forget_unserved(self, current: Placement) -> None:
         served = {ring.model for ring in current.rings}

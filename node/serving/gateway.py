@@ -221,11 +221,14 @@ class Gateway:
             await self._after_loss(request.model, lost, tries - 1)
 
     async def _after_loss(self, model: str, lost: Collection[str], fruitless: int) -> None:
-        """Until it is worth another try: at once if there is another ring."""
-        if any(each.id not in lost for each in ready_rings(self._agent.view(), model)):
-            return
-        # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
-        await (asyncio.sleep(fruitless) if fruitless else self._agent.changed.wait(1.0))
+        """Until it is worth another try: as soon as there is another ring.
+
+        Else with the same one: the first time at any news, then later and later, as news come many a second.
+        """
+        deadline = now() + max(fruitless, 1)
+        while not any(each.id not in lost for each in ready_rings(self._agent.view(), model)):
+            if not await self._agent.changed.wait(deadline - now()) or not fruitless:
+                return
 
     def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if ring.driver == self._agent.info.id:

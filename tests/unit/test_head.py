@@ -1,0 +1,70 @@
+"""What the head answers while it is still finding out about models."""
+
+import asyncio
+import contextlib
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from node.control.agent import Agent
+from node.control.head import Head
+from node.core.errors import ModelNotFound, NotReady
+from node.core.types import Fence, Heartbeat, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+
+INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
+RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
+
+
+class Specs:
+    """Finds no model, once it is let go on."""
+
+    def __init__(self):
+        self.go_on = asyncio.Event()
+        self.asked = 0
+
+    async def find(self, model):
+        self.asked += 1
+        await self.go_on.wait()
+        raise ModelNotFound(f"There is no {model}.")
+
+
+def head_and(specs) -> tuple[Head, Agent]:
+    nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, hurry=lambda: None, hang_up=lambda _: None)
+    agent = Agent(INFO, 0, nothing, lambda: NodeReport(INFO, Memory(100, 100)), lambda _: None)
+    return Head(agent, specs, context=None, max_sessions=None), agent
+
+
+@contextlib.asynccontextmanager
+async def elected(monkeypatch):
+    """A head, alone, and what it asks about models."""
+    monkeypatch.setattr("node.cluster.election.Election.is_head", True)
+    specs = Specs()
+    head, agent = head_and(specs)
+    agent.touch()
+    task = asyncio.create_task(head.run())
+    try:
+        yield head, agent, specs
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        wants = [asyncio.create_task(head.want("org/none")) for _ in range(3)]
+        await asyncio.sleep(0)
+        specs.go_on.set()
+        failures = await asyncio.gather(*wants, return_exceptions=True)
+    assert specs.asked == 1
+    assert [type(failure) for failure in failures] == 3 * [ModelNotFound]
+
+
+async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):
+    """As one that has just taken over, and waits for nodes that bring rings."""
+    monkeypatch.setattr("node.cluster.election.Election.is_head", True)
+    head, agent = head_and(Specs())
+    agent.touch()
+    agent.placement = Placement(Fence(1, 1), "old", (RING,))
+    with pytest.raises(NotReady):
+        head.check_drain("me")
