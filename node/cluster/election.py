@@ -11,7 +11,7 @@ Every node of a fully connected group comes to the same head and term. Where A r
 a node that can't reach its neighbours' head stays without one rather than fight over it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from node.core.types import Fence, NodeReport
@@ -93,8 +93,11 @@ class Election:
     def is_head(self) -> bool:
         return self.head == self._id
 
-    def tick(self, now: float, alive: Sequence[NodeReport]) -> list[Effect]:
-        """Decide anew from the last reports of all nodes that take part, this one included."""
+    def tick(self, now: float, alive: Sequence[NodeReport], ended: Collection[str] = ()) -> list[Effect]:
+        """Decide anew from the last reports of all nodes that take part, this one included.
+
+        `ended`: nodes whose processes are known to have ended. Who still follows one has not noticed yet.
+        """
         if self._started is None:
             self._started = now
         peers = {r.info.id: r for r in alive if r.info.id != self._id}
@@ -108,7 +111,7 @@ class Election:
             return []
         lost: list[Effect] = [HeadLost(self.head, self.term)] if self.head else []
         self.head = ""
-        return lost + self._seek(now, own, peers, claim)
+        return lost + self._seek(now, own, peers, claim, ended)
 
     def _defend(self, own: NodeReport, peers: dict[str, NodeReport]) -> list[Effect]:
         """As head, while no node alive claims a higher term."""
@@ -125,14 +128,19 @@ class Election:
         return self._claim(peers) if rivals or self._highest(peers) > self.term else []
 
     def _seek(
-        self, now: float, own: NodeReport, peers: dict[str, NodeReport], claim: NodeReport | None
+        self,
+        now: float,
+        own: NodeReport,
+        peers: dict[str, NodeReport],
+        claim: NodeReport | None,
+        ended: Collection[str],
     ) -> list[Effect]:
         """Without a head, while no node alive claims a higher term."""
         if claim and claim.term == self.term:
             return self._follow(claim) if self._accepted in ("", claim.info.id) else self._ask_for_new_term()
         if claim:
             return []  # it sees our higher term and claims the next
-        elsewhere = any(p.head not in ("", self._id) and p.head not in peers for p in peers.values())
+        elsewhere = {p.head for p in peers.values()} - {"", self._id} - peers.keys() - set(ended)
         met = bool(self._accepted)  # who has followed a head knows the others
         settled = met or (self._started is not None and now - self._started >= self._settle)
         if elsewhere or not settled or any(_turn(p) < _turn(own) for p in peers.values()):

@@ -64,6 +64,8 @@ class _Peer:
     fail_at: float
     """When it counts as failed unless heard before."""
     reason: str = ""
+    ended: bool = False
+    """Its process is known to have ended: that it is silent is no matter of the way to it."""
 
 
 class Membership:
@@ -118,7 +120,7 @@ class Membership:
         if not peer or peer.state not in _PRESENT:
             return []
         if gone_at is not None and peer.seen < gone_at:
-            peer.state, peer.reason = NodeState.FAILED, "its process has ended"
+            peer.state, peer.reason, peer.ended = NodeState.FAILED, "its process has ended", True
             return [Changed(node, peer.state, peer.reason)]
         if peer.state is NodeState.SUSPECT:
             return []
@@ -133,7 +135,7 @@ class Membership:
             return []
         if incarnation is not None and incarnation < peer.report.info.incarnation:
             return []
-        peer.state, peer.reason, peer.seen = NodeState.LEFT, "said goodbye", now
+        peer.state, peer.reason, peer.seen, peer.ended = NodeState.LEFT, "said goodbye", now, True
         return [Changed(node, peer.state, peer.reason)]
 
     def tick(self, now: float) -> list[Change]:
@@ -158,6 +160,10 @@ class Membership:
         """Last reports of the nodes that take part, this one included. A suspect still does: most come back."""
         own = (self._own,) if self._own else ()
         return own + tuple(p.report for p in self._peers.values() if p.state in _PRESENT)
+
+    def ended(self) -> set[str]:
+        """Nodes whose processes are known to have ended, and that have not started again."""
+        return {node for node, peer in self._peers.items() if peer.ended}
 
     def _heard_own(self, report: NodeReport) -> list[Change]:
         process = _process(report.info)

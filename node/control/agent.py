@@ -185,7 +185,7 @@ class Agent:
     def _step(self) -> None:
         present = now()
         self._note(self._membership.heard(self._report(), present) + self._membership.tick(present))
-        for effect in self._election.tick(present, self._membership.alive()):
+        for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:

@@ -71,9 +71,10 @@ class Machine:
             return
         self.process = None
         self.world.tell(f"{self.name} stops: {how}")
+        gone_at = self.world.net.now if how == "ended" else None
         for peer in self.world.machines.values():
-            if how == "reset":
-                self.world.net.send(self.name, peer.name, lambda p=peer: p.unreachable(self.name))
+            if how in ("reset", "ended"):
+                self.world.net.send(self.name, peer.name, lambda p=peer: p.unreachable(self.name, gone_at))
             elif how == "goodbye":
                 self.world.net.send(self.name, peer.name, lambda p=peer: p.goodbye(process.info))
 
@@ -82,9 +83,9 @@ class Machine:
             self.process.membership.heard(report, self.world.net.now)
             self.process.decide()
 
-    def unreachable(self, node: str) -> None:
+    def unreachable(self, node: str, gone_at: float | None) -> None:
         if self.process:
-            self.process.membership.unreachable(node, self.world.net.now)
+            self.process.membership.unreachable(node, self.world.net.now, gone_at)
             self.process.decide()
 
     def goodbye(self, info: NodeInfo) -> None:
@@ -131,7 +132,7 @@ class Process:
 
     def decide(self) -> None:
         self.membership.heard(self.report(), self.world.net.now)
-        for effect in self.election.tick(self.world.net.now, self.membership.alive()):
+        for effect in self.election.tick(self.world.net.now, self.membership.alive(), self.membership.ended()):
             self.world.tell(f"{self.machine.name} {effect}")
             self.carry_out(effect)
             if self.world.chaos and self.world.net.rng.random() < 0.02:
@@ -210,7 +211,7 @@ def chaos_step(world: World) -> None:
     machine = rng.choice(list(world.machines.values()))
     match rng.choice(["stop", "start", "start", "split", "cut", "heal", "weather", "memory"]):
         case "stop":
-            machine.stop(rng.choice(["silence", "reset", "goodbye"]))
+            machine.stop(rng.choice(["silence", "reset", "ended", "goodbye"]))
         case "start" if not machine.process:
             machine.start()
         case "split":
@@ -287,7 +288,7 @@ def test_a_late_joiner_of_higher_rank_does_not_take_over():
     assert heads(world) == {("n0", 1)}
 
 
-@pytest.mark.parametrize(("how", "within_s"), [("silence", 5.0), ("reset", 3.5), ("goodbye", 1.5)])
+@pytest.mark.parametrize(("how", "within_s"), [("silence", 5.0), ("reset", 3.5), ("ended", 1.5), ("goodbye", 1.5)])
 def test_the_best_of_the_rest_replaces_a_head_that_is_gone(how, within_s):
     world = started(4)
     world.machines["n0"].stop(how)

@@ -42,6 +42,15 @@ def test_a_killed_head_is_replaced_at_once(world: World) -> None:
     assert seconds_until(world, "n2", 1.0) < 0.1
 
 
+def test_a_killed_head_is_replaced_though_another_node_hangs(world: World) -> None:
+    world.machines["n3"].stop(1.5)
+    world.machines["n1"].kill()
+    world.run(0.1)
+    assert world.processes()[0].agent.head == "n2"
+    world.run(1.6)
+    assert head_of(world) == "n2"
+
+
 @pytest.mark.parametrize("down_s", [0.02, 0.3, 1.5])
 def test_a_head_that_restarts_keeps_nobody_waiting(world: World, down_s: float) -> None:
     world.machines["n1"].kill()

@@ -133,5 +133,11 @@ def test_a_node_whose_neighbour_follows_a_head_it_cannot_reach_waits():
     assert election.tick(2.0, [node("b", 99), node("c", 8, 7, "")]) == [PersistTerm(8), BecameHead(8)]
 
 
+def test_who_has_not_noticed_yet_that_the_head_has_ended_is_not_waited_for():
+    alive = [node("b"), node("d", 8, 7, "c")]
+    assert follower("c", 7).tick(1.0, alive) == [HeadLost("c", 7)]
+    assert follower("c", 7).tick(1.0, alive, {"c"}) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
+
+
 def test_a_restarted_head_does_not_take_followers_of_its_past_for_a_head():
     assert settled(7).tick(0.0, [node("b", 99), node("c", 8, 7, "b")]) == [PersistTerm(8), BecameHead(8)]

@@ -98,6 +98,19 @@ def test_a_suspect_whose_process_has_ended_fails_at_once(members):
     assert members.unreachable("peer", 0.3, gone_at=0.25)[0].state is NodeState.FAILED
 
 
+def test_whose_process_is_known_to_have_ended(members):
+    assert members.ended() == set()
+    members.unreachable("peer", 0.3, gone_at=0.2)
+    assert members.ended() == {"peer"}
+    members.heard(report(incarnation=4), 1.0)
+    assert members.ended() == set()
+    members.goodbye("peer", 1.1)
+    assert members.ended() == {"peer"}
+    members.heard(report(incarnation=5), 2.0)
+    quiet(members, 2, 5)
+    assert members.ended() == set(), "it is silent, which may be the network's fault"
+
+
 def test_who_was_heard_since_has_not_ended(members):
     members.heard(report(incarnation=4), 0.3)
     assert members.unreachable("peer", 0.4, gone_at=0.2) == [Changed("peer", NodeState.SUSPECT, "connection lost")]
