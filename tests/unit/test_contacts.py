@@ -138,7 +138,9 @@ def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
     assert client.dropped == ["192.168.1.5:7001", "192.168.1.6:7001"]
 
 
-@pytest.mark.parametrize(("answered", "refusing", "gone"), [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize(
+    ("answered", "refusing", "gone"), [(True, True, True), (True, False, False), (False, True, False)]
+)
 async def test_a_node_is_gone_when_its_port_is_closed_where_it_once_answered(answered, refusing, gone):
     """Elsewhere another machine may have the address by now."""
     told = asyncio.Queue()

@@ -12,6 +12,7 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.cluster import discovery as module
 from node.cluster.discovery import Discovery
+from node.core.signal import Signal
 from node.core.types import NodeInfo, PeerHint
 
 LOOPBACK = ("127.0.0.1",)
@@ -27,8 +28,12 @@ def info(node: str, *, cluster: str = NAME, port: int = 7001) -> NodeInfo:
     return NodeInfo(f"{node}-{RUN}", 1, node, cluster, "0.1.0", 1, LOOPBACK, port, port + 1)
 
 
-def hint(node: str, port: int, addresses: tuple[str, ...] = LOOPBACK) -> PeerHint:
-    return PeerHint(f"{node}-{RUN}", addresses, port)
+def hint(node: str, port: int) -> PeerHint:
+    return PeerHint(f"{node}-{RUN}", LOOPBACK, port)
+
+
+def _is_at(hint: PeerHint, node: str, port: int, addresses: set[str]) -> bool:
+    return (hint.id, hint.grpc_port, set(hint.addresses)) == (f"{node}-{RUN}", port, addresses)
 
 
 class Started:
@@ -36,12 +41,17 @@ class Started:
 
     def __init__(self, node: NodeInfo, fingerprint: str = "") -> None:
         self.hints: list[PeerHint] = []
-        self.discovery = Discovery(node, LOOPBACK, self.hints.append, fingerprint=fingerprint)
+        self.heard = Signal()
+        self.discovery = Discovery(node, LOOPBACK, self.hear, fingerprint=fingerprint)
 
-    async def hears(self, hint: PeerHint) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while hint not in self.hints:
-                await asyncio.sleep(0.02)
+    def hear(self, hint: PeerHint) -> None:
+        self.hints.append(hint)
+        self.heard.notify()
+
+    async def hears(self, node: str, port: int, *more: str) -> None:
+        """Of a node, at that port, on loopback and at `more` addresses."""
+        while not any(_is_at(each, node, port, {*LOOPBACK, *more}) for each in self.hints):
+            assert await self.heard.wait(WAIT_S), f"{node} is not heard at {port}: {self.hints}"
 
 
 @contextlib.asynccontextmanager
@@ -66,8 +76,8 @@ async def address_of(host: str, within_s: float = WAIT_S) -> list[str]:
 async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
     async with started(info("a", port=7001), info("x", cluster=f"other-{RUN}")) as (a, x):
         async with started(info("b", port=7003)) as (b,):
-            await b.hears(hint("a", 7001))
-            await a.hears(hint("b", 7003))
+            await b.hears("a", 7001)
+            await a.hears("b", 7003)
         assert set(a.hints) == {hint("b", 7003)}
         assert not x.hints
 
@@ -75,25 +85,23 @@ async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
 async def test_a_node_that_restarts_on_another_port_is_told_anew():
     async with started(info("a")) as (a,):
         async with started(info("b", port=7003)):
-            await a.hears(hint("b", 7003))
+            await a.hears("b", 7003)
         async with started(dataclasses.replace(info("b", port=7005), incarnation=2)):
-            await a.hears(hint("b", 7005))
+            await a.hears("b", 7005)
 
 
 async def test_changed_addresses_are_told_anew():
     async with started(info("a"), info("b", port=7003)) as (a, b):
-        await a.hears(hint("b", 7003))
+        await a.hears("b", 7003)
         moved = dataclasses.replace(info("b", port=7003), addresses=("127.0.0.1", "10.0.0.9"))
         await b.discovery.update(moved, LOOPBACK)
-        async with asyncio.timeout(WAIT_S):
-            while set(a.hints[-1].addresses) != set(moved.addresses):
-                await asyncio.sleep(0.02)
+        await a.hears("b", 7003, "10.0.0.9")
 
 
 async def test_the_name_of_the_cluster_follows_the_head():
     async with started(info("a"), info("b", port=7003)) as (a, b):
-        await a.hears(hint("b", 7003))
-        await b.hears(hint("a", 7001))
+        await a.hears("b", 7003)
+        await b.hears("a", 7001)
         assert await a.discovery.serve_name()
         assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
         await a.discovery.drop_name()
@@ -155,8 +163,8 @@ async def refused(by: Started, *nodes: str) -> dict[str, str]:
 
 async def test_nodes_of_another_secret_are_shown_and_not_told(caplog):
     async with started(info("a"), info("b", port=7003), fingerprint="f00d") as (a, b):
-        await a.hears(hint("b", 7003))
-        await b.hears(hint("a", 7001))
+        await a.hears("b", 7003)
+        await b.hears("a", 7001)
         async with started(info("c", port=7005)) as (c,):
             assert await refused(c, "a", "b") == dict.fromkeys("ab", "it has a secret and this node has none")
             assert await refused(a, "c") == {"c": "it has no secret"}
@@ -173,7 +181,7 @@ async def test_a_node_that_is_given_the_secret_is_told():
         async with started(info("b", port=7003)):
             await refused(a, "b")
         async with started(dataclasses.replace(info("b", port=7005), incarnation=2), fingerprint="f00d"):
-            await a.hears(hint("b", 7005))
+            await a.hears("b", 7005)
             assert await refused(a) == {}
 
 

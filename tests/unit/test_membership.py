@@ -87,9 +87,7 @@ def test_a_reset_connection_of_a_living_node_is_forgiven(members):
 
 
 def test_a_process_that_has_ended_is_not_waited_for(members):
-    assert members.unreachable("peer", 0.3, gone_at=0.2) == [
-        Changed("peer", NodeState.FAILED, "its process has ended")
-    ]
+    assert members.unreachable("peer", 0.3, gone_at=0.2) == [Changed("peer", NodeState.FAILED, "its process has ended")]
     assert members.unreachable("peer", 0.4, gone_at=0.4) == []
 
 
