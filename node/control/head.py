@@ -62,7 +62,7 @@ class Head:
         self._barred: dict[tuple[str, str], float] = {}
         """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
-        self._describing: dict[str, asyncio.Task[_Wanted]] = {}
+        self._describing: dict[str, asyncio.Task[Refusal | None]] = {}
         self._group = asyncio.TaskGroup()
         self._planned = Signal()
 
@@ -86,9 +86,9 @@ class Head:
         wanted.failure = None
         if wanted.spec is None:
             # The caller may go away; what was found out serves the next one.
-            described = await asyncio.shield(self._described(model, wanted))
-            if failure := described.failure:
-                if not described.preload:
+            failure = await asyncio.shield(self._described(model, wanted))
+            if failure:
+                if not wanted.preload:
                     self._wanted.pop(model, None)
                 raise error_from(failure.code, failure.message, hint=failure.hint)
         self._agent.head_due.notify()
@@ -181,14 +181,14 @@ class Head:
             if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
                 del self._wanted[model]
 
-    def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[_Wanted]:
-        """The task that finds out about a model; there is one at a time."""
+    def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[Refusal | None]:
+        """The task that finds out about a model, or why it can't; there is one at a time."""
         if model not in self._describing:
             task = self._group.create_task(self._describe(model, wanted), name=f"describe {model}")
             self._describing[model] = task
         return self._describing[model]
 
-    async def _describe(self, model: str, wanted: _Wanted) -> _Wanted:
+    async def _describe(self, model: str, wanted: _Wanted) -> Refusal | None:
         """A task's root: whatever goes wrong is told as the reason why the model is refused."""
         try:
             wanted.spec = await self._specs.find(model)
@@ -203,7 +203,7 @@ class Head:
         finally:
             del self._describing[model]
             self._agent.head_due.notify()
-        return wanted
+        return wanted.failure
 
     def _note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
         rings, at = {ring.id for ring in view.placement.rings}, now()
