@@ -13,7 +13,7 @@ STAGES = 3
 @pytest.mark.parametrize("trimmable", [True, False])
 def test_what_was_computed_is_not_computed_again(trimmable):
     """Where a model's caches cannot go back, a sequence is lost of which the stages stopped at different places."""
-    world = World(5, STAGES)
+    world = World(6, STAGES)
     world.trimmable = trimmable
     world.min_stages = STAGES
     world.step_s = 0.02
