@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from node.control.agent import Agent
 from node.control.head import Head
 from node.core.errors import ModelNotFound, NotReady
-from node.core.types import Fence, Heartbeat, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
