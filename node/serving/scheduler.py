@@ -201,6 +201,8 @@ class Scheduler:
         lane = next(lane for lane in self._lanes if lane.number == step.lane)
         for seat in lane.rows:
             seat.sent = len(seat.session.tokens)
+            # Who hung up meanwhile never got the token that has begun: caches that can't go back hold one too many.
+            seat.keep = seat.keep and self._trimmable
         lane.busy = True
         return replace(step, ops=(), tokens=())
 

@@ -225,7 +225,7 @@ class World:
         if running:
             session = self.random.choice(running)
             self.cancelled.add(session)
-            self.scheduler.finish(session, keep=False)
+            self.scheduler.finish(session, keep=self.random.random() < 0.5)
 
     def lose_ring(self) -> None:
         self.in_flight.clear()
@@ -302,7 +302,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
         except (AssertionError, KeyError, IndexError, ValueError):
             pytest.fail(f"seed {seed}; replay it with: python {__file__} {seed}")
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
-    assert sum(world.kept for world in worlds) > 1000
+    assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 100
     assert sum(len(world.sessions) for world in worlds) > 500
 
