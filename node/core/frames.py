@@ -120,3 +120,5 @@ class Frame:
     held: tuple[Held, ...] = ()
     """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
     and frees what is not named; what comes back to the driver is at all stages, as prefixes."""
+    since: int = 0
+    """With `held`: the driver's first run. KV of runs before it is another driver's, whose numbers mean other sequences."""

@@ -34,7 +34,7 @@ class Circuit:
         self._link: Link | None = None
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
-        self._run = time.time_ns()  # above those of this ring's driver before a restart of its node
+        self._run = self._first = time.time_ns()  # above those of this ring's driver before a restart of its node
         self._seq = 0
 
     @property
@@ -53,9 +53,13 @@ class Circuit:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def frame(self, ops: tuple[CacheOp, ...] = (), held: tuple[Held, ...] = ()) -> Frame:
+    def frame(self, ops: tuple[CacheOp, ...] = ()) -> Frame:
         """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops, held=held)
+        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops)
+
+    def question(self, held: tuple[Held, ...]) -> Frame:
+        """What the stages still have of this, as the first frame of a run."""
+        return replace(self.frame(), held=held, since=self._first)
 
     def open(self) -> None:
         """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""

@@ -252,7 +252,7 @@ class Driver:
         """Find out what the other stages still have of what this one has."""
         self._asking = True
         self._circuit.open()
-        await self._circuit.send(self._circuit.frame(held=self._held))
+        await self._circuit.send(self._circuit.question(self._held))
 
     def _restore(self, held: tuple[Held, ...]) -> None:
         """All stages have this. Nothing else is under way."""

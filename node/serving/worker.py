@@ -29,6 +29,8 @@ class Worker:
         self._lock = asyncio.Lock()
         self._run = -1
         self._seq = 0
+        self._recalled = -1
+        """The last run at whose beginning all KV was freed that it did not name."""
         self._link: Link | None = None
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link that began the run."""
@@ -84,7 +86,9 @@ class Worker:
         self._upstream = asyncio.current_task()
         if self._link:
             self._link.close()
-        held = await self._compute.run(self._runner.recall, frame.held)
+        held = frame.held if self._recalled >= frame.since else ()
+        held = await self._compute.run(self._runner.recall, held)
+        self._recalled = frame.run
         self._link = self._onward.open(self._onward_broke)
         return replace(frame, held=held)
 

@@ -34,6 +34,7 @@ frames = st.builds(
     run=numbers,
     seq=numbers,
     held=st.lists(st.builds(Held, numbers, numbers), max_size=3).map(tuple),
+    since=numbers,
     ops=st.lists(ops, max_size=4).map(tuple),
     lane=st.none() | numbers,
     tensors=st.lists(tensors, max_size=3).map(tuple),

@@ -45,3 +45,34 @@ def test_what_was_computed_is_not_computed_again(trimmable):
 def ring(machine: Machine):
     (only,) = machine.process.agent.placement.rings
     return only
+
+
+@pytest.mark.parametrize("seed", [0, 5, 7])
+def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now(seed):
+    """It is back before it is missed, so the ring stands; its first frames are lost, so nobody knows of its new run."""
+    world = World(seed, 3)
+    world.trimmable = True
+    world.min_stages = 2
+    world.step_s = 0.02
+    with simulated(world):
+        gateway, *others = world.machines.values()
+        gateway.start()
+        world.run(3.0)  # it is the head by then, and stays it without a place in the ring
+        gateway.usable = 50 * MB
+        for machine in others:
+            machine.start()
+        world.run(7.0)
+        before = ring(gateway)
+        driver = world.machines[before.driver]
+        gone, asked = (world.ask(gateway.process, max_tokens=80) for _ in range(2))
+        assert world.until(lambda: len(gone.tokens) > 20 and len(asked.tokens) > 20, 20.0)
+        gone.task.get_loop().call_soon(gone.task.cancel)
+        world.net.cut.add(frozenset(machine.name for machine in others))
+        driver.kill()
+        world.run(0.05)
+        driver.start()
+        world.run(1.0)
+        world.net.cut.clear()
+        assert world.until(lambda: asked.finished, 30.0)
+        assert not world.timeline.violations
+        assert ring(gateway) == before

@@ -79,17 +79,44 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
     await asyncio.wait_for(closing, 5)
 
 
+ASKED = (Held(1, 5), Held(2, 6))
+
+
+async def first_two(worker: Worker, onward: Onward, frame: Frame) -> list[Frame]:
+    """What becomes of a link's first frame and of one more; then the link ends."""
+    serving = asyncio.create_task(worker.frames(frame, one_and_no_more(Frame(RING.id, RING.fence, frame.run, 1))))
+    sent = [await asyncio.wait_for(onward.sent.get(), 5) for _ in range(2)]
+    serving.cancel()
+    await asyncio.wait([serving])
+    return sent
+
+
 async def test_a_new_run_begins_with_the_kv_that_is_left():
     """The link's end frees nothing; the first frame of the next run tells what is wanted, and hears what is there."""
     runner, onward = Runner(), Onward()
     worker = Worker(RING, Compute(), runner, onward)
-    for run in (1, 2):
-        frame = Frame(RING.id, RING.fence, run, 0, held=(Held(1, 5), Held(2, 6)))
-        serving = asyncio.create_task(worker.frames(frame, one_and_no_more(Frame(RING.id, RING.fence, run, 1))))
-        sent = [await asyncio.wait_for(onward.sent.get(), 5) for _ in range(2)]
-        assert [(each.run, each.seq, each.held) for each in sent] == [(run, 0, (Held(1, 5),)), (run, 1, ())]
-        serving.cancel()
-        await asyncio.wait([serving])
+    for run, held in ((1, ()), (2, (Held(1, 5),)), (4, (Held(1, 5),))):
+        sent = await first_two(worker, onward, Frame(RING.id, RING.fence, run, 0, held=ASKED, since=1))
+        assert [(each.run, each.seq, each.held) for each in sent] == [(run, 0, held), (run, 1, ())]
     assert not runner.resets
     await worker.close()
     assert runner.resets == 1
+
+
+async def test_what_a_driver_before_its_restart_left_is_not_taken_for_this_ones():
+    """Both number their sequences alike. The first run of the second one never came here."""
+    runner, onward, compute = Runner(), Onward(), Compute()
+    worker = Worker(RING, compute, runner, onward)
+    await first_two(worker, onward, Frame(RING.id, RING.fence, 1, 0))
+    while not compute.asked.empty():
+        compute.asked.get_nowait()
+    compute.free.clear()
+    question = Frame(RING.id, RING.fence, 101, 0, held=ASKED, since=100)
+    serving = asyncio.create_task(worker.frames(question, one_and_no_more(question)))
+    assert await asyncio.wait_for(compute.asked.get(), 5) == runner.recall
+    serving.cancel()  # before anything is freed
+    await asyncio.wait([serving])
+    compute.free.set()
+    for run, held in ((102, ()), (103, (Held(1, 5),))):
+        frame, _ = await first_two(worker, onward, Frame(RING.id, RING.fence, run, 0, held=ASKED, since=100))
+        assert frame.held == held
