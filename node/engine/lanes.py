@@ -4,7 +4,7 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,14 +84,25 @@ class Lanes:
         Gives those that are here, with no more tokens than are here.
         """
         wanted = {each.number for each in held}
-        for number in list(self._lanes):
-            for row, name in enumerate(self._lanes[number].numbers):
-                if name in wanted:
-                    self._keep(number, row, name)
-            del self._lanes[number]  # before the next one is copied
+        while self._lanes:
+            _, lane = self._lanes.popitem()
+            self._split(lane, wanted)
         self._prefixes = {number: kept for number, kept in self._prefixes.items() if number in wanted}
         mx.clear_cache()
         return tuple(here for each in held if (here := self._held(each)))
+
+    def _split(self, lane: Lane, wanted: Container[int]) -> None:
+        """Make prefixes of the rows that are wanted, one cache after the other: there is no room to have all of it twice."""
+        rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
+        parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
+        while lane.caches:
+            cache, entry = lane.caches.pop(), len(lane.caches)
+            for row, part in zip(rows, parts, strict=True):
+                part.caches[entry] = part.caches[entry] if cache.empty() else caches.single(cache, row)
+            mx.eval(caches.states(part.caches[entry] for part in parts))
+            del cache
+            mx.clear_cache()
+        self._prefixes |= {part.numbers[0]: part for part in parts}
 
     def _held(self, asked: Held) -> Held | None:
         kept = self._prefixes.get(asked.number)

@@ -61,6 +61,21 @@ def test_what_is_not_named_is_freed(tmp_path):
     assert last.lanes.recall([Held(2, 4)]) == ()
 
 
+def test_a_lane_is_never_there_twice(tmp_path):
+    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
+    for lane in range(1, 9):
+        stage.lanes.apply(Open(lane))
+        stage.begin(lane, prompt(2000, seed=lane))
+        stage.lanes.apply(Merge(20, lane))
+    stage.begin(20, mx.ones((8, 1), mx.int32))
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    asked = tuple(Held(number, 2001) for number in range(1, 9))
+    assert stage.lanes.recall(asked) == asked
+    assert mx.get_peak_memory() - before < 0.4 * stage.lanes.kv_bytes  # a layer of four
+
+
 def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
@@ -92,6 +107,6 @@ def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(stage.lanes, "_keep", fail)
+    monkeypatch.setattr(stage.lanes, "_split", fail)
     assert runner.recall([Held(1, 3)]) == ()
     assert runner.kv_bytes == stage.lanes.kv_bytes == 0
