@@ -294,13 +294,14 @@ class Scheduler:
     def _begin(self, session: Session, home: Lane) -> None:
         match = self._match(session)
         reused = match.tokens if match else 0
-        lane = self._number()
+        own = match is not None and match.prefix == session.left
+        lane = session.left if own else self._number()  # its name stays, so a stage that misses this still knows it
         seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
         home.coming.append(seat)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
-        if match and match.prefix == session.left:
-            self._prefixes.drop(match.prefix)
-            self._ops.append(Forget(match.prefix))
+        if own:
+            self._prefixes.drop(lane)
+            self._ops.append(Forget(lane))
         else:
             session.spared = reused
         session.left = 0

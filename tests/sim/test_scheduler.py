@@ -393,6 +393,22 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert second.seat.cached == 59
 
 
+def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
+    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
+    session = request(60, 500)
+    scheduler.submit(session)
+    turn(scheduler)
+    scheduler.rewind()
+    before = scheduler.left
+    assert [each.tokens for each in before] == [60]
+    scheduler.restore(before)
+    again = scheduler.next()  # a stage that has missed this has the sequence by its name from before
+    assert again
+    assert again.tokens == ((session.tokens[-1],),)
+    scheduler.rewind()
+    assert [(each.number, each.tokens) for each in scheduler.left] == [(before[0].number, 61)]
+
+
 # --- prompts that run together ------------------------------------------------------------------------------------
 
 
