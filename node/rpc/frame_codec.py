@@ -94,13 +94,18 @@ def decode(data: bytes) -> Frame:
 
 
 def _check(header: Header) -> None:
-    """Before anything is made of it. A row that a filter names twice would be copied: caches never grow that way."""
+    """Before anything is made of it. A row that a filter names twice would be copied: caches never grow that way.
+
+    A sequence that is named twice would be charged twice, and let go once.
+    """
     rows = max((len(op.rows) for op in header.ops), default=0)
     if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MOST:
         counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
         raise BadRequest(f"A frame has {counts}; {_MOST:,} are the most.")
     if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
         raise BadRequest("A frame filters a lane with a row named twice.")
+    if len({each.number for each in header.held}) < len(header.held):
+        raise BadRequest("A frame names a sequence that is held twice.")
     dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
     if len(header.tensors) > _MOST_TENSORS or dimensions > _MOST_DIMENSIONS:
         raise BadRequest(f"A frame has {len(header.tensors)} tensors, of {dimensions} dimensions.")

@@ -33,7 +33,7 @@ frames = st.builds(
     fence=st.builds(Fence, numbers, numbers),
     run=numbers,
     seq=numbers,
-    held=st.lists(st.builds(Held, numbers, numbers), max_size=3).map(tuple),
+    held=st.lists(st.builds(Held, numbers, numbers), max_size=3, unique_by=lambda held: held.number).map(tuple),
     since=numbers,
     ops=st.lists(ops, max_size=4).map(tuple),
     lane=st.none() | numbers,
@@ -71,7 +71,8 @@ def header(**fields: object) -> bytes:
 
 TOO_MUCH = {
     "operations": header(ops=[Op(kind=Op.OPEN, lane=1)] * 20_000),
-    "sequences that are held": header(held=[HeldMessage(number=1, tokens=1)] * 20_000),
+    "sequences that are held": header(held=[HeldMessage(number=number) for number in range(20_000)]),
+    "a sequence held twice": header(held=[HeldMessage(number=1, tokens=5)] * 2),
     "rows": header(ops=[Op(kind=Op.FILTER, rows=range(20_000))]),
     "a row named twice": header(ops=[Op(kind=Op.FILTER, rows=[0, 0])]),
     "lengths": header(lengths=[1] * 20_000),
