@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 SHORTEST = 16
 """Tokens; less is not worth a copy of its KV."""
+MOST = 1024
+"""Prefixes, however short: stages bound theirs, and each new prompt is compared with all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Prefixes:
         self._charge = charge
         self._trimmable = trimmable
         self._held: OrderedDict[int, bytes] = OrderedDict()
+
+    @property
+    def full(self) -> bool:
+        return len(self._held) >= MOST
 
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix that spares the most of `tokens`; its use is noted."""

@@ -342,7 +342,7 @@ class Scheduler:
 
     def _evict(self, room: int = 0) -> None:
         """Let go of kept KV until the rest, and `room` tokens more, are within the budget."""
-        while self._used() + self._prefixes.charged + room > self._budget:
+        while self._prefixes.full or self._used() + self._prefixes.charged + room > self._budget:
             number = self._prefixes.evict()
             if number is None:
                 return

@@ -15,6 +15,7 @@ from node.core.evaluation import EvaluateRequest, Findings, Score
 from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.serving.limits import Limits
+from node.serving.prefixes import MOST, SHORTEST
 from node.serving.prompts import LEAST_CHUNK, STALL_S
 from node.serving.scheduler import FIRST_PROMPT_LANE, LONG_PROMPTS, Scheduler, Step
 from node.serving.session import Session
@@ -391,6 +392,24 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
     assert second.seat
     assert second.seat.cached == 59
+
+
+def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
+    """Stages refuse more than 4096 lanes and prefixes, and a break does not free them."""
+    roomy = limits(context=1 << 20, chunk=64)
+    scheduler = Scheduler(roomy, stages=1, batchable=True, pads=True, trimmable=True)
+    fake = FakeStages(pads=True, trimmable=True)
+    for number in range(2 * MOST):
+        session = request(SHORTEST, 1, first=2 * number)
+        scheduler.submit(session)
+        step = scheduler.next()
+        assert step
+        for op in step.ops:
+            fake.apply(op)
+        session.accept(fake.run(step)[0])
+        scheduler.finish(session, keep=True)
+        scheduler.landed(step, 0.01)
+    assert len(fake.prefixes) <= MOST
 
 
 def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
