@@ -61,6 +61,27 @@ def test_what_is_not_named_is_freed(tmp_path):
     assert last.lanes.recall([Held(2, 4)]) == ()
 
 
+def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
+    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
+    for lane in (1, 2, 3):
+        stage.lanes.apply(Open(lane))
+        stage.begin(lane, prompt(5 + lane))
+    for op in (Merge(2, 3), Merge(1, 2), Keep(1, 2, prefix=4), Reuse(5, 4, 7), Filter(1, (2, 0))):
+        stage.lanes.apply(op)
+    counts = {1: 6, 3: 8, 4: 8, 5: 7}
+    held = stage.lanes.recall([Held(number, 100) for number in range(1, 9)])
+    assert {each.number: each.tokens for each in held} == counts
+
+
+def test_what_stopped_elsewhere_and_cannot_go_back_is_freed(tmp_path):
+    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["gemma3_text"])).ring(0, 4).stages
+    stage.lanes.apply(Open(1))
+    stage.begin(1, prompt(5))
+    before = stage.lanes.kv_bytes
+    assert stage.lanes.recall([Held(1, 4)]) == ()
+    assert stage.lanes.kv_bytes < before
+
+
 def test_a_lane_is_never_there_twice(tmp_path):
     (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in range(1, 9):

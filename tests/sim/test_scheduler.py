@@ -277,6 +277,7 @@ def run(seed: int) -> World:
                     world.land()
     world.drain()
     world.check_memory()
+    assert world.fake.prefixes.keys() == world.scheduler._prefixes.all().keys()
     for session in world.sessions:
         events = [session.events.get_nowait() for _ in range(session.events.qsize())]
         if session.evaluates:
