@@ -47,7 +47,7 @@ def ring(machine: Machine):
     return only
 
 
-@pytest.mark.parametrize("seed", [0, 5, 7])
+@pytest.mark.parametrize("seed", [13, 16, 20])
 def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now(seed):
     """It is back before it is missed, so the ring stands; its first frames are lost, so nobody knows of its new run."""
     world = World(seed, 3)
@@ -69,7 +69,6 @@ def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now(seed
         gone.task.get_loop().call_soon(gone.task.cancel)
         world.net.cut.add(frozenset(machine.name for machine in others))
         driver.kill()
-        world.run(0.05)
         driver.start()
         world.run(1.0)
         world.net.cut.clear()
