@@ -62,7 +62,8 @@ class Agent:
         self._facts = facts
         self._save_term = save_term
         self._membership = Membership(info, fail_after_s=fail_after_s)
-        self._lag = 0.0
+        self.lag_s = 0.0
+        """How late the event loop was at the worst of late."""
         self._election = Election(info.id, term)
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Agent:
             self._step()
             due = now() + TICK_S
             await asyncio.sleep(TICK_S)
-            self._lag = max(now() - due, self._lag * LAG_FADES)
+            self.lag_s = max(now() - due, self.lag_s * LAG_FADES)
 
     def touch(self) -> None:
         """This node's own state changed."""
@@ -261,5 +262,5 @@ class Agent:
             draining=self._draining,
             links=self._contacts.links(),
             peers=tuple(hint for hint in hints if hint),
-            lag_s=self._lag,
+            lag_s=self.lag_s,
         )

@@ -145,6 +145,8 @@ class Work:
     """Weights and KV."""
     recoveries: int = 0
     """How often a request of this gateway lost its ring and went on."""
+    lag_s: float = 0.0
+    """How late the event loop was at the worst of late."""
 
 
 @dataclass(frozen=True, slots=True)

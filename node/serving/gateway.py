@@ -105,7 +105,8 @@ class Gateway:
         return {"status": "ok", "node": self._agent.info.name, "models": sorted(_ready_models(view))}
 
     def work(self) -> Work:
-        return Work(self._rings.loads(), self._rings.kv_bytes(), self._rings.memory_used(), self._recoveries)
+        rings = self._rings
+        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._recoveries, self._agent.lag_s)
 
     # --- opening a model ----------------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class ScriptedBackend:
         return {"node": node, "draining": draining}
 
     def work(self) -> Work:
-        return Work((RingLoad("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000)
+        return Work((RingLoad("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000, lag_s=0.25)
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}
