@@ -1,11 +1,12 @@
 """The one thread that owns MLX.
 
 MLX's streams are thread-local: an array that is not evaluated yet can only be used in the thread that made it. So one
-thread loads, runs, samples and turns arrays into bytes, and everything else asks it to.
+thread loads, runs, samples and turns arrays into bytes, and everything else asks it to. What takes long is cut into
+pieces, so that a ring never waits for more than one of another's.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -16,6 +17,7 @@ from node.engine.device import wire_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Compute:
@@ -61,3 +63,24 @@ class Compute:
         Cancelling the waiting task skips a job that has not begun; one that has begun runs to its end unheard.
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+
+    async def run_pieces(self, pieces: Generator[V, None, T], heard: Callable[[V], None]) -> T:
+        """Run a long job that pauses wherever it yields: each piece is a job, so that others get their turn in between.
+
+        `heard` is called, here, with all that it yields; what it returns is the result, and its exception is raised here.
+        Cancelling the waiting task closes the generator, in the thread, as soon as the piece that runs has ended.
+        """
+
+        def piece() -> V | StopIteration:
+            try:
+                return next(pieces)
+            except StopIteration as end:  # which no future may have as its exception
+                return end
+
+        try:
+            while not isinstance(found := await self.run(piece), StopIteration):
+                heard(found)
+            result: T = found.value
+            return result
+        finally:
+            self.submit(pieces.close)

@@ -102,6 +102,7 @@ class Cut:
         """`layers` are the originals; `carried[c]` says which arrays of layer c-1's output go on to layer c."""
         self._model = model
         self._live = find_layers(model)
+        self._originals = layers
         self._enter = carried.get(start, ())
         self._leave = carried.get(end, ())
         self._received: dict[int, mx.array] = {}
@@ -127,6 +128,7 @@ class Cut:
             return tuple(arrays[k] for k in self._leave)
         finally:
             self._received = {}
+            self._live[:] = self._originals
         return (output,)
 
     def _last(self, original: Module, *args: Any, **kwargs: Any) -> Any:

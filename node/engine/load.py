@@ -1,8 +1,13 @@
-"""Loads a stage: of a model's files only what its layers need, into memory once."""
+"""Loads a stage: of a model's files only what its layers need, into memory once.
+
+It is done in pieces, each of them evaluated, as a node computes for its other rings in the same thread.
+"""
 
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
-from node.core.frames import Drop, Open
+from node.core.frames import Open
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.files import check_weights, read_config, read_weight_map
 from node.engine.ghosts import find_layers
@@ -24,15 +29,15 @@ _WARM_UP = (8, 1)
 """Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""
 
 
-def _ignore(_progress: float) -> None:
-    """Nobody wants to know."""
+PIECE_S = 0.05
+"""Weights are read for so long at a time, or one tensor is: about as long as a ring takes for a step."""
 
 
-def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[float], None] = _ignore) -> Stage:
+def load_stage(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
-    Only the files that hold these need to be there. `progress` gets rising numbers up to 1, in the compute thread, where
-    this must run; an exception that it raises ends the loading.
+    Only the files that hold these need to be there. A generator, to be run in the compute thread: yields the share that is
+    done, from 0 to 1, whenever other work may be done in between, and returns the stage. Closing it lets go of everything.
 
     Raises ModelUnsupported for a model or a cut that Pippin does not run, ModelBroken, naming what is at fault, when files
     are damaged or lack tensors.
@@ -40,12 +45,11 @@ def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[flo
     config = read_config(directory)
     plan = make_plan(config)
     plan.check_stage(start, end)
+    yield 0.0
     check_weights(directory)
     weight_map = read_weight_map(directory)
     model, found = _load_lazily(directory, weight_map, start, end)
-    layers = find_layers(model)
-    groups = _own(model, layers, plan, start, end)
-    names = [name for group in groups for name in group]
+    names = _own(model, find_layers(model), plan, start, end)
     missing = [name for name in names if name not in found]
     if missing:
         raise ModelBroken(
@@ -56,12 +60,13 @@ def load_stage(directory: Path, start: int, end: int, *, progress: Callable[[flo
     if wrong:
         raise ModelBroken(f"{directory.name}: tensor {wrong[0]}{_file_of(wrong[0].split()[0], weight_map)}.")
     _hollow_rest(model, set(names))
-    weights = dict(weights_in(model))
-    _evaluate([[weights[name] for name in group] for group in groups], directory, progress)
-    stage = Stage(model, plan, start, end, sum(weights[name].nbytes for name in names))
-    _warm_up(stage, _dtype([weights[name] for name in names]))
-    progress(1.0)
-    return stage
+    yield 0.0
+    by_name = dict(weights_in(model))
+    weights = [by_name[name] for name in names]
+    del by_name
+    yield from _read(weights, directory)
+    yield from _warm_up(model, plan, start, end, _dtype(weights))
+    return Stage(model, plan, start, end, sum(weight.nbytes for weight in weights))
 
 
 def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, dict[str, str]]:
@@ -126,19 +131,17 @@ def _stand_ins(
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 
-def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[list[str]]:
-    """The names of the stage's tensors: first those outside of layers, then those of each of its layers."""
-    parameters = weights_in(model)
+def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
+    """The names of the stage's tensors: those of its layers, and those outside of layers that it needs."""
     layer_of = {id(value): index for index, layer in enumerate(layers) for _, value in weights_in(layer)}
-    groups: list[list[str]] = [[] for _ in range(end - start + 1)]
-    for name, value in parameters:
+
+    def is_own(name: str, value: mx.array) -> bool:
         layer = layer_of.get(id(value))
         if layer is None:
-            if start == 0 or name.rpartition(".")[0] in plan.shared:
-                groups[0].append(name)
-        elif start <= layer < end:
-            groups[layer - start + 1].append(name)
-    return groups
+            return start == 0 or name.rpartition(".")[0] in plan.shared
+        return start <= layer < end
+
+    return [name for name, value in weights_in(model) if is_own(name, value)]
 
 
 def _file_of(name: str, weight_map: Mapping[str, str]) -> str:
@@ -166,39 +169,44 @@ def _dtype(weights: list[mx.array]) -> mx.Dtype:
     return counts.most_common(1)[0][0] if counts else mx.float32
 
 
-def _evaluate(groups: list[list[mx.array]], directory: Path, progress: Callable[[float], None]) -> None:
-    """Read the weights, group by group, so that what a conversion takes beside them is freed in between."""
-    total = sum(weight.nbytes for group in groups for weight in group) or 1
-    done = 0
-    for group in groups:
+def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
+    """Read the weights, in pieces, so that also what a conversion takes beside them is freed in between."""
+    total = sum(weight.nbytes for weight in weights) or 1
+    done, begun = 0, time.perf_counter()
+    for weight in weights:
         try:
-            mx.eval(group)
+            mx.eval(weight)
         except (RuntimeError, ValueError) as error:
             raise ModelBroken(f"The weights of {directory.name} cannot be read: {error}") from error
-        mx.clear_cache()
-        done += sum(weight.nbytes for weight in group)
-        progress(min(done / total, 0.99))
-
-
-def _warm_up(stage: Stage, dtype: mx.Dtype) -> None:
-    """Run two steps, so that kernels are compiled before the first token is waited for."""
-    lane = -1
-    stage.lanes.apply(Open(lane))
-    for length in _WARM_UP:
-        tokens = mx.zeros((1, length), mx.int32)
-        if stage.start == 0:
-            output = stage.begin(lane, tokens)
-        else:
-            sizes = {ROWS: 1, LENGTH: length}
-            shapes = [[sizes.get(size, size) for size in shape] for shape in stage.plan.shapes[stage.start]]
-            output = stage.run(lane, [mx.zeros(shape, dtype) for shape in shapes], tokens)
-        mx.eval(output)
-        if stage.start == 0 and stage.end == stage.plan.layers:
-            mx.eval(stage.finish(output))
-    if stage.start == 0 and stage.end < stage.plan.layers:
-        shapes = [
-            [{ROWS: 1, LENGTH: 1}.get(size, size) for size in shape] for shape in stage.plan.shapes[stage.plan.layers]
-        ]
-        mx.eval(stage.finish([mx.zeros(shape, dtype) for shape in shapes]))
-    stage.lanes.apply(Drop(lane))
+        done += weight.nbytes
+        if time.perf_counter() - begun >= PIECE_S:
+            mx.clear_cache()
+            yield min(done / total, 0.99)
+            begun = time.perf_counter()
     mx.clear_cache()
+
+
+def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
+    """Run two steps, so that kernels are compiled before the first token is waited for: of each layer alone, in pieces."""
+    cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
+    for first, last in pairwise(cuts):
+        layer, lane = Stage(model, plan, first, last, 0), -1
+        layer.lanes.apply(Open(lane))
+        for length in _WARM_UP:
+            tokens = mx.zeros((1, length), mx.int32)
+            if first == 0:
+                mx.eval(layer.begin(lane, tokens))
+            else:
+                mx.eval(layer.run(lane, _zeros(plan, first, length, dtype), tokens))
+        layer.lanes.clear()
+        yield 0.99
+        if first == 0:
+            mx.eval(layer.finish(_zeros(plan, plan.layers, 1, dtype)))
+            mx.clear_cache()
+            yield 0.99
+
+
+def _zeros(plan: Plan, cut: int, length: int, dtype: mx.Dtype) -> list[mx.array]:
+    """What travels at a cut, of one row."""
+    sizes = {ROWS: 1, LENGTH: length}
+    return [mx.zeros([sizes.get(size, size) for size in shape], dtype) for shape in plan.shapes[cut]]

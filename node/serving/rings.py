@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +61,9 @@ class Rings:
         """Of the files of each model that was loaded."""
         self._parts: dict[str, Driver | Worker] = {}
         self._reports: dict[str, LoadReport] = {}
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._placement = Placement()
+        """The one that is followed."""
+        self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -108,13 +109,12 @@ class Rings:
 
     async def run(self) -> None:
         async with self._group:
-            seen = None
             while True:
-                if self._agent.placement is seen:
+                if self._agent.placement is self._placement:
                     await self._agent.adopted.wait()
-                seen = self._agent.placement
-                await self._release(seen)
-                for ring in seen.rings:
+                self._placement = self._agent.placement
+                await self._release()
+                for ring in self._placement.rings:
                     self._hold(ring)
 
     def _shard(self, ring: Ring) -> Shard | None:
@@ -123,11 +123,13 @@ class Rings:
                 return Shard(ring.model, stage.start, stage.end)
         return None
 
-    async def _release(self, placement: Placement) -> None:
+    async def _release(self) -> None:
         """Let go of the rings that are no more, and then of the weights that none of the others needs."""
-        wanted = {ring.id: shard for ring in placement.rings if (shard := self._shard(ring))}
-        for ring_id in self._loading.keys() - wanted.keys():
-            self._loading.pop(ring_id).cancel()
+        wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
+        if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - set(wanted.values())]:
+            for loading in unwanted:
+                loading.cancel()
+            await asyncio.wait(unwanted)
         for ring_id in self._parts.keys() - wanted.keys():
             log.info("ring %s: left", ring_id)
             await self._leave(ring_id)
@@ -151,42 +153,61 @@ class Rings:
 
     def _hold(self, ring: Ring) -> None:
         shard = self._shard(ring)
-        if shard and ring.id not in self._parts and ring.id not in self._loading and ring.id not in self._reports:
-            task = self._group.create_task(self._begin(ring, shard), name=f"load {shard}")
-            self._loading[ring.id] = task
+        if shard and ring.id not in self._reports:
+            self._reports[ring.id] = LoadReport(ring.id, shard, LoadState.FETCHING)
+            if shard not in self._loading:
+                ends = shard.start == 0 or ring.shared_ends
+                self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
 
-    async def _begin(self, ring: Ring, shard: Shard) -> None:
-        """Load the stage and take part in the ring. A task's root: whatever goes wrong is reported as a failed load."""
-        stop = threading.Event()
+    async def _load(self, shard: Shard, ends: bool) -> None:
+        """Load the stage, once for all rings that wait for it, and take part in them.
+
+        A task's root: whatever goes wrong is reported as a failed load.
+        """
         try:
-            stage = self._stages[shard] = self._stages.get(shard) or await self._load(ring, shard, stop)
-            self._parts[ring.id] = self._part(ring, stage)
-            self._report(ring.id, shard, LoadState.READY, 1.0)
+            stage = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
+            for ring in self._waiting(shard):
+                self._parts[ring.id] = self._part(ring, stage)
+                self._report(ring.id, shard, LoadState.READY, 1.0)
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("loading failed")
             failed = told(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
-            self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])
+            for ring in self._waiting(shard):
+                self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])
         finally:
-            stop.set()
-            self._loading.pop(ring.id, None)
+            self._loading.pop(shard, None)
 
-    async def _load(self, ring: Ring, shard: Shard, stop: threading.Event) -> Stage:
-        """Once `stop` is set, as when this task is cancelled, the threads that fetch and load break off."""
+    def _waiting(self, shard: Shard) -> list[Ring]:
+        """The rings that are held and have not got their stage yet."""
+        return [
+            ring
+            for ring in self._placement.rings
+            if (report := self._reports.get(ring.id))
+            and report.shard == shard
+            and report.state in (LoadState.FETCHING, LoadState.LOADING)
+        ]
+
+    async def _loaded(self, shard: Shard, ends: bool) -> Stage:
+        """When this task is cancelled, the threads that fetch and load break off."""
+        stop = threading.Event()
 
         def progress(share: float) -> None:
             if stop.is_set():
-                raise RingLost(f"Ring {ring.id} was replaced while its stage was loading.")
-            self._progress(ring.id, share)
+                raise RingLost(f"No ring needs {shard} any more.")
+            self._progress(shard, LoadState.FETCHING, share)
 
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-        self._report(ring.id, shard, LoadState.FETCHING)
-        ends = shard.start == 0 or ring.shared_ends
-        directory = self._directories[shard.model] = await self._fetch(shard, ends, progress)
-        self._report(ring.id, shard, LoadState.LOADING)
-        load = partial(load_stage, progress=progress)
-        stage = await self._compute.run(load, directory, shard.start, shard.end)
+        self._agent.touch()
+        try:
+            directory = self._directories[shard.model] = await self._fetch(shard, ends, progress)
+        finally:
+            stop.set()
+        self._progress(shard, LoadState.LOADING, 0.0)
+        self._agent.touch()
+        pieces = load_stage(directory, shard.start, shard.end)
+        stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
         log.info(
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
         )
@@ -223,7 +244,7 @@ class Rings:
         self._reports[ring] = LoadReport(ring, shard, state, progress, error)
         self._agent.touch()
 
-    def _progress(self, ring: str, share: float) -> None:
-        """Called from other threads; read with the next heartbeat."""
-        if ring in self._reports:
-            self._reports[ring] = replace(self._reports[ring], progress=share)
+    def _progress(self, shard: Shard, state: LoadState, share: float) -> None:
+        """May be called from other threads; read with the next heartbeat."""
+        for ring in self._waiting(shard):
+            self._reports[ring.id] = LoadReport(ring.id, shard, state, share)

@@ -84,6 +84,17 @@ class Whole:
         return other
 
 
+def load(directory: Path, start: int, end: int) -> Stage:
+    """A stage, loaded at a stretch."""
+    pieces = load_stage(directory, start, end)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            stage: Stage = ended.value
+            return stage
+
+
 class Ring:
     """Stages, each with a model object of its own, that hand each other bytes."""
 
@@ -125,7 +136,7 @@ class Stages:
         pairs = list(pairwise(bounds))
         for pair in pairs:
             if pair not in self._loaded:
-                self._loaded[pair] = load_stage(self._directory, *pair)
+                self._loaded[pair] = load(self._directory, *pair)
         return Ring([self._loaded[pair] for pair in pairs])
 
 

@@ -75,6 +75,62 @@ async def test_a_cancelled_job_that_runs_is_finished_unheard(compute):
     assert ran == [True]
 
 
+async def test_others_get_their_turn_between_the_pieces_of_a_long_job(compute):
+    begun, hold, order, heard = threading.Semaphore(0), threading.Semaphore(0), [], []
+
+    def pieces():
+        for number in range(3):
+            begun.release()
+            hold.acquire()
+            order.append(number)
+            yield number
+        return "done"
+
+    task = asyncio.ensure_future(compute.run_pieces(pieces(), heard.append))
+    others = []
+    for name in "abc":
+        await asyncio.to_thread(begun.acquire)
+        others.append(compute.submit(order.append, name))  # comes while a piece runs
+        hold.release()
+    assert await task == "done"
+    assert order == [0, "a", 1, "b", 2, "c"]
+    assert heard == [0, 1, 2]
+
+
+async def test_a_piece_that_fails_is_heard_of(compute):
+    def pieces():
+        yield 1
+        raise KeyError("gone")
+
+    heard = []
+    with pytest.raises(KeyError, match="gone"):
+        await compute.run_pieces(pieces(), heard.append)
+    assert heard == [1]
+
+
+async def test_a_long_job_that_is_cancelled_is_closed_in_the_thread_after_its_piece(compute):
+    begun, hold, ran = threading.Event(), threading.Event(), []
+
+    def pieces():
+        try:
+            begun.set()
+            hold.wait()
+            ran.append("piece")
+            yield
+            ran.append("another")
+        finally:
+            ran.append(threading.current_thread().name)
+
+    task = asyncio.ensure_future(compute.run_pieces(pieces(), ran.append))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    hold.set()
+    thread = await compute.run(lambda: threading.current_thread().name)
+    assert ran == ["piece", thread]
+
+
 async def test_unevaluated_arrays_stay_usable_in_the_thread(compute):
     """In any other thread they are not: their stream is the thread's own."""
     half = await compute.run(lambda: mx.ones((4,)) * 2)

@@ -17,12 +17,11 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.constraint import Constraints, GrammarLost
 from node.engine.grammar import Function, calls_grammar, json_grammar
-from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.tokenizer import Tokenizer
 from node.serving.driver import Driver
 from node.serving.scheduler import Limits
-from tests.engine.models import write_model
+from tests.engine.models import load, write_model
 from tests.engine.test_tokenizer import save, sentencepiece, word_pieces
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
@@ -67,7 +66,7 @@ def driving(directory, tokenizer):
         """A ring of one node; ask it with a prompt and what a request may have."""
         compute = Compute()
         compute.start()
-        stage = await compute.run(load_stage, directory, 0, 2)
+        stage = await compute.run(load, directory, 0, 2)
         ring = Ring("ring", "random", (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1))
         driver = Driver(
             ring,

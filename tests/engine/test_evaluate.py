@@ -8,11 +8,10 @@ import pytest
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
 from node.core.types import Fence
-from node.engine.load import load_stage
 from node.engine.runner import HEAD_TOKENS, Runner
 from node.serving.reading import Reading
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Whole, prompt, write_model
+from tests.engine.models import Whole, load, prompt, write_model
 from tests.engine.test_hidden import stock_hidden
 
 CHUNK = HEAD_TOKENS + 20
@@ -22,7 +21,7 @@ NAMES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt2"]
 
 def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
     """What a driver would do."""
-    runners = [Runner(load_stage(directory, *pair), directory) for pair in pairwise(bounds)]
+    runners = [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
     reading = Reading(request)
     ops: tuple[CacheOp, ...] = (Open(0),)
     for begin in range(0, len(request.prompt), CHUNK):
@@ -90,7 +89,7 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(tmp_path, t
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
     requests = [EvaluateRequest("x", "m", text, top) for text in texts]
     readings = [Reading(request) for request in requests]
-    runners = [Runner(load_stage(directory, *pair), directory) for pair in ((0, 2), (2, 4))]
+    runners = [Runner(load(directory, *pair), directory) for pair in ((0, 2), (2, 4))]
     ops: list[CacheOp] = [Open(0)]
     for row in range(1, len(texts)):
         ops += [Open(row), Merge(0, row)]

@@ -1,6 +1,7 @@
 """Loading: only what a stage needs, all that it needs, and a clear word about what is wrong."""
 
 import json
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -11,7 +12,7 @@ from node.engine.device import release_memory
 from node.engine.load import load_stage
 from node.engine.plan import make_plan
 from tests.engine.configurations import BASE, CONFIGURATIONS
-from tests.engine.models import Ring, Whole, prompt, same, write_model
+from tests.engine.models import Ring, Whole, load, prompt, same, write_model
 
 SOME = (
     "llama",
@@ -48,7 +49,7 @@ def test_only_the_files_of_the_stage_are_there(name, bits, tmp_path):
     cut = plan.cuts[1]
     keep_files(first, *stage_files(0, cut, ends=True))
     keep_files(last, *stage_files(cut, plan.layers, ends=bool(plan.shared)))
-    ring = Ring([load_stage(first, 0, cut), load_stage(last, cut, plan.layers)])
+    ring = Ring([load(first, 0, cut), load(last, cut, plan.layers)])
     for tokens in (prompt(5), prompt(1)):
         assert same(ring.step(tokens), whole.step(tokens))
 
@@ -73,9 +74,9 @@ def test_checkpoints_in_the_format_of_hugging_face(tmp_path):
         mx.save_safetensors(str(directory / file), held)
     weight_map = {name: file for file, held in files.items() for name in held}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    driver = load_stage(directory, 0, 2)
+    driver = load(directory, 0, 2)
     keep_files(directory, *stage_files(2, 4, ends=False))
-    ring = Ring([driver, load_stage(directory, 2, 4)])
+    ring = Ring([driver, load(directory, 2, 4)])
     assert same(ring.step(prompt(5)), whole.step(prompt(5)))
 
 
@@ -83,7 +84,7 @@ def test_a_stage_holds_its_own_weights_only(tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     weights = mx.load(str(directory / "model.safetensors"))
     total = sum(weight.nbytes for weight in weights.values())
-    parts = [load_stage(directory, start, end).weight_bytes for start, end in ((0, 1), (1, 3), (3, 4))]
+    parts = [load(directory, start, end).weight_bytes for start, end in ((0, 1), (1, 3), (3, 4))]
     assert sum(parts) == total
     assert parts[1] == 2 * parts[2]
     assert parts[0] == parts[2] + sum(w.nbytes for name, w in weights.items() if ".layers." not in name)
@@ -93,33 +94,40 @@ def test_a_stage_that_nobody_holds_gives_its_memory_back(tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     release_memory()
     before = mx.get_active_memory()
-    size = load_stage(directory, 0, BASE["num_hidden_layers"]).weight_bytes
+    size = load(directory, 0, BASE["num_hidden_layers"]).weight_bytes
     assert mx.get_active_memory() >= before + size
     release_memory()
     assert mx.get_active_memory() < before + size // 10
 
 
-def test_progress_rises_to_one(tmp_path):
+def test_it_is_read_tensor_by_tensor_and_warmed_up_layer_by_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.engine.load.PIECE_S", 0)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    seen = []
-    load_stage(directory, 0, 4, progress=seen.append)
-    assert seen == sorted(seen)
-    assert len(seen) == 6
-    assert seen[-1] == 1
-    assert 0 < seen[0] < 1
+    weights = mx.load(str(directory / "model.safetensors")).values()
+    shares, held = [], []
+    for share in load_stage(directory, 0, 4):
+        shares.append(share)
+        held.append(mx.get_active_memory())
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 0.99)
+    assert len(shares) == 2 + len(weights) + 4 + 1  # the plan, the headers; the layers, the head
+    most = max(weight.nbytes for weight in weights)
+    assert max(after - before for before, after in pairwise(held[2:])) <= most + 4096  # and no whole layer at once
 
 
-def test_progress_may_stop_the_loading(tmp_path):
+def test_a_load_that_is_broken_off_gives_its_memory_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.engine.load.PIECE_S", 0)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-
-    class Stopped(Exception):
+    size = (directory / "model.safetensors").stat().st_size
+    release_memory()
+    before = mx.get_active_memory()
+    pieces = load_stage(directory, 0, 4)
+    while next(pieces) < 0.5:
         pass
-
-    def stop(_progress):
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        load_stage(directory, 0, 4, progress=stop)
+    assert mx.get_active_memory() > before + size // 3
+    pieces.close()
+    release_memory()
+    assert mx.get_active_memory() < before + size // 10
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 3), (1, 2), (2, 4)])
@@ -131,17 +139,17 @@ def test_a_missing_tensor_is_named(start, end, tmp_path):
     del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
     mx.save_safetensors(str(path), weights)
     if start == 2:
-        load_stage(directory, start, end)  # neither is its own
+        load(directory, start, end)  # neither is its own
         return
     with pytest.raises(ModelBroken, match="model.layers.1.mlp.up_proj.weight" if start else "2 of .*model.norm.weight"):
-        load_stage(directory, start, end)
+        load(directory, start, end)
 
 
 def test_a_missing_file_is_named(tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"], layer_files=True)
     (directory / "model-2.safetensors").unlink()
     with pytest.raises(ModelBroken, match=r"lacks 9 of .* \(in model-2.safetensors\)"):
-        load_stage(directory, 2, 4)
+        load(directory, 2, 4)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1, -1000])
@@ -150,7 +158,7 @@ def test_a_truncated_file_is_named(keep, tmp_path):
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelBroken, match=r"model\.safetensors is damaged"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\x02" + b"\0" * 7 + b"[]", b"\x09" + b"\0" * 7 + b'{"a": {}}'])
@@ -158,7 +166,7 @@ def test_a_corrupt_header_is_named(garbage, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / "model.safetensors").write_bytes(garbage)
     with pytest.raises(ModelBroken, match=r"model\.safetensors is damaged"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
@@ -166,7 +174,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
     with pytest.raises(ModelBroken, match=r"mlp.* has shape \(.*128.*\) instead of \(.*96.*\)"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"model_type": 3}', b"\xff\xfe"])
@@ -174,16 +182,16 @@ def test_a_bad_config_is_named(text, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / "config.json").write_bytes(text)
     with pytest.raises(ModelBroken, match=r"config\.json"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 def test_nothing_there(tmp_path):
     with pytest.raises(ModelBroken, match=r"no config\.json"):
-        load_stage(tmp_path / "nowhere", 0, 4)
+        load(tmp_path / "nowhere", 0, 4)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / "model.safetensors").unlink()
     with pytest.raises(ModelBroken, match=r"no model.*safetensors"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 @pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 1}', '{"weight_map": {"a": 1}}'])
@@ -191,14 +199,14 @@ def test_a_bad_index_is_named(index, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelBroken, match=r"index\.json"):
-        load_stage(directory, 0, 4)
+        load(directory, 0, 4)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2), (3, 1), (4, 4)])
 def test_impossible_stages(start, end, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     with pytest.raises(ModelUnsupported, match="no stage") as caught:
-        load_stage(directory, start, end)
+        load(directory, start, end)
     assert caught.value.hint == "It can be cut before layers 1-3."
 
 

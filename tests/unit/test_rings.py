@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from node.core.types import Fence, LoadState, Placement, Ring, StageSpec
+from node.engine.compute import Compute
 from node.serving import rings as serving
 from node.serving.rings import Rings
 
@@ -48,7 +49,10 @@ class FakeRunner:
         pass
 
 
-class FakeCompute:
+class FakeCompute(Compute):
+    def submit(self, fn: Callable[..., Any], *args: Any, **_kwargs: Any) -> Any:
+        fn(*args)
+
     async def run(self, fn: Callable[..., Any], *args: Any, **_kwargs: Any) -> Any:
         await asyncio.sleep(0)
         return fn(*args)
@@ -83,7 +87,8 @@ async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
     held: list[bool] = []
     released = asyncio.Event()
 
-    def load(_directory: Path, _start: int, _end: int, **_: Any) -> FakeStage:
+    def load(_directory: Path, _start: int, _end: int) -> Generator[float, None, FakeStage]:
+        yield 0.0
         stage = FakeStage(Weights())
         loaded.append(weakref.ref(stage.weights))
         return stage

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import KvCost, ModelSpec
+from node.engine.compute import Compute
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 
@@ -274,28 +275,33 @@ class FakeRunner:
             raise StepFailed("The step could not be computed.")
 
 
-def fake_load(directory: Any, start: int, end: int, *, progress: Callable[[float], None]) -> FakeStage:
+def fake_load(directory: Any, start: int, end: int) -> Generator[float, None, FakeStage]:
     """In place of node.engine.load.load_stage; `directory` is the process that loads."""
-    progress(0.5)
+    yield 0.0
+    yield 0.5
     return FakeStage(directory, start, end)
 
 
-class FakeCompute:
+class FakeCompute(Compute):
     """In place of the compute thread: jobs one after the other, each of which takes its time."""
 
     def __init__(self, process: Process) -> None:
+        super().__init__()
         self._process = process
         self._free_at = 0.0
 
-    async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loop = self._process.loop
         rng = self._process.world.rng
-        loading = getattr(fn, "func", None) is fake_load
+        loading = "run_pieces" in getattr(fn, "__qualname__", "")
         begin = max(loop.time(), self._free_at)
-        self._free_at = begin + (rng.uniform(0.2, 1.5) if loading else rng.uniform(0.001, self._process.world.step_s))
+        self._free_at = begin + (rng.uniform(0.05, 0.5) if loading else rng.uniform(0.001, self._process.world.step_s))
         future: asyncio.Future[Any] = loop.create_future()
         loop.call_at(begin, self._work, future, self._free_at, functools.partial(fn, *args, **kwargs))
-        return await future
+        return future
+
+    async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self.submit(fn, *args, **kwargs)
 
     def _work(self, future: asyncio.Future[Any], ends: float, job: Callable[[], Any]) -> None:
         """A job that is cancelled before it begins is skipped; one that has begun runs to its end."""
