@@ -126,7 +126,9 @@ class _State(Collector):
         work, status = self._backend.work(), self._backend.status()
         yield GaugeMetricFamily("pippin_kv_bytes", "KV caches that this node holds", work.kv_bytes)
         yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", work.memory_bytes)
-        yield GaugeMetricFamily("pippin_loop_lag_seconds", "How late the event loop was at the worst of late", work.lag_s)
+        yield GaugeMetricFamily(
+            "pippin_loop_lag_seconds", "How late the event loop was at the worst of late", work.lag_s
+        )
         yield CounterMetricFamily(
             "pippin_recoveries", "Requests of this gateway that went on after their ring was lost", work.recoveries
         )

@@ -1,6 +1,7 @@
 """`node`: starts a node and runs it until Ctrl-C."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -32,6 +33,7 @@ def _run(options: Options) -> int:
     try:
         with open_data_directory(options.data_dir) as data:
             facts = HostFacts.ask(options)
+            gc.freeze()  # or each full collection looks through all that was imported, and stops every thread for 0.06 s
             asyncio.run(run())
     except PippinError as error:
         print(f"node: {error}", file=sys.stderr)  # noqa: T201

@@ -9,6 +9,7 @@ than 60 % of the whole.
 """
 
 import argparse
+import asyncio
 import json
 import resource
 import subprocess
@@ -74,11 +75,15 @@ def measure(model: Path, start: int, end: int) -> None:
     """In the child: load, run a few steps, and print what this process takes, in bytes."""
     import psutil  # noqa: PLC0415  (not in the parent, whose memory is none of the matter)
 
+    from node.engine.compute import Compute  # noqa: PLC0415
     from node.engine.load import load_stage  # noqa: PLC0415
 
-    stage = load_stage(model, start, end)
+    compute = Compute()
+    compute.start()
+    stage = asyncio.run(compute.run_pieces(load_stage(model, start, end)))
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     resident = psutil.Process().memory_info().rss
+    compute.stop()
     print(json.dumps({"weights": stage.weight_bytes, "resident": resident, "highest": highest}))
 
 

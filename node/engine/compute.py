@@ -64,7 +64,7 @@ class Compute:
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
-    async def run_pieces(self, pieces: Generator[V, None, T], heard: Callable[[V], None]) -> T:
+    async def run_pieces(self, pieces: Generator[V, None, T], heard: Callable[[V], object] = lambda _: None) -> T:
         """Run a long job that pauses wherever it yields: each piece is a job, so that others get their turn in between.
 
         `heard` is called, here, with all that it yields; what it returns is the result, and its exception is raised here.

@@ -18,6 +18,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
+from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.files import check_weights, read_config, read_weight_map
 from node.engine.ghosts import find_layers
@@ -27,10 +28,6 @@ from node.engine.trace import weights_in
 
 _WARM_UP = (8, 1)
 """Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""
-
-
-PIECE_S = 0.05
-"""Weights are read for so long at a time, or one tensor is: about as long as a ring takes for a step."""
 
 
 def load_stage(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
@@ -64,9 +61,16 @@ def load_stage(directory: Path, start: int, end: int) -> Generator[float, None, 
     by_name = dict(weights_in(model))
     weights = [by_name[name] for name in names]
     del by_name
-    yield from _read(weights, directory)
-    yield from _warm_up(model, plan, start, end, _dtype(weights))
-    return Stage(model, plan, start, end, sum(weight.nbytes for weight in weights))
+    dtype, size = _dtype(weights), sum(weight.nbytes for weight in weights)
+    try:
+        yield from _read(weights, directory)
+        yield from _warm_up(model, plan, start, end, dtype)
+    except BaseException:  # closed, too
+        weights.clear()
+        for _ in release_memory([model]):
+            pass
+        raise
+    return Stage(model, plan, start, end, size)
 
 
 def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, dict[str, str]]:

@@ -24,7 +24,7 @@ from node.engine.trunk import watched
 class Stage:
     """The layers [start, end) of a model. The one with start 0, the driver's, has embedding, norm and head as well.
 
-    `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches.
+    `model`, `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches.
     """
 
     def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
@@ -32,7 +32,7 @@ class Stage:
         self.start = start
         self.end = end
         self.weight_bytes = weight_bytes
-        self._model = model
+        self.model = model
         layers = list(find_layers(model))
         self._body = Cut(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = Cut(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
@@ -56,7 +56,7 @@ class Stage:
         if self.start == 0:
             own |= set(range(self.plan.caches)) - used  # an embedding's
         self._own = sorted(own)
-        kinds = [caches.kind(cache) for cache in make_prompt_cache(self._model)]
+        kinds = [caches.kind(cache) for cache in make_prompt_cache(self.model)]
         have = {kinds[k]: entry for entry, k in reversed(list(enumerate(self._own)))}
         self._shadows: list[int] = []
         for k, kind in enumerate(kinds):
@@ -111,7 +111,7 @@ class Stage:
         if not every:
             tensors = self.last(tensors, lengths)
             length = 1
-        (logits,) = self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self._model), tensors)
+        (logits,) = self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
         return logits if every else logits[:, -1]
 
     def hidden(self, tensors: Sequence[mx.array]) -> mx.array:
@@ -121,8 +121,8 @@ class Stage:
         """
         rows, length = self._check(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
-        with watched(self._model) as seen:
-            self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self._model), tensors)
+        with watched(self.model) as seen:
+            self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
         found = next((array for array in reversed(seen) if array.shape == shape), None)
         if found is None or not self.plan.embeds:
             raise ModelUnsupported(f"{self.plan.model_type} models give no embeddings.")

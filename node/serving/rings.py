@@ -136,11 +136,12 @@ class Rings:
         gone = self._reports.keys() - wanted.keys()
         for ring_id in gone:
             del self._reports[ring_id]
+        models = []
         for shard in self._stages.keys() - set(wanted.values()):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-            del self._stages[shard]
+            models.append(self._stages.pop(shard).model)
         if gone:  # after a load that was broken off or failed there is something to free, too
-            await self._compute.run(release_memory)
+            await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
 
     async def _leave(self, ring_id: str) -> None:

@@ -1,10 +1,10 @@
 """Makes tiny models on disk, and runs them cut into stages or whole."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx import nn
@@ -19,6 +19,7 @@ from node.engine.plan import build
 from node.engine.stage import Stage
 
 PROMPT_TOKENS = 128
+T = TypeVar("T")
 
 
 def write_model(
@@ -86,13 +87,16 @@ class Whole:
 
 def load(directory: Path, start: int, end: int) -> Stage:
     """A stage, loaded at a stretch."""
-    pieces = load_stage(directory, start, end)
+    return at_a_stretch(load_stage(directory, start, end))
+
+
+def at_a_stretch(pieces: Generator[float, None, T]) -> T:
     while True:
         try:
             next(pieces)
         except StopIteration as ended:
-            stage: Stage = ended.value
-            return stage
+            result: T = ended.value
+            return result
 
 
 class Ring:

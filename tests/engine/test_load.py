@@ -12,7 +12,7 @@ from node.engine.device import release_memory
 from node.engine.load import load_stage
 from node.engine.plan import make_plan
 from tests.engine.configurations import BASE, CONFIGURATIONS
-from tests.engine.models import Ring, Whole, load, prompt, same, write_model
+from tests.engine.models import Ring, Whole, at_a_stretch, load, prompt, same, write_model
 
 SOME = (
     "llama",
@@ -90,14 +90,29 @@ def test_a_stage_holds_its_own_weights_only(tmp_path):
     assert parts[0] == parts[2] + sum(w.nbytes for name, w in weights.items() if ".layers." not in name)
 
 
+def held_by_mlx():
+    at_a_stretch(release_memory([]))
+    return mx.get_active_memory()
+
+
 def test_a_stage_that_nobody_holds_gives_its_memory_back(tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    release_memory()
-    before = mx.get_active_memory()
+    before = held_by_mlx()
     size = load(directory, 0, BASE["num_hidden_layers"]).weight_bytes
     assert mx.get_active_memory() >= before + size
-    release_memory()
-    assert mx.get_active_memory() < before + size // 10
+    assert held_by_mlx() < before + size // 10
+
+
+def test_an_unloaded_stage_gives_its_memory_back_tensor_by_tensor(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.engine.device.PIECE_S", 0)
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    weights = mx.load(str(directory / "model.safetensors")).values()
+    before = held_by_mlx()
+    stage = load(directory, 0, 4)
+    held = [mx.get_active_memory()] + [mx.get_active_memory() for _ in release_memory([stage.model])]
+    assert held == sorted(held, reverse=True)
+    assert max(more - less for more, less in pairwise(held)) <= max(weight.nbytes for weight in weights)
+    assert held[-1] < before + stage.weight_bytes // 10
 
 
 def test_it_is_read_tensor_by_tensor_and_warmed_up_layer_by_layer(tmp_path, monkeypatch):
@@ -119,14 +134,12 @@ def test_a_load_that_is_broken_off_gives_its_memory_back(tmp_path, monkeypatch):
     monkeypatch.setattr("node.engine.load.PIECE_S", 0)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     size = (directory / "model.safetensors").stat().st_size
-    release_memory()
-    before = mx.get_active_memory()
+    before = held_by_mlx()
     pieces = load_stage(directory, 0, 4)
     while next(pieces) < 0.5:
         pass
     assert mx.get_active_memory() > before + size // 3
     pieces.close()
-    release_memory()
     assert mx.get_active_memory() < before + size // 10
 
 

@@ -28,7 +28,7 @@ CALM_S = 75.0
 PATCHES = {
     "node.serving.rings.Runner": FakeRunner,
     "node.serving.rings.load_stage": fake_load,
-    "node.serving.rings.release_memory": lambda: None,
+    "node.serving.rings.release_memory": lambda _models: (_ for _ in ()),
     "node.serving.rings.prefill_chunk": lambda: 16,
     "node.control.contacts.interface_towards": lambda *_: None,
 }

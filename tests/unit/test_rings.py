@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ class FakeStage:
     plan = SimpleNamespace(kv=())
 
     def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+        self.weights = self.model = weights
 
     def sibling(self) -> "FakeStage":
         return FakeStage(self.weights)
@@ -75,44 +75,126 @@ class FakeAgent:
         self.touched.set()
 
 
-async def fetch(*_: Any) -> Path:
-    return Path()
+class World:
+    """Rings whose loads go on as far as the test lets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loads: list[str] = []
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.loaded: list[weakref.ref[Weights]] = []
+        self.held: list[bool] = []
+        """At each release of memory, whether any weights were there still."""
+        self.released = asyncio.Event()
+        monkeypatch.setattr(serving, "load_stage", self._load)
+        monkeypatch.setattr(serving, "Runner", FakeRunner)
+        monkeypatch.setattr(serving, "release_memory", self._release)
+        self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None)
+        options = {"max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
+        self.rings = Rings(self.agent, contacts, FakeCompute(), None, self._fetch, **options)
+
+    async def _fetch(self, *_: Any) -> Path:
+        await self.go_on.wait()
+        return Path()
+
+    def _load(self, _directory: Path, start: int, end: int) -> Generator[float, None, FakeStage]:
+        self.loads.append(f"{start}-{end}")
+        self.begun.set()
+        weights = Weights()
+        self.loaded.append(weakref.ref(weights))
+        try:
+            yield 0.5
+            while not self.go_on.is_set():
+                yield 0.5
+        finally:
+            self.loads.append("closed")
+        return FakeStage(weights)
+
+    def _release(self, models: list[Any]) -> Generator[float, None, None]:
+        models.clear()
+        gc.collect()
+        self.held.append(any(weights() for weights in self.loaded))
+        self.released.set()
+        yield 0.0
+
+    def place(self, *rings: Ring) -> None:
+        epoch = self.agent.placement.fence.epoch + 1
+        self.agent.adopt(Placement(Fence(1, epoch), "a", rings))
+
+    async def until(self, *states: LoadState) -> None:
+        while tuple(report.state for report in self.rings.reports()) != states:
+            self.agent.touched.clear()
+            await self.agent.touched.wait()
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    world = World(monkeypatch)
+    task = asyncio.create_task(world.rings.run())
+    async with asyncio.timeout(10):
+        yield world
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def ring(name: str, stages: tuple[StageSpec, ...] = ALONE) -> Ring:
+    return Ring(name, "m", stages, 512, 2, fence=Fence(1, 1))
 
 
 @pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
 async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
-    stages: tuple[StageSpec, ...], monkeypatch: pytest.MonkeyPatch
+    world: World, stages: tuple[StageSpec, ...]
 ) -> None:
-    loaded: list[weakref.ref[Weights]] = []
-    held: list[bool] = []
-    released = asyncio.Event()
+    world.go_on.set()
+    world.place(ring("r", stages))
+    await world.until(LoadState.READY)
+    world.place()
+    await world.released.wait()
+    assert world.held == [False]
 
-    def load(_directory: Path, _start: int, _end: int) -> Generator[float, None, FakeStage]:
-        yield 0.0
-        stage = FakeStage(Weights())
-        loaded.append(weakref.ref(stage.weights))
-        return stage
 
-    def release() -> None:
-        gc.collect()
-        held.append(loaded[0]() is not None)
-        released.set()
+async def test_rings_that_need_the_same_layers_load_them_once(world: World) -> None:
+    world.place(ring("one"), ring("two"))
+    await world.until(LoadState.FETCHING, LoadState.FETCHING)
+    world.go_on.set()
+    await world.until(LoadState.READY, LoadState.READY)
+    world.place(ring("two"), ring("three"))
+    await world.until(LoadState.READY, LoadState.READY)
+    assert world.loads == ["0-4", "closed"]
 
-    monkeypatch.setattr(serving, "load_stage", load)
-    monkeypatch.setattr(serving, "Runner", FakeRunner)
-    monkeypatch.setattr(serving, "release_memory", release)
-    agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None)
-    options = {"max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
-    rings = Rings(agent, contacts, FakeCompute(), None, fetch, **options)
-    task = asyncio.create_task(rings.run())
-    async with asyncio.timeout(5):
-        ring = Ring("m@1.1", "m", stages, 512, 2, fence=Fence(1, 1))
-        agent.adopt(Placement(Fence(1, 1), "a", (ring,)))
-        while not any(report.state is LoadState.READY for report in rings.reports()):
-            agent.touched.clear()
-            await agent.touched.wait()
-        agent.adopt(Placement(Fence(1, 2), "a"))
-        await released.wait()
-    assert held == [False]
-    task.cancel()
-    await asyncio.wait([task])
+
+async def test_a_ring_goes_on_with_the_load_of_the_one_that_it_replaces(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one"))
+    await world.begun.wait()
+    world.go_on.clear()
+    world.place(ring("two"))
+    await world.released.wait()
+    world.go_on.set()
+    await world.until(LoadState.READY)
+    assert [report.ring for report in world.rings.reports()] == ["two"]
+    assert world.loads == ["0-4", "closed"]
+
+
+async def test_a_load_that_nobody_needs_any_more_is_broken_off_before_memory_is_given_back(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one"))
+    await world.begun.wait()
+    world.go_on.clear()
+    world.place(ring("two", FIRST))
+    await world.released.wait()
+    assert world.held == [False]
+    world.go_on.set()
+    await world.until(LoadState.READY)
+    assert world.loads == ["0-4", "closed", "0-2", "closed"]
+
+
+async def test_a_load_that_was_broken_off_while_it_fetched_can_be_begun_again(world: World) -> None:
+    world.place(ring("one"))
+    await world.until(LoadState.FETCHING)
+    world.place()
+    await world.released.wait()
+    world.go_on.set()
+    world.place(ring("two"))
+    await world.until(LoadState.READY)
+    assert world.loads == ["0-4", "closed"]

@@ -87,6 +87,7 @@ class FakeStage:
     def __init__(self, process: Process, start: int, end: int) -> None:
         self.process = process
         self.start, self.end = start, end
+        self.model = None
         self.weight_bytes = sum(SPEC.layer_bytes[start:end])
         self.plan = SPEC
         self.lanes: dict[int, list[Row]] = {}
