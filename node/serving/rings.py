@@ -140,7 +140,7 @@ class Rings:
         for shard in self._stages.keys() - set(wanted.values()):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             models.append(self._stages.pop(shard).model)
-        if gone:  # after a load that was broken off or failed there is something to free, too
+        if gone or models:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
 
