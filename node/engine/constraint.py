@@ -47,6 +47,7 @@ class Constraints:
     """Makes the constraints of one model's sessions, in any thread.
 
     The tokenizer is read when the first one is wanted, which takes up to a second; most models are never asked for one.
+    That it is of no use is remembered, too.
     """
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
@@ -54,6 +55,8 @@ class Constraints:
         self._directory = directory
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
+        self._unusable = ""
+        """Why no grammar can guide this model."""
         self._lock = threading.Lock()
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
@@ -61,13 +64,22 @@ class Constraints:
 
         Raises BadRequest when there is no such grammar, or when the tokens do not follow it; ModelBroken.
         """
-        with self._lock:
-            self._tokenizer = self._tokenizer or _read(self._directory, self._vocabulary)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         constraint = Constraint(matcher)
         if matcher.is_error() or constraint.allowed(generated) is None:
             raise BadRequest(f"The grammar can't be followed: {_told(matcher)}")
         return constraint
+
+    def _read(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None and not self._unusable:
+                try:
+                    self._tokenizer = _read(self._directory, self._vocabulary)
+                except BadRequest as error:
+                    self._unusable = error.message
+        if self._tokenizer is None:
+            raise BadRequest(self._unusable)
+        return self._tokenizer
 
 
 def _told(matcher: LLMatcher) -> str:

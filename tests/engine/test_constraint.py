@@ -229,8 +229,12 @@ def test_tokens_of_sentencepiece(tmp_path, prepend):
 
 def test_a_model_whose_tokens_have_no_bytes_or_no_end_follows_no_grammar(tmp_path):
     save(word_pieces(), tmp_path / "words")
+    constraints = Constraints(tmp_path / "words", 300)
     with pytest.raises(BadRequest, match="bytes"):
-        Constraints(tmp_path / "words", 300).begin(GRAMMAR)
+        constraints.begin(GRAMMAR)
+    shutil.rmtree(tmp_path / "words")
+    with pytest.raises(BadRequest, match="bytes"):  # which takes no second look
+        constraints.begin(GRAMMAR)
     PreTrainedTokenizerFast(tokenizer_object=sentencepiece("first")).save_pretrained(tmp_path / "endless")
     with pytest.raises(BadRequest, match="ends"):
         Constraints(tmp_path / "endless", 600).begin(GRAMMAR)
