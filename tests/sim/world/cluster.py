@@ -38,6 +38,7 @@ class World:
         self.loud = loud
         self.preload = True
         self.min_stages = 1
+        self.max_queue = 64
         self.step_s = 0.01
         self.trimmable = self.rng.random() < 0.7
         self.computed = 0

@@ -175,7 +175,14 @@ class Process:
         self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
         self.agent = Agent(self.info, self.machine.term, self.contacts, self._report, self._save_term)
         self.rings = Rings(
-            self.agent, self.contacts, compute, client, self._fetch, max_queue=64, max_batch=8, step_timeout_s=60
+            self.agent,
+            self.contacts,
+            compute,
+            client,
+            self._fetch,
+            max_queue=self.world.max_queue,
+            max_batch=8,
+            step_timeout_s=60,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.contacts, client)

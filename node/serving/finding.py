@@ -1,0 +1,67 @@
+"""Rings at which a model can be asked: found in the placement, demanded of the head, waited for."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from node.cluster.readiness import ready_rings
+from node.control.agent import Agent
+from node.control.contacts import Contacts
+from node.core.clock import now
+from node.core.errors import NotReady, PeerUnavailable
+from node.core.types import Ring
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+
+class Finder:
+    def __init__(
+        self, agent: Agent, contacts: Contacts, client: RpcClient, want_here: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """`want_here` asks this node's own head, which refuses when it is not the cluster's."""
+        self._agent = agent
+        self._contacts = contacts
+        self._client = client
+        self._want_here = want_here
+
+    def ready(self, model: str) -> Sequence[Ring]:
+        """Those of this moment."""
+        return ready_rings(self._agent.view(), model)
+
+    async def wait(self, model: str, wait_s: float) -> Sequence[Ring]:
+        """One or more that are ready.
+
+        Raises NotReady when there is none in time, and what the head says of a model that can't be served: ModelNotFound,
+        NoCapacity, ModelBroken, ...
+        """
+        deadline = now() + wait_s
+        asked = False
+        while (left := deadline - now()) > 0:
+            view = self._agent.view()
+            if ready := ready_rings(view, model):
+                return ready
+            if not view.head or any(ring.model == model for ring in view.placement.rings):
+                await self._agent.changed.wait(left)
+                continue
+            if asked:  # the placement may not have come here yet; if it is a refusal, the head tells
+                await self._agent.changed.wait(min(left, 1.0))
+            try:
+                async with asyncio.timeout(left):
+                    asked = await self._want(view.head, model)
+            except TimeoutError:
+                break
+        raise NotReady(f"{model} is still loading after {wait_s:.0f} s.", hint="See `cluster status`; try again later.")
+
+    async def _want(self, head: str, model: str) -> bool:
+        """Whether the head was reached."""
+        try:
+            if head == self._agent.info.id:
+                await self._want_here(model)
+            elif address := self._contacts.address_of(head):
+                await self._client.want(address, model)
+        except (PeerUnavailable, NotReady) as error:
+            log.info("the head could not be asked for %s: %s", model, error)
+            await self._agent.changed.wait(1.0)
+            return False
+        return True

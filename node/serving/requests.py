@@ -1,0 +1,149 @@
+"""Requests on their way through the cluster: each asks a ring, and another one when that is full or lost."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from node.control.agent import Agent
+from node.control.contacts import Contacts
+from node.core.clock import now
+from node.core.errors import NoCapacity, Overloaded, PeerUnavailable, PippinError, RingLost, StaleFence
+from node.core.evaluation import EvaluateRequest, Evaluation
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import NodeState, Ring
+from node.rpc.client import RpcClient
+from node.serving.finding import Finder
+from node.serving.rings import Rings
+from node.serving.routing import Router
+
+log = logging.getLogger(__name__)
+
+OPEN_WAIT_S = 60.0
+"""A first request waits this long for its model to load; then the client is told to come back."""
+RECOVER_WAIT_S = 30.0
+"""A running request waits this long for its ring to be replaced."""
+FRUITLESS_TRIES = 5
+"""A request that is taken up so often without a new token is not going to succeed."""
+ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
+"""What one ring says, and another one may not."""
+
+
+@dataclass(slots=True)
+class Tries:
+    """The rings that one request was not served by."""
+
+    full: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    fruitless: int = 0
+    """How many were lost since the last new token."""
+
+    def others(self, rings: Sequence[Ring]) -> list[Ring]:
+        return [ring for ring in rings if ring.id not in self.full | self.lost]
+
+
+class Requests:
+    """Those of one gateway."""
+
+    def __init__(self, agent: Agent, contacts: Contacts, rings: Rings, client: RpcClient, finder: Finder) -> None:
+        self._agent = agent
+        self._contacts = contacts
+        self._rings = rings
+        self._client = client
+        self._finder = finder
+        self._router = Router()
+        self.recoveries = 0
+        """How often one lost its ring."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yields each token once. When the ring is lost on the way, goes on with another, from the tokens there are."""
+        done: list[int] = []
+        tries = Tries()
+        while True:
+            ring = await self._ring(request, tries)
+            before = len(done)
+            try:
+                async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
+                    async for event in events:
+                        done.append(event.token)
+                        yield event
+                        if event.finish:
+                            return
+                raise RingLost("The driver ended the stream early.")
+            except ELSEWHERE as error:
+                tries.fruitless = 0 if len(done) > before else tries.fruitless
+                self._note(error, ring, request, tries)
+            await self._pause(request.model, tries)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """When the ring is lost on the way, asks another one for the whole."""
+        tries = Tries()
+        while True:
+            ring = await self._ring(request, tries)
+            try:
+                return await self._evaluation(ring, request)
+            except ELSEWHERE as error:
+                self._note(error, ring, request, tries)
+            await self._pause(request.model, tries)
+
+    async def _ring(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
+        """The one to ask; not one that was tried before, if there are others."""
+        ready = await self._finder.wait(request.model, RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S)
+        view = self._agent.view()
+        reports = [peer.report for peer in view.peers]
+        loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
+        suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
+        return self._router.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
+
+    def _note(self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
+        """That a ring did not serve a request. Raises the error if it is that of the whole request."""
+        if isinstance(error, Overloaded):
+            tries.full.add(ring.id)
+            if not tries.others(self._finder.ready(request.model)):
+                raise error
+            return
+        log.warning("request %s lost its ring: %s", request.id, error)
+        self.recoveries += 1
+        tries.lost.add(ring.id)
+        tries.fruitless += 1
+        if tries.fruitless > FRUITLESS_TRIES:
+            raise error
+
+    async def _pause(self, model: str, tries: Tries) -> None:
+        """Until another try is worth it: at once if there is another ring."""
+        if tries.others(self._finder.ready(model)):
+            return
+        # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
+        seconds = tries.fruitless - 1
+        await (asyncio.sleep(seconds) if seconds > 0 else self._agent.changed.wait(1.0))
+
+    # --- one try ------------------------------------------------------------------------------------------------------
+
+    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        if ring.driver == self._agent.info.id:
+            return self._rings.generate(ring.id, request)
+        return self._client.generate(self._driver_address(ring), ring.id, request)
+
+    async def _evaluation(self, ring: Ring, request: EvaluateRequest) -> Evaluation:
+        if ring.driver == self._agent.info.id:
+            return await self._rings.evaluate(ring.id, request)
+        return await self._client.evaluate(self._driver_address(ring), ring.id, request)
+
+    def _driver_address(self, ring: Ring) -> str:
+        address = self._contacts.address_of(ring.driver)
+        if address is None:
+            raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
+        return address
+
+
+def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> GenerateRequest:
+    """What is left of a request for a ring, whose context may be shorter than the one that the request was made for."""
+    room = min(request.max_tokens, ring.context - len(request.prompt))
+    if done and room <= len(done):
+        raise NoCapacity(
+            f"The nodes that are left hold {ring.context} tokens; this answer has come to "
+            f"{len(request.prompt) + len(done)}."
+        )
+    # Without room for one token the driver refuses it, in numbers.
+    return replace(request, resume=tuple(done), max_tokens=max(room, 1))

@@ -1,0 +1,64 @@
+"""Requests that a ring does not serve: it is full, lost, or has less room than it had."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from node.core.generation import GenerateRequest, Sampling
+from tests.sim.whole_cluster import simulated
+from tests.sim.world.cluster import World
+from tests.sim.world.machine import Ask
+from tests.sim.world.model import MB, MODEL, SPEC, answer
+
+PROMPT = tuple(range(200))
+"""Long enough to be remembered by where it went."""
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two nodes, on each a ring of its own."""
+    world = World(1, 2)
+    world.max_queue = 1
+    with simulated(world):
+        for machine in world.machines.values():
+            machine.usable = 700 * MB
+            machine.start()
+        world.run(7.0)
+        assert len(world.processes()[0].agent.placement.rings) == 2
+        yield world
+        assert not world.timeline.violations
+
+
+def ask(world: World, max_tokens: int, expected: int | None = None) -> Ask:
+    """Of the first node; `expected`: tokens of the answer, if not as many as asked for."""
+    process = world.processes()[0]
+    request = GenerateRequest(f"r{len(world.asks)}", MODEL, PROMPT, max_tokens, frozenset(), Sampling(temperature=0))
+    ask = Ask(process, request, answer(replace(request, max_tokens=expected or max_tokens)))
+    world.asks.append(ask)
+    process.loop.call_soon(process.serve, ask)
+    return ask
+
+
+def test_a_request_goes_to_a_replica_when_the_ring_that_knows_its_prompt_is_full(world):
+    first = ask(world, 5)
+    assert world.until(lambda: first.finished, 5.0)
+    both = [ask(world, 5) for _ in range(2)]
+    assert world.until(lambda: all(map(world.ended, both)), 5.0)
+    assert [each.error for each in both] == [None, None]
+    assert all(each.finished for each in both)
+
+
+def test_a_request_is_refused_when_all_rings_are_full(world):
+    asks = [ask(world, 5) for _ in range(12)]
+    assert world.until(lambda: all(map(world.ended, asks)), 5.0)
+    refused = [each for each in asks if each.error]
+    assert {each.error.code for each in refused} == {"rate_limit_exceeded"}
+    assert all(each.finished for each in asks if each not in refused)
+
+
+def test_a_request_that_was_made_for_a_longer_context_ends_with_that_of_the_ring(world):
+    room = SPEC.max_context - len(PROMPT)
+    whole = ask(world, room + 1000, expected=room)
+    assert world.until(lambda: world.ended(whole), 60.0)
+    assert whole.finished
