@@ -17,7 +17,7 @@ from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
 from api.metrics import Metered, Metrics
-from api.response import STREAM, Gateway
+from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.routes import Responses
 from api.stream import EventStream, Pace
@@ -42,7 +42,7 @@ def create_app(
     Run it with `handler_cancellation=True`: a client that hangs up must end its generation.
     """
     cors, drain, counted = Cors(cors_origins), Drain(), Metrics(backend)
-    gateway = Gateway(Metered(backend, counted), pace or Pace())
+    env = Env(Metered(backend, counted), pace or Pace())
     app = web.Application(
         client_max_size=body_limit,
         middlewares=[counted.middleware, answer_errors, gate(cors, ApiKeys(api_keys), drain, body_limit)],
@@ -55,25 +55,25 @@ def create_app(
         partial(add, expect_handler=leave_to_gate)
         for add in (app.router.add_post, app.router.add_get, app.router.add_delete)
     )
-    responses = Responses(gateway, Background(gateway.backend, drain))
+    responses = Responses(env, Background(env.backend, drain))
     app.on_cleanup.append(responses.end)
     for prefix in ("/v1", ""):
-        post(f"{prefix}/chat/completions", partial(chat.create, gateway))
-        post(f"{prefix}/completions", partial(completions.create, gateway))
-        post(f"{prefix}/embeddings", partial(embeddings.create, gateway))
-        get(f"{prefix}/models", partial(models.index, gateway))
-        get(f"{prefix}/models/{{id:.+}}", partial(models.show, gateway))
+        post(f"{prefix}/chat/completions", partial(chat.create, env))
+        post(f"{prefix}/completions", partial(completions.create, env))
+        post(f"{prefix}/embeddings", partial(embeddings.create, env))
+        get(f"{prefix}/models", partial(models.index, env))
+        get(f"{prefix}/models/{{id:.+}}", partial(models.show, env))
         post(f"{prefix}/responses", responses.create)
         get(f"{prefix}/responses/{{id}}", responses.show)
         delete(f"{prefix}/responses/{{id}}", responses.delete)
         post(f"{prefix}/responses/{{id}}/cancel", responses.cancel)
         get(f"{prefix}/responses/{{id}}/input_items", responses.input_items)
-    get("/health", partial(admin.health, gateway))
+    get("/health", partial(admin.health, env))
     get("/version", admin.version)
     get("/metrics", partial(metrics.show, counted))
-    get("/cluster/status", partial(admin.cluster_status, gateway))
-    post("/cluster/nodes/{node}/drain", partial(admin.drain, gateway))
-    post("/cluster/nodes/{node}/undrain", partial(admin.undrain, gateway))
+    get("/cluster/status", partial(admin.cluster_status, env))
+    post("/cluster/nodes/{node}/drain", partial(admin.drain, env))
+    post("/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
     return app
 
 

@@ -13,23 +13,23 @@ from api.generation import Choice, Job
 from api.guide import make_guide
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
-from api.response import Collected, Gateway, Reply, new_id, open_model
+from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest
 from node.engine.tokenizer import Tokenizer
 
 
-async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = parse(ChatRequest, await read_object(request))
-    job, choices = await ask(gateway, request, body, new_id("chatcmpl"))
+    job, choices = await ask(env, request, body, new_id("chatcmpl"))
     shape = ChatShape(job.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
-    return await Reply(job, choices, shape).send(request, gateway)
+    return await Reply(job, choices, shape).send(request, env)
 
 
-async def ask(gateway: Gateway, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
+async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """The choices of a chat, ready to be run."""
     guide = await make_guide(body.tool_use, body.form)
-    model = await open_model(gateway, request, body)
+    model = await open_model(env, request, body)
     # In a thread: a long prompt takes long, and other streams go on.
     if body.adapter:
         prompt = await asyncio.to_thread(model.tokenizer.join, list(body.adapter.pieces(body.messages)))

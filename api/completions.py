@@ -13,7 +13,7 @@ from api.body import read_object
 from api.echo import Echo, spell
 from api.generation import Choice, Job, check_tokens
 from api.logprobs import legacy_logprobs
-from api.response import Collected, Gateway, Reply, new_id, open_model
+from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
@@ -23,9 +23,9 @@ MAX_CHOICES = 2048
 """Answers to one request, as OpenAI bounds its list of prompts; each costs memory before the first token."""
 
 
-async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = parse(CompletionRequest, await read_object(request))
-    model = await open_model(gateway, request, body)
+    model = await open_model(env, request, body)
     job = Job(
         id=new_id("cmpl"),
         model=model,
@@ -45,7 +45,7 @@ async def create(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         name = f"{job.id}-{len(choices)}-prompt"
         echo = await _echo(name, model, prompt, tokens, body.logprobs) if body.echo else None
         choices += job.choices(tokens, first=len(choices), echo=echo)
-    return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, gateway)
+    return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
 
 
 async def _echo(name: str, model: Model, prompt: str | list[int], tokens: Sequence[int], top: int | None) -> Echo:

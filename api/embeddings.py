@@ -11,19 +11,19 @@ from api.backend import Model
 from api.body import read_object
 from api.completions import encode
 from api.generation import at_once
-from api.response import Gateway, new_id
+from api.response import Env, new_id
 from api.schema import EmbeddingRequest, parse
 from node.core.errors import ContextExceeded
 from node.core.evaluation import EvaluateRequest
 
 
-async def create(gateway: Gateway, request: web.Request) -> web.Response:
+async def create(env: Env, request: web.Request) -> web.Response:
     body = parse(EmbeddingRequest, await read_object(request))
-    model = await gateway.backend.open(body.model)
+    model = await env.backend.open(body.model)
     texts = [await _tokens(model, text) for text in body.input]
     name = new_id("embd")
     asked = [EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens)) for index, tokens in enumerate(texts)]
-    found = await at_once([partial(gateway.backend.evaluate, each) for each in asked])
+    found = await at_once([partial(env.backend.evaluate, each) for each in asked])
     written = _base64 if body.encoding_format == "base64" else list
     data = [
         {"object": "embedding", "index": index, "embedding": written(evaluation.embedding)}

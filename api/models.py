@@ -4,18 +4,18 @@ from typing import Any
 
 from aiohttp import web
 
-from api.response import Gateway
+from api.response import Env
 from node.core.errors import ModelNotFound
 from node.core.types import ModelEntry
 
 
-async def index(gateway: Gateway, _request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [_entry(model) for model in gateway.backend.models()]})
+async def index(env: Env, _request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [_entry(model) for model in env.backend.models()]})
 
 
-async def show(gateway: Gateway, request: web.Request) -> web.Response:
+async def show(env: Env, request: web.Request) -> web.Response:
     wanted = request.match_info["id"]
-    for model in gateway.backend.models():
+    for model in env.backend.models():
         if model.id == wanted:
             return web.json_response(_entry(model))
     raise ModelNotFound(f"The model '{wanted}' does not exist.", param="model")

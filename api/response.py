@@ -23,26 +23,26 @@ STREAM = web.RequestKey("stream", EventStream)
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """What every handler is given."""
+class Env:
+    """What every handler works with."""
 
     backend: Backend
     pace: Pace
 
 
-async def open_model(gateway: Gateway, request: web.Request, body: GenerationRequest) -> Model:
+async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> Model:
     """Wait until the model may be asked. A stream that waits long is kept alive, and so can wait for longer.
 
     Raises what `Backend.open` raises.
     """
     if not body.stream:
-        return await gateway.backend.open(body.model)
-    events = request[STREAM] = EventStream(request, gateway.pace)
-    deadline = time.monotonic() + gateway.pace.loading_s
+        return await env.backend.open(body.model)
+    events = request[STREAM] = EventStream(request, env.pace)
+    deadline = time.monotonic() + env.pace.loading_s
     async with events.kept_alive():
         while True:
             try:
-                return await gateway.backend.open(body.model)
+                return await env.backend.open(body.model)
             except NotReady:
                 # Before the first comment a plain 503 is better: clients come back by themselves.
                 if not events.response.prepared or time.monotonic() > deadline:
@@ -92,20 +92,20 @@ class Reply:
     shape: Shape
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def send(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
+    async def send(self, request: web.Request, env: Env) -> web.StreamResponse:
         if self.job.body.stream:
-            return await self._stream(request, gateway)
+            return await self._stream(request, env)
         collected = [Collected() for _ in self.choices]
 
         async def collect(index: int, delta: Delta) -> None:
             collected[index].add(delta)
 
-        await run_all(gateway.backend, self.choices, collect)
+        await run_all(env.backend, self.choices, collect)
         kept = best(self.choices, self.job.body)
         choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
         return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
 
-    async def _stream(self, request: web.Request, gateway: Gateway) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, env: Env) -> web.StreamResponse:
         events = request[STREAM]
         # OpenAI's chunks say `usage: null` when the last one will tell.
         no_usage = {"usage": None} if self.job.body.include_usage else {}
@@ -115,7 +115,7 @@ class Reply:
                 await events.send(self._object(self.shape.chunk_object, [choice]) | no_usage)
 
         async with events.kept_alive():
-            await run_all(gateway.backend, self.choices, emit)
+            await run_all(env.backend, self.choices, emit)
             if self.job.body.include_usage:
                 await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
             await events.done()

@@ -69,7 +69,7 @@ class Tool(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CallsWanted:
     """Whether calls are wanted, and of which functions; `names` None: of all."""
 
     mode: Mode
@@ -78,14 +78,14 @@ class Choice:
     """One call and no more."""
 
 
-def _tool_choice(value: Any) -> Choice:
+def _tool_choice(value: Any) -> CallsWanted:
     match value:
         case "none" | "auto" | "required":
-            return Choice(value)
+            return CallsWanted(value)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return Choice("required", [name], one=True)
+            return CallsWanted("required", [name], one=True)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
-            return Choice(mode, [_allowed_name(tool) for tool in tools])
+            return CallsWanted(mode, [_allowed_name(tool) for tool in tools])
     raise PydanticCustomError(
         "tool_choice", 'Input should be "none", "auto", "required", or an object that names a function'
     )
@@ -98,17 +98,17 @@ def _allowed_name(tool: Any) -> str:
     raise PydanticCustomError("tool_choice", "Each of the allowed tools should name a function")
 
 
-def _function_call(value: Any) -> Choice:
+def _function_call(value: Any) -> CallsWanted:
     match value:
         case "none" | "auto":
-            return Choice(value, one=True)
+            return CallsWanted(value, one=True)
         case {"name": str(name)}:
-            return Choice("required", [name], one=True)
+            return CallsWanted("required", [name], one=True)
     raise PydanticCustomError("function_call", 'Input should be "none", "auto", or an object that names a function')
 
 
-ToolChoice = Annotated[Choice, BeforeValidator(_tool_choice)]
-FunctionCallChoice = Annotated[Choice, BeforeValidator(_function_call)]
+ToolChoice = Annotated[CallsWanted, BeforeValidator(_tool_choice)]
+FunctionCallChoice = Annotated[CallsWanted, BeforeValidator(_function_call)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ class ToolUse:
         return [(index, tool.function) for index, tool in enumerate(self.tools) if tool.name in self.names]
 
 
-def tool_use(tools: Sequence[FunctionTool], choice: Choice | None, *, many: bool, legacy: bool) -> ToolUse:
+def tool_use(tools: Sequence[FunctionTool], choice: CallsWanted | None, *, many: bool, legacy: bool) -> ToolUse:
     """Raises BadRequest when names are given twice, or a choice is of functions that there are not."""
     param, chooser = ("functions", "function_call") if legacy else ("tools", "tool_choice")
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BadRequest(f"Invalid '{param}': the name '{twice}' is given twice.", param=param)
-    choice = choice or Choice("auto")
+    choice = choice or CallsWanted("auto")
     if not tools and choice.mode == "required":
         raise BadRequest(f"'{chooser}' asks for a call, but there are no '{param}'.", param=chooser)
     if unknown := next((name for name in choice.names or () if name not in names), None):

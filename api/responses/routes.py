@@ -13,7 +13,7 @@ from api.body import read_object
 from api.chat import ask
 from api.errors import Unsupported
 from api.generation import run_all
-from api.response import STREAM, Gateway
+from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output
@@ -41,7 +41,7 @@ PARAMS = (
 class Responses:
     """The handlers, and what they keep."""
 
-    gateway: Gateway
+    env: Env
     background: Background
     store: Store = field(default_factory=Store)
 
@@ -53,14 +53,14 @@ class Responses:
         with _told_in_our_names():
             items = (*before.history, *new) if before else new
             chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
-            job, choices = await ask(self.gateway, request, chat, item_id("resp"))
+            job, choices = await ask(self.env, request, chat, item_id("resp"))
         turn = Turn(job, choices, Output(body, job.model.id, job.id), before, new, self.store)
         if body.stream:
             return await self._stream(request, turn)
         if body.background:
             self.background.start(turn)
         else:
-            await turn.run(self.gateway.backend)
+            await turn.run(self.env.backend)
         return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
@@ -134,7 +134,7 @@ class Responses:
 
         async with events.kept_alive():
             try:
-                await run_all(self.gateway.backend, turn.choices, take)
+                await run_all(self.env.backend, turn.choices, take)
             except PippinError as error:
                 if not events.response.prepared:
                     raise
