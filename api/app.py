@@ -16,7 +16,7 @@ from api.cors import Cors
 from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
-from api.metrics import Metered, Metrics
+from api.metrics import ANYTHING_ELSE, Metered, Metrics
 from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.routes import Responses
@@ -74,7 +74,21 @@ def create_app(
     get("/cluster/status", partial(admin.cluster_status, env))
     post("/cluster/nodes/{node}/drain", partial(admin.drain, env))
     post("/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
+    # aiohttp's own 404 and 405 are plain text where there is an `Expect`.
+    for resource in app.router.resources():
+        assert isinstance(resource, web.Resource)
+        resource.add_route(ANYTHING_ELSE, _wrong_method, expect_handler=leave_to_gate)
+    app.router.add_route(ANYTHING_ELSE, "/{path:.*}", _nothing_here, expect_handler=leave_to_gate)
     return app
+
+
+async def _wrong_method(request: web.Request) -> web.StreamResponse:
+    routes = request.match_info.route.resource or ()
+    raise web.HTTPMethodNotAllowed(request.method, {route.method for route in routes} - {ANYTHING_ELSE})
+
+
+async def _nothing_here(_request: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
 
 
 async def _number(_request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -1,4 +1,4 @@
-"""Cross-origin access, so that pages and plug-ins in a browser may use the API.
+"""Cross-origin access: pages and plug-ins in a browser may use the API, and those that may not can do nothing.
 
 Cookies and the like ("credentials") are never allowed; a key in `Authorization` is none of them.
 """
@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection
 
 from aiohttp import hdrs, web
+
+from api.errors import OriginNotAllowed
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 EXPOSED = "Retry-After, X-Request-ID"
@@ -17,15 +19,31 @@ ALLOWED = (
     "X-Stainless-Timeout",
 )
 """Headers of OpenAI's clients, named because `*` never covers `Authorization`; whatever else is asked for joins them."""
+CLUSTER = "/cluster/"
+"""What only pages of a named origin may change: no page has to, and whoever visits one would not know."""
 PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 
 
 class Cors:
-    """`origins` are those that may read answers; "*" stands for any."""
+    """`origins` are those that may use the API; "*" stands for any, but not where the cluster is changed."""
 
     def __init__(self, origins: Collection[str]) -> None:
         self._origins = frozenset(origins)
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raises OriginNotAllowed. Browsers name the page's origin with all that is no GET; nobody else has to.
+
+        That a page may not read the answer does not keep a browser from sending simple requests for it.
+        """
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or origin in self._origins:
+            return
+        if "*" in self._origins and not request.path.startswith(CLUSTER):
+            return
+        raise OriginNotAllowed(
+            f"Pages of {origin[:100]!r} may not ask for this.", hint="Start the node with --cors-origin to allow them."
+        )
 
     async def on_prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Mark a response just before its headers are sent: answers, streams and errors alike."""

@@ -18,6 +18,13 @@ class WrongMediaType(BadRequest):
     status = 415
 
 
+class OriginNotAllowed(PippinError):
+    """A page of another origin asks for something to be done."""
+
+    code = "origin_not_allowed"
+    status = 403
+
+
 class NotFound(PippinError):
     """Of a response that is not kept here."""
 

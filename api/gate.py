@@ -9,7 +9,7 @@ from api.drain import Drain
 
 
 def gate(cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware:
-    """`body_limit` in bytes. Raises Unauthorized, ShuttingDown, and aiohttp's 413 and 417."""
+    """`body_limit` in bytes. Raises Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417."""
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -18,6 +18,7 @@ def gate(cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware
         keys.check(request)
         if request.method in (hdrs.METH_GET, hdrs.METH_HEAD):  # also of a node that is stopping
             return await handler(request)
+        cors.check(request)
         with drain.request():
             if (size := request.content_length or 0) > body_limit:
                 raise web.HTTPRequestEntityTooLarge(body_limit, size)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +17,8 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
 
+ANYTHING_ELSE = hdrs.METH_ANY
+"""The method of routes where there is nothing to be had."""
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
@@ -53,14 +55,15 @@ class Metrics:
         @web.middleware
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
             begun, status = time.perf_counter(), 499  # nginx's number for a client that hung up
-            resource = request.match_info.route.resource
-            route = resource.canonical if resource else "none"  # a path of its own for each typo would fill the memory
+            found = request.match_info.route
+            # A path or method of its own for each typo would fill the memory.
+            known = found.resource if found.method != ANYTHING_ELSE else None
+            route, method = (known.canonical, request.method) if known else ("none", "any")
             try:
                 response = await handler(request)
                 status = response.status
                 return response
             finally:
-                method = request.method if resource else "any"
                 self.requests.labels(route, method, status).inc()
                 self.duration.labels(route).observe(time.perf_counter() - begun)
 

@@ -29,7 +29,7 @@ WITHIN_S = 10.0
 QUIET_S = 0.1
 """So long without a byte, the server waits for the rest of what it takes for a request."""
 more = settings(max_examples=3 * settings.default.max_examples)
-EXPECTED = (200, 204, 400, 401, 404, 405, 413, 415, 417)
+EXPECTED = (200, 204, 400, 401, 403, 404, 405, 413, 415, 417)
 
 
 class Served:

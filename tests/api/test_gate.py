@@ -136,6 +136,33 @@ async def test_another_expectation(server, method, path):
     assert "tea" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "expected", "status", "said"),
+    [
+        ("GET", "/nowhere", "tea", 404, "/nowhere"),
+        ("GET", "/nowhere", "100-continue", 404, "/nowhere"),
+        ("GET", "/v1/chat/completions", "tea", 405, "GET"),
+        ("PUT", "/v1/models/x", "tea", 417, "tea"),
+        ("POST", "/nowhere", "tea", 417, "tea"),
+    ],
+)
+async def test_an_expectation_where_nothing_is(server, method, path, expected, status, said):
+    headers = (f"Expect: {expected}", "Origin: app://obsidian.md", "Connection: close")
+    head, _, body = (await server.raw(request_bytes(path, b"", *headers, method=method))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Access-Control-Allow-Origin: *" in head
+    assert (b"Allow: " in head) == (status == 405)
+    error = json.loads(body)["error"]
+    assert said in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", None)
+
+
+async def test_allow_names_the_methods_that_work(server):
+    async with server.http.put(f"{server.url}/v1/responses/x") as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "DELETE,GET,HEAD"
+
+
 async def test_a_body_is_asked_for_once(server):
     head = ("Content-Length: 2", "Expect: 100-continue", "Connection: close")
     answer = await server.raw(request_bytes("/v1/responses/x", b"{}", *head, method="DELETE"))
@@ -240,13 +267,15 @@ async def test_metrics(server):
     server.backend.cached = 2
     answers = [await server.chat(), await server.chat(stream=True), await server.post("/v1/chat/completions", {})]
     assert [answer.status for answer in answers] == [200, 200, 400]
-    async with server.http.get(f"{server.url}/such/a/typo"):
-        pass
+    for method, path in (("GET", "/such/a/typo"), ("PUT", "/v1/chat/completions")):
+        async with server.http.request(method, server.url + path):
+            pass
     found = await figures(server)
     usage = answers[0].json["usage"]
     assert found["pippin_http_requests_total", "POST", "/v1/chat/completions", "200"] == 2
     assert found["pippin_http_requests_total", "POST", "/v1/chat/completions", "400"] == 1
     assert found["pippin_http_requests_total", "any", "none", "404"] == 1
+    assert found["pippin_http_requests_total", "any", "none", "405"] == 1
     assert found["pippin_tokens_total", "prompt", MODEL] == 2 * usage["prompt_tokens"]
     assert found["pippin_tokens_total", "answer", MODEL] == 2 * usage["completion_tokens"]
     assert found["pippin_tokens_total", "cached", MODEL] == 4

@@ -204,6 +204,40 @@ async def test_only_the_listed_origins(serve):
             assert response.headers["Vary"] == "Origin"
 
 
+SIMPLE = {"Content-Type": "text/plain"}
+"""What a browser sends without a preflight."""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/responses/x/cancel", "/cluster/nodes/n/drain", "/nowhere"])
+async def test_a_page_that_may_not_read_can_do_nothing(serve, backend, path):
+    server = await serve(cors_origins=["https://good.example"])
+    for origin in ("https://evil.example", "null", "https://good.example.evil.example", "HTTPS://GOOD.EXAMPLE", ""):
+        answer = await server.post(path, CHAT, headers={"Origin": origin, **SIMPLE})
+        assert (answer.status, answer.error["type"]) == (403, "permission_error")
+        assert answer.error["code"] == "origin_not_allowed"
+    async with server.http.delete(f"{server.url}/v1/responses/x", headers={"Origin": "null"}) as response:
+        assert response.status == 403
+    assert (backend.requests, backend.drained) == ([], None)
+
+
+async def test_a_page_that_is_named_may_do_everything_and_so_may_programs(serve, backend):
+    server = await serve(cors_origins=["https://good.example"])
+    for headers in ({"Origin": "https://good.example", **SIMPLE}, SIMPLE):
+        assert (await server.post("/v1/chat/completions", CHAT, headers=headers)).status == 200
+        assert (await server.post("/cluster/nodes/n/drain", data=b"", headers=headers)).status == 200
+    async with server.http.get(f"{server.url}/v1/models", headers={"Origin": "https://evil.example"}) as response:
+        assert response.status == 200, "the browser keeps it from the page"
+
+
+@pytest.mark.parametrize("way", ["drain", "undrain"])
+async def test_no_page_changes_the_cluster_unless_it_is_named(server, backend, way):
+    headers = {"Origin": "app://obsidian.md", **SIMPLE}
+    answer = await server.post(f"/cluster/nodes/n/{way}", data=b"", headers=headers)
+    assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+    assert backend.drained is None
+    assert (await server.post("/v1/chat/completions", CHAT, headers=headers)).status == 200
+
+
 # --- clients that go away ---
 
 
