@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import math
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from node.core.errors import PortTaken
 
 CLOSE_S = 1.0
 """For the last bytes of what is done."""
+STALL_S = 60.0
+"""A reader that takes nothing for so long is given up: it may hold a place that others wait for."""
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +27,9 @@ log = logging.getLogger(__name__)
 class ApiServer:
     """Bound before it serves: the port is known, and refused if it is taken, before anything else starts."""
 
-    def __init__(self, hosts: Sequence[str], port: int) -> None:
+    def __init__(self, hosts: Sequence[str], port: int, *, stall_s: float = STALL_S) -> None:
         """Raises PortTaken. Port 0 is chosen by the system, the same for all hosts."""
+        self._stall_s = stall_s
         self._sockets: list[socket.socket] = []
         for host in hosts:
             self._sockets.append(_bind(host, port))
@@ -41,7 +45,7 @@ class ApiServer:
         assert self._runner.server
         loop = asyncio.get_running_loop()
         logs: dict[str, Any] = {"access_log": None, "logger": _HttpLog(log, {})}
-        protocol = partial(_Protocol, self._runner.server, loop=loop, **logs)
+        protocol = partial(_Protocol, self._runner.server, self._stall_s, loop=loop, **logs)
         for each in self._sockets:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
@@ -61,7 +65,46 @@ class ApiServer:
 
 
 class _Protocol(web.RequestHandler):
-    """aiohttp's side of a connection. What it refuses by itself, as no request can be made of it, is told as all else."""
+    """aiohttp's side of a connection, which gives up readers that take nothing.
+
+    What it refuses by itself, as no request can be made of it, is told as all else.
+    """
+
+    def __init__(self, server: web.Server, stall_s: float, **kwargs: Any) -> None:
+        super().__init__(server, **kwargs)
+        self._stall_s = stall_s
+        self._look: asyncio.Handle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=0)  # paused is whatever the system has not taken, to the last byte
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look = asyncio.get_running_loop().call_soon(self._look_whether_less, math.inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look_no_more()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._look_no_more()
+
+    def _look_no_more(self) -> None:
+        if self._look:
+            self._look.cancel()
+
+    def _look_whether_less(self, before: float) -> None:
+        """Nothing more is written until all is taken, so there is less to take if anything was."""
+        if self.transport is None:
+            return
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._look = asyncio.get_running_loop().call_later(self._stall_s, self._look_whether_less, left)
+        else:
+            self.transport.abort()
 
     def handle_error(
         self,

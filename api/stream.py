@@ -12,11 +12,10 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a quiet stream speaks and when a reader is given up."""
+    """When a quiet stream speaks, and how long it waits."""
 
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
     loading_s: float = 600.0  # a stream waits so long for its model, at least
-    stall_s: float = 60.0  # a reader that takes nothing for so long holds a place that others wait for
 
 
 class EventStream:
@@ -26,10 +25,7 @@ class EventStream:
         self._request = request
         self._pace = pace
         self._lock = asyncio.Lock()
-        self._writing = False
-        self._since = asyncio.get_running_loop().time()
-        """When the write under way began, or the last one ended."""
-        self._stalled = False
+        self._written_at = asyncio.get_running_loop().time()
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream",
@@ -59,34 +55,22 @@ class EventStream:
 
     async def _keep_alive(self) -> None:
         """One timer for the whole stream: a timeout around each write would cost as much as the write."""
+        loop = asyncio.get_running_loop()
         while True:
-            now = asyncio.get_running_loop().time()
-            if self._writing and now >= self._since + self._pace.stall_s:
-                self._give_up()
-                return
-            if not self._writing and now >= self._since + self._pace.keepalive_s:
-                try:
-                    await self._write(b": keep-alive\n\n")
-                except ConnectionError:
-                    return  # the handler learns of it by its own next write, or is cancelled
+            left = self._written_at + self._pace.keepalive_s - loop.time()
+            if left > 0 or self._lock.locked():
+                await asyncio.sleep(left if left > 0 else self._pace.keepalive_s)
                 continue
-            limit = self._pace.stall_s if self._writing else min(self._pace.keepalive_s, self._pace.stall_s)
-            await asyncio.sleep(self._since + limit - now)
-
-    def _give_up(self) -> None:
-        self._stalled = True
-        if self._request.transport is not None:
-            self._request.transport.abort()
+            try:
+                await self._write(b": keep-alive\n\n")
+            except ConnectionError:
+                return  # the handler learns of it by its own next write, or is cancelled
 
     async def _write(self, event: bytes) -> None:
-        loop = asyncio.get_running_loop()
+        """Returns when the reader's side has taken it: who does not read costs no more memory than that."""
         async with self._lock:
-            self._writing, self._since = True, loop.time()
-            try:
-                if not self.response.prepared:
-                    await self.response.prepare(self._request)
-                await self.response.write(event)
-            finally:
-                self._writing, self._since = False, loop.time()
-            if self._stalled:
-                raise ConnectionResetError(f"the reader took nothing for {self._pace.stall_s} s")
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(event)
+            await self._request.writer.drain()
+            self._written_at = asyncio.get_running_loop().time()

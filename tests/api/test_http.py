@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import socket
 
 import pytest
 
@@ -255,25 +254,6 @@ async def test_a_client_that_hangs_up_frees_its_place(server, stream, pause_at, 
     assert server.backend.running == 0
     server.backend.pause_at = None
     assert (await server.chat()).status == 200
-
-
-async def test_a_reader_that_takes_nothing_is_given_up(serve, backend, caplog):
-    server = await serve(Pace(stall_s=0.2))
-    backend.model.context = 10_000_000
-    backend.script = lambda request: [300] * 1_000_000
-    body = json.dumps({**CHAT, "stream": True}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, ("127.0.0.1", server.port))
-        await loop.sock_sendall(client, request_bytes("/v1/chat/completions", body, f"Content-Length: {len(body)}"))
-        await backend.asked.wait()
-        async with server.http.get(f"{server.url}/health") as response:
-            assert response.status == 200
-        await backend.idle.wait()
-    assert backend.running == 0
-    assert caplog.text == ""
 
 
 async def test_comments_keep_a_long_prefill_alive(serve, backend):

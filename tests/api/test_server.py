@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 
 import pytest
 
@@ -54,3 +55,55 @@ async def test_what_comes_after_the_end_has_begun_is_told_so_until_the_node_is_g
     assert json.loads(body)["error"]["code"] == "shutting_down"
     writer.close()
     await writer.wait_closed()
+
+
+# --- readers that take little or nothing ---
+
+
+@pytest.fixture
+async def hasty(backend):
+    """A server that waits for its readers for 0.3 s, and hands the system little ahead."""
+    server = ApiServer(["127.0.0.1"], 0, stall_s=0.3)
+    server._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    await server.start(create_app(backend))
+    yield server
+    await server.stop()
+
+
+async def asking(server, body):
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", server.port))
+    data = json.dumps({"model": "pippin/demo", "prompt": "x", **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    await loop.sock_sendall(client, head.encode() + data)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("stream", "tokens"), [(True, 100), (True, 500), (True, 100_000), (False, 30_000), (False, 300_000)]
+)
+async def test_a_reader_that_takes_nothing_is_given_up(hasty, backend, caplog, stream, tokens):
+    """In the middle of an answer, and when all of it was made already."""
+    backend.model.context = 1_000_000
+    backend.script = lambda request: [300] * tokens
+    body = {"max_tokens": tokens, "stream": True} if stream else {"prompt": [300] * tokens, "echo": True}
+    with await asking(hasty, body):
+        await backend.asked.wait()
+        async with asyncio.timeout(20):
+            while hasty._runner.server.connections:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.02)
+    assert backend.running == 0
+    assert caplog.text == ""
+
+
+async def test_a_slow_reader_gets_it_all(hasty, backend):
+    backend.script = lambda request: [300] * 300
+    with await asking(hasty, {"max_tokens": 300, "stream": True}) as client:
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            answer += await asyncio.get_running_loop().sock_recv(client, 4096)
+            await asyncio.sleep(0.05)
+    assert answer.count(b"data: {") == 300
