@@ -10,11 +10,11 @@ from node.core.errors import ShuttingDown
 
 
 class Drain:
-    """Counts the requests under way. To be made inside a running loop."""
+    """Counts what is under way. To be made inside a running loop."""
 
     def __init__(self) -> None:
         self.begun = False
-        self._under_way = 0
+        self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -23,17 +23,23 @@ class Drain:
         """Raises ShuttingDown once the end has begun."""
         if self.begun:
             raise ShuttingDown("This node is stopping.", hint="Ask another node, or this one when it is back.")
-        self._under_way += 1
+        with self.under_way():
+            yield
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Of what a request that was taken has still to do."""
+        self._count += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._count -= 1
+            if not self._count:
                 self._idle.set()
 
     async def finish(self, limit_s: float) -> None:
-        """Take no new requests, and wait up to `limit_s` for those under way."""
+        """Take no new requests, and wait up to `limit_s` for what is under way."""
         self.begun = True
         try:
             async with asyncio.timeout(limit_s):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack
 
 from api.backend import Backend
 from api.drain import Drain
@@ -19,9 +20,23 @@ class Background:
         self._drain = drain
         self._running: dict[str, tuple[Turn, asyncio.Task[None]]] = {}
 
-    def start(self, turn: Turn) -> None:
-        task = asyncio.create_task(self._run(turn), name=f"response {turn.job.id}")
-        self._running[turn.job.id] = turn, task
+    def start(self, turn: Turn, opening: asyncio.Task[None]) -> None:
+        """`opening` makes the turn ready to be run."""
+        response_id = turn.output.id
+        under_way = ExitStack()
+        under_way.enter_context(self._drain.under_way())
+        task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
+        self._running[response_id] = turn, task
+
+        def end(
+            _: asyncio.Task[None],
+        ) -> None:  # not in the task: cancelled before its first step, it does not run at all
+            opening.cancel()
+            turn.cancel()
+            del self._running[response_id]
+            under_way.close()
+
+        task.add_done_callback(end)
 
     def find(self, response_id: str) -> Turn | None:
         """One that is still being made."""
@@ -39,16 +54,12 @@ class Background:
         for response_id in list(self._running):
             await self.cancel(response_id)
 
-    async def _run(self, turn: Turn) -> None:
+    async def _run(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """A task's root: whatever goes wrong becomes the response's error."""
         try:
-            with self._drain.request():
-                await turn.run(self._backend)
-        except asyncio.CancelledError:
-            turn.cancel()
+            await opening
+            await turn.run(self._backend)
         except Exception as error:
             if not isinstance(error, PippinError):
-                log.exception("response %s failed", turn.job.id)
+                log.exception("response %s failed", turn.output.id)
             turn.fail(told(error))
-        finally:
-            del self._running[turn.job.id]

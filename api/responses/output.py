@@ -17,8 +17,9 @@ class Output:
     """Items in the order in which they began; at most one grows at a time."""
 
     body: ResponseRequest
-    model: str
     id: str
+    model: str = ""
+    """As it was asked for, until it is known which one that means."""
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: list[Json] = field(default_factory=list)
     begun: bool = False
@@ -26,16 +27,23 @@ class Output:
     _events: int = 0
     _growing: bool = False
     """Whether the last item is unfinished."""
-    _status: str = "in_progress"
+    _status: str = "queued"
     _ended_at: int = 0
     _usage: Json | None = None
     _error: Json | None = None
 
+    def __post_init__(self) -> None:
+        self.model = self.model or self.body.model
+
     @property
     def ended(self) -> bool:
-        return self._status != "in_progress"
+        return self._status not in ("queued", "in_progress")
 
-    # --- what happens; each gives the events that tell of it ------------------------------------------------------------
+    # --- what happens; each but the first gives the events that tell of it ----------------------------------------------
+
+    def open(self, model: str) -> None:
+        """The model is ready to be asked."""
+        self.model, self._status = model, "in_progress"
 
     def begin(self) -> Iterator[Json]:
         self.begun = True

@@ -1,6 +1,8 @@
 """/v1/responses: OpenAI's newer way to ask, in items and named events. Each request is asked as a chat."""
 
+import asyncio
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,11 +23,13 @@ from api.responses.schema import ResponseRequest
 from api.responses.store import Kept, Store
 from api.responses.turn import Turn
 from api.schema import ChatRequest, parse
-from node.core.errors import BadRequest, PippinError
+from node.core.errors import BadRequest, NotReady, PippinError
 
 Json = dict[str, Any]
 
 MAX_PAGE = 100
+SOON_S = 0.5
+"""A response in the background is told as `queued` after this; a model that is loaded takes less."""
 PARAMS = (
     (r"^messages\b.*", "input"),
     (r"^max_completion_tokens$", "max_output_tokens"),
@@ -53,14 +57,14 @@ class Responses:
         with _told_in_our_names():
             items = (*before.history, *new) if before else new
             chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
-            job, choices = await ask(self.env, request, chat, item_id("resp"))
-        turn = Turn(job, choices, Output(body, job.model.id, job.id), before, new, self.store)
+        turn = Turn(Output(body, item_id("resp")), before, new, self.store)
+        if body.background:
+            await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
+            return web.json_response(turn.output.response())
+        await self._open(request, chat, turn)
         if body.stream:
             return await self._stream(request, turn)
-        if body.background:
-            self.background.start(turn)
-        else:
-            await turn.run(self.env.backend)
+        await turn.run(self.env.backend)
         return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
@@ -119,6 +123,27 @@ class Responses:
             if name not in found:
                 raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)
         return tuple(found[item["id"]] if _is_reference(item) else item for item in items)
+
+    async def _open(self, request: web.Request, chat: ChatRequest, turn: Turn) -> None:
+        """Wait for the model; longer when nobody else waits."""
+        deadline = time.monotonic() + self.env.pace.loading_s
+        while turn.job is None:
+            try:
+                with _told_in_our_names():
+                    turn.open(*await ask(self.env, request, chat, turn.output.id))
+            except NotReady:
+                if not turn.output.body.background or time.monotonic() > deadline:
+                    raise
+
+    async def _begin(self, turn: Turn, opening: asyncio.Task[None]) -> None:
+        """In the background. A fault of the request is raised if it shows soon; if it shows later, the response fails."""
+        try:
+            if (await asyncio.wait([opening], timeout=SOON_S))[0]:
+                opening.result()
+            self.background.start(turn, opening)
+        except BaseException:
+            opening.cancel()
+            raise
 
     async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         events, output = request[STREAM], turn.output

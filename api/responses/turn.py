@@ -1,6 +1,6 @@
 """One request on its way to a response that can be asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from api.answer import Delta
@@ -15,15 +15,20 @@ from node.core.errors import PippinError
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
-    job: Job
-    choices: list[Choice]
     output: Output
     before: Kept | None
     """What it goes on from."""
     given: tuple[Item, ...]
     store: Store
+    job: Job | None = None
+    """None until its model is ready."""
+    choices: list[Choice] = field(default_factory=list)
+
+    def open(self, job: Job, choices: list[Choice]) -> None:
+        self.job, self.choices = job, choices
+        self.output.open(job.model.id)
 
     async def run(self, backend: Backend) -> None:
         """Without telling anybody."""
@@ -62,6 +67,7 @@ class Turn:
         return events
 
     def cancel(self) -> None:
+        """One that has ended stays as it is."""
         if self.output.ended:
             return
         self.output.cancel()
@@ -73,7 +79,7 @@ class Turn:
 
     def _logprobs(self, delta: Delta) -> list[Json]:
         top = self.output.body.logprobs
-        if top is None:
+        if top is None or self.job is None:
             return []
         content: list[Json] = chat_logprobs(self.job.model.tokenizer, delta.tokens, top)["content"]
         return content

@@ -15,7 +15,8 @@ from api.responses.output import Output
 from api.responses.schema import ResponseRequest
 from api.responses.store import Kept, Store
 from api.schema import parse
-from node.core.errors import Overloaded, PippinError, RingLost
+from api.stream import Pace
+from node.core.errors import NotReady, Overloaded, PippinError, RingLost
 from tests.strict import strictly
 
 MODEL = "pippin/demo"
@@ -357,7 +358,7 @@ async def get(server, response_id, expected=200):
 
 async def ended(server, response_id):
     async with asyncio.timeout(5):
-        while (response := await get(server, response_id))["status"] == "in_progress":  # noqa: ASYNC110
+        while (response := await get(server, response_id))["status"] in ("queued", "in_progress"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return strictly(Response, response)
 
@@ -377,6 +378,90 @@ async def test_a_response_in_the_background(server):
         assert (await client.responses.cancel(begun.id)).status == "completed"
         later = await client.responses.create(model=MODEL, input="And?", previous_response_id=begun.id)
         assert later.status == "completed"
+
+
+class Loading:
+    """The backend's model takes until `loaded`; those who ask are told to come back meanwhile."""
+
+    def __init__(self, backend, monkeypatch):
+        self.loaded, self.waiting, self.open_model = asyncio.Event(), 0, backend.open
+        monkeypatch.setattr(backend, "open", self.open)
+
+    async def open(self, model_id):
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(0.05):
+                await self.loaded.wait()
+        except TimeoutError:
+            raise NotReady("It is still loading.") from None
+        finally:
+            self.waiting -= 1
+        return await self.open_model(model_id)
+
+
+@pytest.fixture
+def loading(server, monkeypatch):
+    monkeypatch.setattr("api.responses.routes.SOON_S", 0.01)
+    return Loading(server.backend, monkeypatch)
+
+
+async def test_a_response_in_the_background_is_queued_while_its_model_loads(server, loading):
+    begun = (await ask(server, background=True)).json
+    assert strictly(Response, begun).status == "queued"
+    assert (await get(server, begun["id"]))["status"] == "queued"
+    assert (await get(server, f"{begun['id']}/input_items"))["data"][0]["content"][0]["text"] == "Hello"
+    loading.loaded.set()
+    response = await ended(server, begun["id"])
+    assert (response.status, response.output_text, response.model) == ("completed", "Hello there!", MODEL)
+
+
+async def test_a_model_that_never_comes_fails_the_response(serve, backend, monkeypatch):
+    monkeypatch.setattr("api.responses.routes.SOON_S", 0.01)
+    server, loading = await serve(Pace(loading_s=0.0)), Loading(backend, monkeypatch)
+    response = await ended(server, (await ask(server, background=True)).json["id"])
+    assert (response.status, response.error.code) == ("failed", "server_error")
+    assert "loading" in response.error.message
+    assert loading.waiting == 0
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete"])
+async def test_one_that_is_queued_can_be_given_up(server, loading, way):
+    begun = (await ask(server, background=True)).json
+    if way == "cancel":
+        answer = await server.post(f"/v1/responses/{begun['id']}/cancel")
+        assert strictly(Response, answer.json).status == "cancelled"
+    else:
+        async with server.http.delete(f"{server.url}/v1/responses/{begun['id']}") as answer:
+            assert answer.status == 200
+    assert loading.waiting == 0
+    assert server.backend.requests == []
+
+
+async def test_what_is_wrong_is_told_at_once_if_it_is_known(server):
+    unknown = {"model": "nobody/has-it", "input": "Hello", "background": True}
+    assert (await server.post("/v1/responses", unknown)).status == 404
+    answer = await ask(server, "Hello " * 4000, background=True)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert answer.error["param"] == "input"
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_the_end_of_a_node_waits_for_what_is_queued(server, loading, monkeypatch, early):
+    """Also for what was taken before the end began, and is told only after."""
+    monkeypatch.setattr("api.responses.routes.SOON_S", 0.2 if early else 0.01)
+    asked = asyncio.create_task(ask(server, background=True))
+    async with asyncio.timeout(5):
+        while not loading.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    if not early:
+        await asked
+    ending = asyncio.create_task(server.app[DRAIN].finish(60))
+    begun = (await asked).json
+    assert begun["status"] == "queued"
+    assert not ending.done()
+    loading.loaded.set()
+    await ending
+    assert (await get(server, begun["id"]))["status"] == "completed"
 
 
 async def test_a_cancelled_response_frees_its_place(server):
@@ -534,7 +619,8 @@ async def test_efforts_are_those_of_openai(server, effort):
 
 def test_thoughts_and_calls_have_items_of_their_own():
     body = parse(ResponseRequest, {"model": MODEL, "input": "x"})
-    output = Output(body, MODEL, "resp_1")
+    output = Output(body, "resp_1")
+    output.open(MODEL)
     events = [
         *output.begin(),
         *output.reasoning("Hm"),
