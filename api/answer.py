@@ -56,6 +56,7 @@ class Answer:
         `reader`: of what is no text; the stop strings and log-probabilities are of the text alone.
         """
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.logprob = 0.0
         """Of the whole answer, if log-probabilities are asked of the driver."""
         self.cached_tokens = 0
@@ -96,15 +97,13 @@ class Answer:
             self._silent |= {event.position} if not symbols and event.token not in self._control else set()
         parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
         if event.finish and not parts.ended:
-            last = reader.finish()
-            parts.text += last.text
-            parts.reasoning += last.reasoning
-            parts.calls += last.calls
+            parts.add(reader.finish())
         return parts
 
     def _take_parts(self, event: TokenEvent, parts: Parts) -> Delta:
         if self._logprobs:
             self._await(parts.text)
+        self.reasoning_tokens += parts.reasoning_tokens
         self._called = self._called or bool(parts.calls)
         made = "".join(str(glyph.symbol) for glyph in parts.text)
         delta = self._take_text(made, "stop" if parts.ended else event.finish)

@@ -172,4 +172,5 @@ def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.answer.cached_tokens for choice in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.answer.reasoning_tokens for choice in choices)},
     }

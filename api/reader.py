@@ -32,9 +32,18 @@ class Parts:
 
     text: list[Glyph] = field(default_factory=list)
     reasoning: str = ""
+    reasoning_tokens: int = 0
+    """Those that were read as thoughts, the mark at their end included."""
     calls: list[CallDelta] = field(default_factory=list)
     ended: bool = False
     """No more is wanted."""
+
+    def add(self, more: "Parts") -> None:
+        """What came after it."""
+        self.text += more.text
+        self.reasoning += more.reasoning
+        self.reasoning_tokens += more.reasoning_tokens
+        self.calls += more.calls
 
     def add_call(self, delta: CallDelta) -> None:
         """One after the other; pieces of the same call are joined."""
@@ -92,6 +101,8 @@ class FamilyReader:
         """White space at the end of a thought."""
         self._headers: list[Glyph] = []
         """What nobody sees, unless it is all there is."""
+        self._tokens = 0
+        """How many were read."""
         self._turned = False
         self._begun = False
         self._after_marker = channel != START
@@ -114,6 +125,7 @@ class FamilyReader:
         for piece in pieces:
             if parts.ended:
                 break
+            parts.reasoning_tokens += self._count(piece)
             if piece.to is not None:
                 self._turn(parts, piece)
             elif piece.channel == "tool" and self._call is not None:
@@ -123,6 +135,11 @@ class FamilyReader:
             else:
                 self._headers += piece.glyphs
         return parts
+
+    def _count(self, piece: Piece) -> int:
+        """Tokens of a thought that the piece completes; one that lies in two pieces is of the first."""
+        before, self._tokens = self._tokens, max(self._tokens, piece.glyphs[-1].position + 1)
+        return self._tokens - before if piece.channel == "reasoning" else 0
 
     def _turn(self, parts: Parts, marker: Piece) -> None:
         self._turned = True

@@ -35,6 +35,7 @@ async def test_a_plain_answer_is_what_openai_would_send(server):
         "completion_tokens": made,
         "total_tokens": prompt + made,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -135,6 +135,33 @@ def test_thoughts(tokenizers, name):
     assert (whole.reasoning, whole.text, whole.finish) == ("hm and hm", "", "length")
 
 
+def thought_tokens(tokenizer, *parts, channel="normal", end="stop"):
+    """How many tokens of an answer are counted as thoughts, and how many each of its parts has."""
+    pieces = [tokenizer.encode_inside(part) if part.isalnum() else tokenizer.encode(part) for part in parts]
+    tokens = [token for piece in pieces for token in piece] + (sorted(tokenizer.eos) if end == "stop" else [])
+    reader = FamilyReader(tokenizer, channel=channel, tools=(WEATHER,), names=["weather"])
+    answer = Answer(tokenizer, reader=reader)
+    for position, token in enumerate(tokens):
+        answer.take(TokenEvent(position, token, finish=end if position == len(tokens) - 1 else None))
+    assert answer.completion_tokens == len(tokens)
+    return answer.reasoning_tokens, [len(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.think[0]])
+def test_thoughts_are_counted(tokenizers, name):
+    """Characters of many tokens are, too; what ends a thought is a part of it, what begins it is not."""
+    tokenizer, family = tokenizers[name], FAMILIES[name]
+    begin, end = (mark.strip() for mark in family.think)
+    for thought in ("Rome", "日本語"):
+        counted, (_, thought_size, end_size, _) = thought_tokens(tokenizer, begin, thought, end, "Sunny")
+        assert counted == thought_size + end_size
+        counted, (_, thought_size) = thought_tokens(tokenizer, begin, thought, end="length")
+        assert counted == thought_size
+        counted, (thought_size, end_size, _) = thought_tokens(tokenizer, thought, end, "Sunny", channel="reasoning")
+        assert counted == thought_size + end_size
+    assert thought_tokens(tokenizer, "Sunny", family.call)[0] == 0
+
+
 THOUGHT = "<|channel|>analysis<|message|>Rome is in Italy.<|end|><|start|>assistant"
 
 

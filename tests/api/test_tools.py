@@ -302,10 +302,15 @@ def thinking(server, tmp_path):
 
 async def test_thoughts_are_apart_from_the_content(thinking):
     thinking.backend.say("<think>\nA city 日本\n</think>\n\nRome")
-    (choice,) = (await thinking.chat()).json["choices"]
+    answer = (await thinking.chat()).json
+    (choice,) = answer["choices"]
     assert choice["message"] == {
         "role": "assistant", "content": "Rome", "refusal": None, "reasoning_content": "A city 日本"
     }  # fmt: skip
+    thought = len(thinking.backend.model.tokenizer.encode("\nA city 日本\n</think>"))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+    response = (await thinking.post("/v1/responses", {"model": MODEL, "input": "Where?"})).json
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": thought}
     assert choice["finish_reason"] == "stop"
     deltas = [chunk["choices"][0]["delta"] for chunk in (await thinking.chat(stream=True)).events]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "A city 日本"
