@@ -135,9 +135,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     version = f"pippin {importlib.metadata.version('pippin')} (a node of a cluster; not Node.js)"
     parser.add_argument("-v", "--version", action="version", version=version)
+    _add_models(parser.add_argument_group("models"))
+    _add_network(parser.add_argument_group("network"))
+    _add_api(parser.add_argument_group("api"))
+    _add_failure(parser.add_argument_group("failure"))
+    _add_process(parser.add_argument_group("process"))
+    return parser
 
-    models = parser.add_argument_group("models")
-    add = models.add_argument
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--model", metavar="ID", action="append", default=[], type=_name, help="load this model; repeatable")
     add(
         "--models-dir",
@@ -176,8 +183,9 @@ def _parser() -> argparse.ArgumentParser:
         help="requests that may wait (default: %(default)s)",
     )
 
-    network = parser.add_argument_group("network")
-    add = network.add_argument
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--cluster", metavar="NAME", default="home", type=_cluster, help="nodes of one name join (default: home)")
     add("--secret-file", metavar="FILE", type=_path, help="only nodes with the same secret join; or PIPPIN_SECRET")
     add("--name", default=_hostname(), type=_name, help="this node's name for people (default: %(default)s)")
@@ -187,12 +195,13 @@ def _parser() -> argparse.ArgumentParser:
         "--api-port", metavar="PORT", default=DEFAULT_API_PORT, type=_port, help="default: %(default)s; 0: any free one"
     )
     add("--grpc-port", metavar="PORT", default=0, type=_port, help="between nodes (default: any free one)")
-    only = network.add_mutually_exclusive_group()
+    only = group.add_mutually_exclusive_group()
     only.add_argument("--host", metavar="ADDR", type=_host, help="bind and advertise only this address")
     only.add_argument("--interface", metavar="NAME", type=_interface, help="advertise only this interface")
 
-    api = parser.add_argument_group("api")
-    add = api.add_argument
+
+def _add_api(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--api-key-file",
         metavar="FILE",
@@ -216,8 +225,9 @@ def _parser() -> argparse.ArgumentParser:
         help="longest request (default: 32MB)",
     )
 
-    failure = parser.add_argument_group("failure")
-    add = failure.add_argument
+
+def _add_failure(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--fail-after",
         metavar="S",
@@ -233,11 +243,11 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds that a ring may take for a step (default: %(default)s)",
     )
 
-    process = parser.add_argument_group("process")
-    add = process.add_argument
+
+def _add_process(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--data-dir", metavar="DIR", type=_path, help="this node's identity (default: ~/.pippin, or the next free one)")
     add("--log-level", metavar="LEVEL", default="info", choices=LOG_LEVELS, help=", ".join(LOG_LEVELS))
-    return parser
 
 
 # --- values: each takes the text, and raises ArgumentTypeError with what is wrong and what would be right -----------
