@@ -80,18 +80,7 @@ class Daemon:
         self._memory = facts.memory
         self._api = ApiServer(hosts, options.api_port)
         self._rpc = RpcServer(hosts, options.grpc_port, security)
-        info = NodeInfo(
-            id=data.identity.id,
-            incarnation=data.identity.incarnation,
-            name=options.name,
-            cluster=options.cluster,
-            version=__version__,
-            protocol=PROTOCOL,
-            addresses=_addresses(interfaces),
-            grpc_port=self._rpc.port,
-            api_port=self._api.port,
-            chip=facts.chip,
-        )
+        info = self._info(data, facts.chip, _addresses(interfaces))
         self._compute = Compute()
         self._client = RpcClient(security)
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
@@ -116,15 +105,16 @@ class Daemon:
             max_batch=options.max_batch,
             step_timeout_s=options.step_timeout,
         )
-        self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
+        specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
         self._head = Head(
             self._agent,
-            self._specs,
+            specs,
             context=options.context,
             max_sessions=options.max_sessions,
             max_rings=options.max_rings,
         )
-        self._draining = Draining(self._agent, self._head, self._contacts, self._client)
+        draining = Draining(self._agent, self._head, self._contacts, self._client)
+        self._control = ControlService(self._agent, self._head, specs, draining)
         self._gateway = Gateway(
             self._agent,
             self._contacts,
@@ -133,13 +123,27 @@ class Daemon:
             self._catalogue,
             self._files.of_tokenizer,
             self._head.want,
-            self._draining,
+            draining,
             started_at=int(time.time()),
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
         )
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
+
+    def _info(self, data: DataDirectory, chip: str, addresses: tuple[str, ...]) -> NodeInfo:
+        return NodeInfo(
+            id=data.identity.id,
+            incarnation=data.identity.incarnation,
+            name=self._options.name,
+            cluster=self._options.cluster,
+            version=__version__,
+            protocol=PROTOCOL,
+            addresses=addresses,
+            grpc_port=self._rpc.port,
+            api_port=self._api.port,
+            chip=chip,
+        )
 
     async def run(self) -> None:
         self._handle_signals()
@@ -155,7 +159,7 @@ class Daemon:
     async def _run_parts(self) -> None:
         await self._list_models()
         self._preload = tuple(self._known(name) for name in self._options.models)
-        await self._rpc.start(self._control(), self._rings, self._files)
+        await self._rpc.start(self._control, self._rings, self._files)
         peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
         async with asyncio.TaskGroup() as group:
             parts = (
@@ -180,9 +184,6 @@ class Daemon:
             await self._end()
             for task in tasks:
                 task.cancel()
-
-    def _control(self) -> ControlService:
-        return ControlService(self._agent, self._head, self._specs, self._draining)
 
     async def _end(self) -> None:
         """Let the answers under way be finished or go to other nodes, unless told to quit; then tell the others."""
