@@ -37,7 +37,7 @@ class Tries:
     full: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     fruitless: int = 0
-    """How many were lost since the last new token."""
+    """How often it was to no avail since the last new token."""
 
     def others(self, rings: Sequence[Ring]) -> list[Ring]:
         return [ring for ring in rings if ring.id not in self.full | self.lost]
@@ -97,15 +97,20 @@ class Requests:
         return self._router.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
 
     def _note(self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
-        """That a ring did not serve a request. Raises the error if it is that of the whole request."""
+        """That a ring did not serve a request. Raises the error if there is no sense in another try.
+
+        A request that was taken once is not refused because the other rings are full: it waits for a place.
+        """
         if isinstance(error, Overloaded):
             tries.full.add(ring.id)
-            if not tries.others(self._finder.ready(request.model)):
+            if tries.others(self._finder.ready(request.model)):
+                return
+            if not tries.lost:
                 raise error
-            return
-        log.warning("request %s lost its ring: %s", request.id, error)
-        self.recoveries += 1
-        tries.lost.add(ring.id)
+        else:
+            log.warning("request %s lost its ring: %s", request.id, error)
+            self.recoveries += 1
+            tries.lost.add(ring.id)
         tries.fruitless += 1
         if tries.fruitless > FRUITLESS_TRIES:
             raise error

@@ -16,16 +16,16 @@ PROMPT = tuple(range(200))
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    """Two nodes, on each a ring of its own."""
-    world = World(1, 2)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Two nodes or more, on each a ring of its own, for which one request may wait."""
+    world = World(1, getattr(request, "param", 2))
     world.max_queue = 1
     with simulated(world):
         for machine in world.machines.values():
             machine.usable = 700 * MB
             machine.start()
         world.run(7.0)
-        assert len(world.processes()[0].agent.placement.rings) == 2
+        assert len(world.processes()[0].agent.placement.rings) == len(world.machines)
         yield world
         assert not world.timeline.violations
 
@@ -62,3 +62,18 @@ def test_a_request_that_was_made_for_a_longer_context_ends_with_that_of_the_ring
     whole = ask(world, room + 1000, expected=room)
     assert world.until(lambda: world.ended(whole), 60.0)
     assert whole.finished
+
+
+@pytest.mark.parametrize("world", [3], indirect=True)
+def test_a_request_that_was_taken_is_not_refused_when_its_ring_is_lost_before_the_first_token(world):
+    """The rings that are left have all that they may have, for a while."""
+    world.step_s = 0.1
+    asks = []
+    while len([each for each in asks if each.error]) < 3:
+        asks.append(ask(world, 5))
+        world.run(0.05)
+    taken = [each for each in asks if not each.error]
+    assert not any(each.tokens for each in taken)
+    world.machines["n3"].kill()
+    assert world.until(lambda: all(map(world.ended, taken)), 40.0)
+    assert [each.error for each in taken if each.error] == []
