@@ -256,6 +256,40 @@ async def test_a_client_that_hangs_up_frees_its_place(server, stream, pause_at, 
     assert (await server.chat()).status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": CHAT["messages"]}),
+        ("chat/completions", {"messages": CHAT["messages"], "stream": True}),
+        ("completions", {"prompt": "x", "stream": True}),
+        ("embeddings", {"input": "x"}),
+        ("responses", {"input": "x", "stream": True}),
+        ("responses", {"input": "x", "background": True}),
+    ],
+)
+async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeypatch, path, body):
+    monkeypatch.setattr("api.responses.routes.SOON_S", 60)
+    waiting, over = asyncio.Event(), asyncio.Event()
+
+    async def opening(model_id):
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+
+    monkeypatch.setattr(backend, "open", opening)
+    server = await serve(Pace(keepalive_s=0.01))
+    body = json.dumps({"model": MODEL, **body}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request_bytes(f"/v1/{path}", body, f"Content-Length: {len(body)}"))
+    async with asyncio.timeout(5):
+        await waiting.wait()
+        writer.close()
+        await over.wait()
+        await writer.wait_closed()
+
+
 async def test_comments_keep_a_long_prefill_alive(serve, backend):
     server = await serve(Pace(keepalive_s=0.01))
     backend.pause_at = 0
