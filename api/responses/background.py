@@ -28,9 +28,8 @@ class Background:
         task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
         self._running[response_id] = turn, task
 
-        def end(
-            _: asyncio.Task[None],
-        ) -> None:  # not in the task: cancelled before its first step, it does not run at all
+        # Not a part of the task: one that is cancelled before its first step does not run at all.
+        def end(_: asyncio.Task[None]) -> None:
             opening.cancel()
             turn.cancel()
             del self._running[response_id]

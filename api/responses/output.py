@@ -17,9 +17,9 @@ class Output:
     """Items in the order in which they began; at most one grows at a time."""
 
     body: ResponseRequest
-    id: str
-    model: str = ""
+    model: str
     """As it was asked for, until it is known which one that means."""
+    id: str
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: list[Json] = field(default_factory=list)
     begun: bool = False
@@ -31,9 +31,6 @@ class Output:
     _ended_at: int = 0
     _usage: Json | None = None
     _error: Json | None = None
-
-    def __post_init__(self) -> None:
-        self.model = self.model or self.body.model
 
     @property
     def ended(self) -> bool:

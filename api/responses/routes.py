@@ -57,7 +57,7 @@ class Responses:
         with _told_in_our_names():
             items = (*before.history, *new) if before else new
             chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
-        turn = Turn(Output(body, item_id("resp")), before, new, self.store)
+        turn = Turn(Output(body, body.model, item_id("resp")), before, new, self.store)
         if body.background:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
             return web.json_response(turn.output.response())

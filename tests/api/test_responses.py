@@ -619,7 +619,7 @@ async def test_efforts_are_those_of_openai(server, effort):
 
 def test_thoughts_and_calls_have_items_of_their_own():
     body = parse(ResponseRequest, {"model": MODEL, "input": "x"})
-    output = Output(body, "resp_1")
+    output = Output(body, "demo", "resp_1")
     output.open(MODEL)
     events = [
         *output.begin(),
