@@ -1,6 +1,5 @@
 """Requests on their way through the cluster: each asks a ring, and another one when that is full or lost."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -116,12 +115,14 @@ class Requests:
             raise error
 
     async def _pause(self, model: str, tries: Tries) -> None:
-        """Until another try is worth it: at once if there is another ring."""
-        if tries.others(self._finder.ready(model)):
-            return
-        # The first time, any news may be that of a new ring; then longer and longer, as news come many a second.
-        seconds = tries.fruitless - 1
-        await (asyncio.sleep(seconds) if seconds > 0 else self._agent.changed.wait(1.0))
+        """Until another try is worth it: as soon as there is another ring.
+
+        Else with the same one: the first time at any news, then later and later, as news come many a second.
+        """
+        first, deadline = tries.fruitless <= 1, now() + max(tries.fruitless - 1, 1)
+        while not tries.others(self._finder.ready(model)):
+            if not await self._agent.changed.wait(deadline - now()) or first:
+                return
 
     # --- one try ------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def a_driver_comes_back(seed: int) -> bool:
         before = ring(gateway)
         driver = world.machines[before.driver]
         gone, asked = (world.ask(gateway.process, max_tokens=80) for _ in range(2))
-        assert world.until(lambda: len(gone.tokens) > 20 and len(asked.tokens) > 20 or asked.finished, 20.0)
+        assert world.until(lambda: (len(gone.tokens) > 20 and len(asked.tokens) > 20) or asked.finished, 20.0)
         gone.task.get_loop().call_soon(gone.task.cancel)
         world.net.cut.add(frozenset(machine.name for machine in others))
         driver.kill()
