@@ -196,7 +196,8 @@ class Driver:
             try:
                 await self._circuit.send(onward, self._scheduler.go_on(step))
             except PippinError as error:
-                self._break(error)
+                if self._circuit.is_current(onward):  # a link that was cut may fail late, in the next run
+                    self._break(error)
 
     def _landed(self, step: Step, results: Sequence[Sampled | Findings], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
@@ -239,7 +240,7 @@ class Driver:
             self.sessions.fail_all(lost)
         if not self._scheduler.sessions():
             self._outage.over()
-        await asyncio.sleep(self._outage.delay_s)
+        await asyncio.sleep(self._outage.next_try())
         if self.sessions.closed:
             return  # the stage may be another ring's by now
         self._circuit.renew()

@@ -22,10 +22,10 @@ class Outage:
         self._since: float | None = None
         self._tries = 0
 
-    @property
-    def delay_s(self) -> float:
-        """How long to wait before the next try."""
-        return RESTART_DELAY_S if self._tries else 0.0
+    def next_try(self) -> float:
+        """How long to wait before it, s."""
+        self._tries += 1
+        return RESTART_DELAY_S if self._tries > 1 else 0.0
 
     def begin(self, reason: PippinError, present: float) -> None:
         self.reason = reason
@@ -44,7 +44,6 @@ class Outage:
     def restarted(self) -> None:
         """It is tried again; whether it works is not known yet."""
         self.reason = None
-        self._tries += 1
 
     def over(self) -> None:
         self._since = None

@@ -133,7 +133,7 @@ class Scheduler:
             self._left[seat.number] = tuple(seat.session.tokens[: seat.sent])
         for seat in reversed(seats):
             self._wait_again(seat)
-            seat.session.left = seat.number
+            seat.session.kv = seat.number
             seat.session.breaks += 1
         self._lanes = deque(Lane(number) for number in range(len(self._lanes)))
         self._prompts.clear()
@@ -294,8 +294,8 @@ class Scheduler:
     def _begin(self, session: Session, home: Lane) -> None:
         match = self._match(session)
         reused = match.tokens if match else 0
-        own = match is not None and match.prefix == session.left
-        lane = session.left if own else self._number()  # its name stays, so a stage that misses this still knows it
+        own = match is not None and match.prefix == session.kv
+        lane = session.kv if own else self._number()  # its name stays, so a stage that misses this still knows it
         seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
         home.coming.append(seat)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
@@ -304,7 +304,7 @@ class Scheduler:
             self._ops.append(Forget(lane))
         else:
             session.spared = reused
-        session.left = 0
+        session.kv = 0
         most = self._chunk()
         for prompts in self._prompts:
             if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
@@ -317,9 +317,9 @@ class Scheduler:
         """KV to begin from: its own from before a break, or what another session left."""
         if session.evaluates:
             return None  # every token is to be computed
-        own, tokens = self._prefixes.count(session.left), session.tokens[:-1]
+        own, tokens = self._prefixes.count(session.kv), session.tokens[:-1]
         if own and (own <= len(tokens) or self._trimmable):
-            return Match(session.left, min(own, len(tokens)))
+            return Match(session.kv, min(own, len(tokens)))
         return self._prefixes.best(tokens)
 
     def _number(self) -> int:

@@ -30,7 +30,7 @@ class Session:
     """Tokens whose KV an earlier session left."""
     breaks: int = 0
     """Of the ring while it had a place, since its last token."""
-    left: int = 0
+    kv: int = 0
     """The number of its KV that outlived a break; 0 when it has none."""
     evaluates: EvaluateRequest | None = None
     """All that is wanted is an evaluation of the prompt."""

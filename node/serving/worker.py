@@ -35,6 +35,7 @@ class Worker:
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link that began the run."""
         self._broken: PippinError | None = None
+        self._closed = False
 
     @property
     def kv_bytes(self) -> int:
@@ -56,6 +57,7 @@ class Worker:
 
     async def close(self) -> None:
         """The ring is no more: free its KV and end its links."""
+        self._closed = True
         self._onward_broke(RingLost(f"The ring {self._ring} was replaced."))
         if self._link:
             self._link.close()
@@ -65,12 +67,15 @@ class Worker:
         async with self._lock:
             if frame.fence != self._fence:
                 raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring}, which is at {self._fence}.")
+            if self._closed:
+                raise RingLost(f"The ring {self._ring} was replaced.")
             if frame.run < self._run:
                 return  # a leftover from before the driver's fresh start
+            due = self._seq if frame.run == self._run else 0
+            if frame.seq != due:
+                raise BadRequest(f"Frame {frame.seq} came when {due} was due: frames were lost.")
             if frame.run > self._run:
                 frame = await self._begin(frame)
-            if frame.seq != self._seq:
-                raise BadRequest(f"Frame {frame.seq} came when {self._seq} was due: frames were lost.")
             self._seq += 1
             await self._forward(frame)
 

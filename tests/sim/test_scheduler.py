@@ -233,7 +233,7 @@ class World:
         self.scheduler.rewind()
         if self.random.random() < 0.3:
             self.scheduler.rewind()  # before the stages could tell what they have
-        before = {session.left: tuple(session.tokens) for session in self.scheduler.sessions()}
+        before = {session.kv: tuple(session.tokens) for session in self.scheduler.sessions()}
         held = self.fake.recall(self.scheduler.left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
         assert all(self.fake.prefixes[each.number][: each.tokens] for each in held)
         self.kept += sum(each.tokens for each in held if each.number in before)

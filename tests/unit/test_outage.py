@@ -10,12 +10,12 @@ def test_the_first_try_comes_at_once_and_the_others_do_not() -> None:
     outage = Outage()
     for delay in (0.0, RESTART_DELAY_S, RESTART_DELAY_S):
         outage.begin(REASON, 10.0)
-        assert outage.delay_s == delay
+        assert outage.next_try() == delay
         outage.restarted()
         assert outage.reason is None
     outage.over()
     outage.begin(REASON, 11.0)
-    assert outage.delay_s == 0.0
+    assert outage.next_try() == 0.0
 
 
 def test_it_is_given_up_when_it_has_lasted_too_long_since_the_first_break() -> None:
