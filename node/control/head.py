@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 REPLAN_S = 1.0
 """The head looks again this often even if nothing told it to: memory and preferences arrive with heartbeats."""
+FRESH_S = 3.0
+"""How long what went wrong with a model is told to who asks for it; who asks later has it tried again."""
 RETRY_S = 15.0
 """When a model that could not be described or loaded is tried again without being asked for."""
 
@@ -83,6 +85,9 @@ class Head:
             raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
         wanted = self._wanted.setdefault(model, _Wanted(0.0))
         wanted.asked_at = now()
+        told_now = wanted.failure if now() < wanted.retry_at - RETRY_S + FRESH_S else None
+        if told_now:  # to all who wait, rather than have it tried again for each
+            raise error_from(told_now.code, told_now.message, hint=told_now.hint)
         wanted.failure = None
         if wanted.spec is None:
             # The caller may go away; what was found out serves the next one.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from node.cluster.readiness import ready_rings
+from node.cluster.readiness import driver_out_of_reach, usable_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.clock import now
@@ -27,20 +27,25 @@ class Finder:
 
     def ready(self, model: str) -> Sequence[Ring]:
         """Those of this moment."""
-        return ready_rings(self._agent.view(), model)
+        return usable_rings(self._agent.view(), model)
 
     async def wait(self, model: str, wait_s: float) -> Sequence[Ring]:
         """One or more that are ready.
 
-        Raises NotReady when there is none in time, and what the head says of a model that can't be served: ModelNotFound,
+        Raises NotReady when there is none in time, PeerUnavailable when they are out of this node's reach, and what the head says of a model that can't be served: ModelNotFound,
         NoCapacity, ModelBroken, ...
         """
         deadline = now() + wait_s
         asked = False
         while (left := deadline - now()) > 0:
             view = self._agent.view()
-            if ready := ready_rings(view, model):
+            if ready := usable_rings(view, model):
                 return ready
+            if driver := driver_out_of_reach(view, model):
+                raise PeerUnavailable(
+                    f"This node does not reach {driver.report.info.name}, which serves {model}; the head does.",
+                    hint="Ask another node, and look at `cluster status` for what is between the two.",
+                )
             if not view.head or any(ring.model == model for ring in view.placement.rings):
                 await self._agent.changed.wait(left)
                 continue

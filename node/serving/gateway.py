@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.cluster.readiness import ready_rings
+from node.cluster.readiness import usable_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.control.draining import Draining
@@ -89,7 +89,7 @@ class Gateway:
 
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
-        ready = {ring.model for ring in view.placement.rings if ready_rings(view, ring.model)}
+        ready = {ring.model for ring in view.placement.rings if usable_rings(view, ring.model)}
         return {"status": "ok", "node": self._agent.info.name, "models": sorted(ready)}
 
     def work(self) -> Work:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling
+from node.core.types import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Ask
@@ -77,3 +78,68 @@ def test_a_request_that_was_taken_is_not_refused_when_its_ring_is_lost_before_th
     world.machines["n3"].kill()
     assert world.until(lambda: all(map(world.ended, taken)), 40.0)
     assert [each.error for each in taken if each.error] == []
+
+
+@pytest.fixture
+def apart() -> Iterator[tuple[World, Ring]]:
+    """n1 is head and n2 a gateway; the other two hold a ring."""
+    world = World(2, 4)
+    world.min_stages = 2
+    with simulated(world):
+        head, gateway, *others = world.machines.values()
+        head.start()
+        world.run(3.0)
+        for machine in (gateway, *others):
+            machine.start()
+        head.usable = gateway.usable = 50 * MB
+        world.run(7.0)
+        (ring,) = head.process.agent.placement.rings
+        assert {stage.node for stage in ring.stages} == {machine.name for machine in others}
+        assert head.process.agent.is_head
+        yield world, ring
+        assert not world.timeline.violations
+
+
+def cut(world: World, one: str, other: str) -> None:
+    world.net.cut.add(frozenset({one, other}))
+    world.net.review()
+    world.run(10.0)
+
+
+def test_a_ring_serves_a_gateway_that_does_not_reach_all_of_its_stages(apart):
+    world, ring = apart
+    cut(world, "n2", ring.stages[1].node)
+    asked = world.ask(world.machines["n2"].process, max_tokens=20)
+    assert world.until(lambda: world.ended(asked), 2.0)
+    assert asked.finished
+
+
+def test_a_gateway_that_does_not_reach_the_driver_says_so_at_once(apart):
+    world, ring = apart
+    cut(world, "n2", ring.driver)
+    asked = world.ask(world.machines["n2"].process, max_tokens=20)
+    assert world.until(lambda: world.ended(asked), 2.0)
+    assert asked.error.code == "peer_unavailable"
+    assert ring.driver in asked.error.message
+    world.net.cut.clear()
+    world.net.review()
+    world.run(10.0)
+    again = world.ask(world.machines["n2"].process, max_tokens=20)
+    assert world.until(lambda: again.finished, 10.0)
+
+
+@pytest.mark.parametrize("world", [3], indirect=True)
+def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why(world):
+    """And it is not placed again for each of them."""
+    world.failing_loads = 1.0
+    world.preload = False
+    for machine in world.machines.values():
+        machine.kill()
+    world.run(1.0)
+    for machine in world.machines.values():
+        machine.start()
+    world.run(5.0)
+    asks = [world.ask(process) for process in world.processes() for _ in range(3)]
+    assert world.until(lambda: all(map(world.ended, asks)), 15.0)
+    assert {each.error.code for each in asks} == {"hub_unavailable"}
+    assert world.processes()[0].agent.placement.fence.epoch < 15
