@@ -1,5 +1,6 @@
 """Figures of this node for Prometheus. Each application has a registry of its own; nothing is global."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -132,6 +133,7 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "pippin_loop_lag_seconds", "How late the event loop was at the worst of late", work.lag_s
         )
+        yield GaugeMetricFamily("pippin_tasks", "What the event loop has under way", len(asyncio.all_tasks()))
         yield CounterMetricFamily(
             "pippin_recoveries", "Requests of this gateway that went on after their ring was lost", work.recoveries
         )

@@ -1,5 +1,5 @@
 """Mixed load for minutes, and every so often a random node is lost: no request may be lost, wrong or hang, and nothing
-may grow: not the gateway's memory, nor sessions.
+may grow: not the gateway's memory, nor sessions, nor tasks.
 
 A gateway and a ring of two with one to spare, as in `recover`. Clients ask for short and long answers, greedy and
 seeded, streamed and whole; some go away in the middle. Each answer is compared with what the same request got before the
@@ -10,10 +10,12 @@ import argparse
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +69,11 @@ def run(options: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(prefix="pippin-soak-") as directory,
         victims.running(Path(directory), others=3, stages=2) as cluster,
     ):
+        tasks = _tasks(cluster)
         soak = Soak(cluster, time.monotonic() + options.minutes * 60)
         asyncio.run(_soak(soak, options))
         left = _left_over(cluster)
+        more_tasks = _tasks_more_than(tasks, cluster)
     growth = _growth(soak.memory)
     row: Row = {
         "minutes": options.minutes,
@@ -79,11 +83,12 @@ def run(options: argparse.Namespace) -> None:
         "wrong, lost or hung": soak.counts["wrong"],
         "slowest s": soak.slowest_s,
         "sessions left": left,
+        "tasks more": more_tasks,
         "gateway's memory": growth,
     }
     report("Soak", [row], [f"gateway's memory: at the end, in times of what it was after a third (<= {GROWTH})"])
     write_json(options.json, "soak", where, [row])
-    if soak.counts["wrong"] or left or growth > GROWTH or not soak.counts["losses"]:
+    if soak.counts["wrong"] or left or more_tasks > 0 or growth > GROWTH or not soak.counts["losses"]:
         sys.exit(1)
 
 
@@ -192,3 +197,19 @@ def _left_over(cluster: Cluster) -> int:
     while not idle() and time.monotonic() < deadline:
         time.sleep(0.2)
     return count
+
+
+def _tasks(cluster: Cluster) -> int:
+    """Of the gateway, which alone lives through all of it."""
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=5) as answer:  # noqa: S310 - our own URL
+        found = re.search(r"^pippin_tasks (\d+)", answer.read().decode(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _tasks_more_than(before: int, cluster: Cluster) -> int:
+    """By how many there are more, with all nodes back and idle."""
+    cluster.ready()
+    deadline = time.monotonic() + 30.0
+    while (more := _tasks(cluster) - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return more

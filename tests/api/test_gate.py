@@ -283,6 +283,7 @@ async def test_metrics(server):
     assert found["pippin_http_request_seconds_count", "/v1/chat/completions"] == 3
     assert found[("pippin_kv_bytes",)] == 1000
     assert found[("pippin_loop_lag_seconds",)] == 0.25
+    assert found[("pippin_tasks",)] >= 1
     assert found["pippin_ring_running", "r1"] == 0
 
 
