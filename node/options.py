@@ -179,7 +179,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         "--max-queue",
         metavar="N",
         default=DEFAULT_MAX_QUEUE,
-        type=_count(0),
+        type=_count(1),
         help="requests that may wait (default: %(default)s)",
     )
 

@@ -12,7 +12,7 @@ from node.core.frames import CacheOp, Frame, Held
 from node.core.types import Ring
 from node.rpc.link import Link
 from node.serving.onward import Onward
-from node.serving.scheduler import Step
+from node.serving.step import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from node.serving.limits import Limits
 from node.serving.onward import Onward
 from node.serving.outage import MOST_BREAKS, Outage
 from node.serving.rate import Rate
-from node.serving.scheduler import Scheduler, Step
+from node.serving.scheduler import Scheduler
 from node.serving.sessions import Sessions
+from node.serving.step import Step
 
 log = logging.getLogger(__name__)
 

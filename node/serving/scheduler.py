@@ -12,7 +12,7 @@ those that begin alike. When a session grows beyond what is left, the last to jo
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
@@ -20,38 +20,13 @@ from node.serving.lane import Lane, part
 from node.serving.limits import Limits
 from node.serving.prefixes import SHORTEST, Match, Prefixes
 from node.serving.prompts import Pace, Prompts
-from node.serving.reading import Reading
 from node.serving.session import Seat, Session
+from node.serving.step import Step
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that are run in turn: none becomes slow for want of turns. Short ones go past the others."""
 FIRST_PROMPT_LANE = 1 << 16
 """Lanes of prompts have numbers from here on; those below are where sessions decode."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Do `ops`, then run `tokens`, one row for each seat; `samples` when each row yields its session's next token.
-
-    Rows of a step of prompts may differ in length.
-    """
-
-    lane: int
-    ops: tuple[CacheOp, ...]
-    rows: tuple[Seat, ...]
-    tokens: tuple[tuple[int, ...], ...]
-    samples: bool
-
-    @property
-    def readings(self) -> list[Reading]:
-        """The evaluations that it is a step of, one for each row; empty when its rows are to be drawn from."""
-        return [seat.reading for seat in self.rows if seat.reading]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of the rows, if they differ."""
-        lengths = tuple(map(len, self.tokens))
-        return lengths if len(set(lengths)) > 1 else ()
 
 
 class Scheduler:

@@ -17,8 +17,9 @@ from node.core.generation import GenerateRequest, Sampling
 from node.serving.limits import Limits
 from node.serving.prefixes import MOST, SHORTEST
 from node.serving.prompts import LEAST_CHUNK, STALL_S
-from node.serving.scheduler import FIRST_PROMPT_LANE, LONG_PROMPTS, Scheduler, Step
+from node.serving.scheduler import FIRST_PROMPT_LANE, LONG_PROMPTS, Scheduler
 from node.serving.session import Session
+from node.serving.step import Step
 
 Row = tuple[int, ...]
 

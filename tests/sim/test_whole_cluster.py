@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUICK, ALL = 60, 1300
+QUICK, ALL = 60, 2000
 """Seeds; the slow test goes on where the quick one ends. PIPPIN_SEEDS=20000 makes it a long one."""
 
 
