@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -114,10 +115,15 @@ def test_the_first_is_head_and_its_end_unloads_nothing(cluster: Cluster, stock: 
     after = until(lambda: cluster.agreed(*nodes[1:], within=0), 10, "there is a new head")
     assert after["term"] > before["term"]
     after = cluster.ready(*nodes[1:])
-    assert after["models"][0]["rings"] == model["rings"]
+    assert placed(after["models"][0]) == placed(model)
     assert nodes[1].chat("Hello").text == stock["Hello"]
     for node in nodes[1:]:
         assert "unloading" not in node.written
+
+
+def placed(model: dict[str, Any]) -> list[Any]:
+    """Its rings, without what they have to do, which is told a moment later."""
+    return [(ring["id"], ring["stages"]) for ring in model["rings"]]
 
 
 def in_small_files(directory: Path) -> None:
@@ -148,7 +154,7 @@ def test_a_model_that_no_other_node_has_whole_outlives_the_head(
         nodes[0].kill()
         assert events.rest() == stock["Count from 1 to 100"]
     after = cluster.ready(*nodes[1:])
-    assert after["models"][0]["rings"] == model["rings"]
+    assert placed(after["models"][0]) == placed(model)
     assert nodes[2].post("/v1/chat/completions", body).text == stock["Hello"]
     for node in nodes[1:]:
         assert "unloading" not in node.written

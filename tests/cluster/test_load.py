@@ -62,7 +62,7 @@ def test_who_hangs_up_again_and_again_leaves_no_more_than_one_answer_does(cluste
     kept = used(node)
     assert all(now > then for now, then in zip(kept, before, strict=True))
     for _ in range(6):
-        with node.stream("Count from 1 to 500", max_tokens=1500, ignore_eos=True) as events:
+        with node.stream("Count from 1 to 500", max_tokens=700, ignore_eos=True) as events:
             for number, _ in enumerate(events):
                 if number > 300:
                     break
