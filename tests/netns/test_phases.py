@@ -1,0 +1,92 @@
+"""A cable is pulled while requests wait and prompts are run, while layers are loaded, and while a head is elected."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.conftest import Cluster, Node, until
+from tests.netns.conftest import Host, cluster_on
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = " ".join(str(n) for n in range(1, 200))
+"""Some seven hundred tokens: several chunks."""
+STREAMS: list[dict[str, Any]] = [
+    {
+        "content": f"{n} {NUMBERS} What comes next?",
+        "max_tokens": 60,
+        "ignore_eos": True,
+        "temperature": n % 2,
+        "seed": n,
+    }
+    for n in range(8)
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The model is split over two of three, which have room for two requests at a time."""
+    options = ("--stages", "2", "--context", "2048", "--max-sessions", "2", "--max-rings", "1")
+    with cluster_on(hosts, tmp_path_factory.mktemp("phases"), *options) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> list[str]:
+    return [cluster.nodes[0].streamed(**stream) for stream in STREAMS]
+
+
+def parts(cluster: Cluster) -> tuple[Node, list[Node]]:
+    """The node that is not in the ring, and those of the ring, its driver first."""
+    status = cluster.ready(*cluster.nodes)
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    nodes = {node.name: node for node in cluster.nodes}
+    ring = [nodes[names[stage["node"]]] for stage in status["models"][0]["rings"][0]["stages"]]
+    (gateway,) = [node for node in cluster.nodes if node not in ring]
+    return gateway, ring
+
+
+def under_way(gateway: Node) -> bool:
+    """Some are run, and some wait."""
+    return any(model["requests"]["running"] and model["requests"]["queued"] for model in gateway.status()["models"])
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
+def test_while_requests_wait_and_prompts_are_run(
+    cluster: Cluster, hosts: list[Host], undisturbed: list[str], place: int
+) -> None:
+    gateway, ring = parts(cluster)
+    host = hosts[cluster.nodes.index(ring[place])]
+    with ThreadPoolExecutor(len(STREAMS)) as pool:
+        answers = [pool.submit(gateway.streamed, **stream) for stream in STREAMS]
+        until(lambda: under_way(gateway), 20, "some requests are run and some wait")
+        host.pull_cable()
+        try:
+            assert [answer.result(90) for answer in answers] == undisturbed
+        finally:
+            host.plug_cable()
+    cluster.ready(*cluster.nodes)
+
+
+def test_while_layers_are_loaded_and_a_head_is_elected(
+    cluster: Cluster, hosts: list[Host], undisturbed: list[str]
+) -> None:
+    """The second cable goes as soon as the first is missed: what is left loads all of it, and is head."""
+    gateway, ring = parts(cluster)
+    first, second = (hosts[cluster.nodes.index(node)] for node in ring)
+    with ThreadPoolExecutor(len(STREAMS)) as pool:
+        answers = [pool.submit(gateway.streamed, **stream) for stream in STREAMS]
+        until(lambda: under_way(gateway), 20, "some requests are run and some wait")
+        loads = gateway.written.count("loading ")
+        try:
+            first.pull_cable()
+            until(lambda: gateway.written.count("loading ") > loads, 20, "the gateway loads a part of the model")
+            second.pull_cable()
+            assert [answer.result(90) for answer in answers] == undisturbed
+            assert cluster.head(gateway.status()) is gateway
+        finally:
+            first.plug_cable()
+            second.plug_cable()
+    cluster.ready(*cluster.nodes)
