@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from typing import Any
 
 import pytest
@@ -32,6 +33,10 @@ def chat(content: str, **body: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **body}
 
 
+LOSSES = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+"""It dies, it hangs, it leaves."""
+LEAVE_S = 40.0
+"""By then a node that was told to stop has ended."""
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": MOVE}}]
 REQUESTS = [
@@ -145,14 +150,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         yield home
 
 
-def test_while_requests_wait_in_the_queue(home: Home) -> None:
+def over(lost: Node, number: signal.Signals) -> None:
+    """A node that hung goes on; another one has ended."""
+    if number == signal.SIGSTOP:
+        lost.signal(signal.SIGCONT)
+    else:
+        lost.wait(LEAVE_S)
+
+
+@pytest.mark.parametrize("number", LOSSES)
+def test_while_requests_wait_in_the_queue(home: Home, number: signal.Signals) -> None:
     driver, _ = home.ring()
     with home.disturbed(begun=False):
         until(lambda: home.model()["requests"]["queued"] > 0, 10, "some have to wait")
-        driver.kill()
+        driver.signal(number)
+    over(driver, number)
 
 
-@pytest.mark.parametrize("mishap", ["driver killed", "stage killed", "stage hangs"])
+@pytest.mark.parametrize("mishap", ["driver killed", "driver leaves", "stage killed", "stage hangs"])
 def test_between_two_chunks_of_a_prompt(home: Home, mishap: str) -> None:
     """The stage stands still, so the driver can do the first chunks and none of the others."""
     driver, stage = home.ring()
@@ -166,13 +181,15 @@ def test_between_two_chunks_of_a_prompt(home: Home, mishap: str) -> None:
             assert not begun.is_set()
             if mishap == "stage killed":
                 stage.kill()
-            elif mishap == "driver killed":
-                driver.kill()
+            elif mishap != "stage hangs":
+                driver.signal(signal.SIGKILL if mishap == "driver killed" else signal.SIGTERM)
                 stage.signal(signal.SIGCONT)
             disturbed = answer.result(60)
         finally:
             stage.signal(signal.SIGCONT)
     assert disturbed == alike(read(home.gateway, *unheard))
+    if mishap.startswith("driver"):
+        driver.wait(LEAVE_S)
 
 
 def test_another_node_hangs_while_a_head_is_elected(home: Home) -> None:
@@ -194,7 +211,7 @@ def test_another_node_hangs_while_a_head_is_elected(home: Home) -> None:
         heir.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", LOSSES)
 def test_the_next_driver_is_lost_before_it_has_taken_over(home: Home, number: signal.Signals) -> None:
     driver, _ = home.ring()
     before = home.model()["rings"][0]["id"]
@@ -207,4 +224,17 @@ def test_the_next_driver_is_lost_before_it_has_taken_over(home: Home, number: si
         driver.kill()
         heir = until(next_driver, 10, "there is another ring")
         heir.signal(number)
-    heir.signal(signal.SIGCONT)
+    over(heir, number)
+
+
+def test_who_asked_a_node_that_dies_sees_it_and_is_served_by_another(home: Home) -> None:
+    driver, _ = home.ring()
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(read, driver, *REQUESTS[0], begun.release)
+        for _ in range(20):
+            assert begun.acquire(timeout=30)
+        driver.kill()
+        with pytest.raises((AssertionError, OSError, HTTPException)):
+            answer.result(5)
+    assert read(home.gateway, *REQUESTS[0]) == alike(home.undisturbed[0])
