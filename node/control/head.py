@@ -14,7 +14,7 @@ from node.control.handover import HandOver
 from node.control.reunion import MEET_S
 from node.control.specs import Specs
 from node.core.clock import now
-from node.core.errors import NoCapacity, NotReady, PippinError, error_from, told
+from node.core.errors import NoCapacity, NotReady, Overloaded, PippinError, error_from, told
 from node.core.signal import Signal
 from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
@@ -29,6 +29,8 @@ RETRY_S = 15.0
 
 FORGET_S = 60.0
 """How long a model that somebody asked for and that can't be served stays in the status."""
+MOST_ASKED = 64
+"""Models that were asked for and are not served, at most: the head looks for them, plans for them, and tells of them."""
 
 
 @dataclass(slots=True)
@@ -79,10 +81,12 @@ class Head:
     async def want(self, model: str) -> None:
         """Have a model loaded; returns when the placement has a ring for it (which may still be loading).
 
-        Raises NotReady when this node is not the head, NoCapacity, or whatever is wrong with the model.
+        Raises NotReady when this node is not the head, Overloaded when too many models are being looked for,
+        NoCapacity, or whatever is wrong with the model.
         """
         if not self._agent.is_head:
             raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
+        self._limit_asked(model)
         wanted = self._wanted.setdefault(model, _Wanted(0.0))
         wanted.asked_at = now()
         told_now = wanted.failure if now() < wanted.retry_at - RETRY_S + FRESH_S else None
@@ -93,8 +97,6 @@ class Head:
             # The caller may go away; what was found out serves the next one.
             failure = await asyncio.shield(self._described(model, wanted))
             if failure:
-                if not wanted.preload:
-                    self._wanted.pop(model, None)
                 raise error_from(failure.code, failure.message, hint=failure.hint)
         self._agent.head_due.notify()
         await self._planned.wait()
@@ -180,11 +182,27 @@ class Head:
         return any(wanted is None or (wanted.spec is None and wanted.failure is None) for wanted in placed)
 
     def _forget_unserved(self, current: Placement) -> None:
-        served = {ring.model for ring in current.rings}
         old = now() - FORGET_S
-        for model, wanted in list(self._wanted.items()):
-            if not wanted.preload and model not in served and wanted.asked_at < old and model not in self._describing:
+        for model in self._only_asked(current):
+            if self._wanted[model].asked_at < old and model not in self._describing:
                 del self._wanted[model]
+
+    def _only_asked(self, current: Placement) -> list[str]:
+        """Models that are wanted only because somebody asked for them: no node preloads them, and no ring serves them."""
+        served = {ring.model for ring in current.rings}
+        return [model for model, wanted in self._wanted.items() if not wanted.preload and model not in served]
+
+    def _limit_asked(self, model: str) -> None:
+        """Make room for one more model to look for. Raises Overloaded."""
+        asked = self._only_asked(self._agent.placement)
+        if model in self._wanted or len(asked) < MOST_ASKED:
+            return
+        idle = [each for each in asked if each not in self._describing]
+        if not idle:
+            raise Overloaded(
+                f"The head is looking for {len(asked)} other models already.", hint="Try again in a few seconds."
+            )
+        del self._wanted[min(idle, key=lambda each: self._wanted[each].asked_at)]
 
     def _described(self, model: str, wanted: _Wanted) -> asyncio.Task[Refusal | None]:
         """The task that finds out about a model, or why it can't; there is one at a time."""
@@ -207,6 +225,8 @@ class Head:
                 wanted.retry_at = now() + RETRY_S
         finally:
             del self._describing[model]
+            if wanted.failure and model in self._only_asked(self._agent.placement):
+                del self._wanted[model]  # those who wait are told, and whoever asks later has it tried again
             self._agent.head_due.notify()
         return wanted.failure
 

@@ -1,7 +1,8 @@
 """What a peer's word must look like before any part of a node computes with it: bounded, finite, and of one piece.
 
-Checked on the messages themselves, so that nothing is made of one that is refused. That it is true is another matter:
-see docs/threat-model.md.
+Checked on the messages themselves, so that nothing is made of one that is refused. What is only shown or only helps
+(errors, refusals, which models a node holds) is cut to its bound: the rest of the message still counts. That it is true
+is another matter: see docs/threat-model.md.
 """
 
 import math
@@ -90,7 +91,7 @@ def _check_report(report: pb.NodeReport) -> None:
     _below("ports", 1 << 16, info.grpc_port, info.api_port)
     _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
     _names(report.head)
-    _few("models", report.models, MOST_MODELS)
+    del report.models[MOST_MODELS:]
     _few("preloaded models", report.preload, MOST)
     _names(*report.models, *report.preload)
     _few("loads", report.loads, MOST)
@@ -98,7 +99,7 @@ def _check_report(report: pb.NodeReport) -> None:
         _names(load.ring, load.shard.model)
         _layers(load.shard.start, load.shard.end)
         _finite(load.progress)
-        _few("characters of an error", load.error, LONGEST_TEXT)
+        load.error = load.error[:LONGEST_TEXT]
     _few("rings", report.rings, MOST)
     for ring in report.rings:
         _names(ring.ring)
@@ -121,10 +122,11 @@ def _check_placement(placement: pb.Placement) -> None:
     _few("rings", placement.rings, MOST)
     for ring in placement.rings:
         _check_ring(ring)
-    _few("refusals", placement.refused, MOST)
+    del placement.refused[MOST:]
     for refusal in placement.refused:
         _names(refusal.model, refusal.code)
-        _few("characters of a refusal", refusal.message + refusal.hint, LONGEST_TEXT)
+        refusal.message = refusal.message[: LONGEST_TEXT // 2]
+        refusal.hint = refusal.hint[: LONGEST_TEXT // 2]
     _few("models", placement.specs, MOST)
     for spec in placement.specs:
         checked_spec(spec)

@@ -57,15 +57,11 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a long name": lambda m: setattr(m.report.info, "name", "x" * (LONGEST_NAME + 1)),
     "too many addresses": lambda m: m.report.info.addresses.extend(["10.0.0.1"] * (MOST + 1)),
     "a port that is none": lambda m: setattr(m.report.info, "grpc_port", 1 << 16),
-    "too many models": lambda m: m.report.models.extend(["m"] * (MOST_MODELS + 1)),
     "too many to load": lambda m: m.report.preload.extend(["m"] * (MOST + 1)),
     "too many peers": lambda m: [m.report.peers.add(id=str(n)) for n in range(MOST + 1)],
     "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MOST + 1)),
     "too many links": lambda m: [m.report.links.add() for _ in range(MOST + 1)],
     "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MOST + 1)],
-    "an error without end": lambda m: m.report.loads.add(
-        shard=pb.Shard(model="m", end=1), error="x" * (LONGEST_TEXT + 1)
-    ),
     "a rate that is no number": lambda m: m.report.rings.add(ring="r", tokens_per_second=float("nan")),
     "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
@@ -83,7 +79,6 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a ring with an empty stage": lambda m: a_ring(m, ("a", 0, 4), ("b", 4, 4), ("c", 4, 8)),
     "a ring with a node twice": lambda m: a_ring(m, ("a", 0, 4), ("a", 4, 8)),
     "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MOST + 1),
-    "too many refusals": lambda m: [m.placement.refused.add() for _ in range(MOST + 1)],
 }
 
 
@@ -95,6 +90,23 @@ async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case:
     assert isinstance(await answer(peer, EXCHANGE, message.SerializeToString()), Incompatible)
     assert not handlers.heartbeats
     await still_serves(client, peer)
+
+
+async def test_what_is_only_shown_is_cut(served: tuple[Handlers, str]) -> None:
+    """Else a head with many broken models would be silent for its peers."""
+    handlers, peer = served
+    message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
+    message.report.models.extend(["m"] * (MOST_MODELS + 1))
+    message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (LONGEST_TEXT + 1))
+    message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MOST + 1))
+    message.placement.refused[0].message = message.placement.refused[0].hint = "x" * LONGEST_TEXT
+    async with grpc.aio.insecure_channel(peer) as channel:
+        await channel.unary_unary(EXCHANGE)(message.SerializeToString(), timeout=20)
+    taken = handlers.heartbeats[-1]
+    assert taken.placement
+    assert (len(taken.report.models), len(taken.placement.refused)) == (MOST_MODELS, MOST)
+    assert len(taken.report.loads[0].error) == LONGEST_TEXT
+    assert len(taken.placement.refused[0].message + taken.placement.refused[0].hint) == LONGEST_TEXT
 
 
 @pytest.mark.parametrize("method", ["Want", "Describe"])

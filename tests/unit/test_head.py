@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from node.control.agent import Agent
-from node.control.head import Head
-from node.core.errors import ModelNotFound, NotReady
-from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.control.head import MOST_ASKED, Head
+from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
+from node.core.types import Fence, KvCost, Memory, ModelSpec, NodeInfo, NodeReport, Placement, Ring, StageSpec
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 
 
 class Specs:
-    """Finds no model, once it is let go on."""
+    """Finds no model but those of `huge/`, which fit nowhere, once it is let go on."""
 
     def __init__(self):
         self.go_on = asyncio.Event()
@@ -25,6 +25,8 @@ class Specs:
     async def find(self, model):
         self.asked += 1
         await self.go_on.wait()
+        if model.startswith("huge/"):
+            return ModelSpec(model, (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
 
@@ -57,6 +59,53 @@ async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
         failures = await asyncio.gather(*wants, return_exceptions=True)
     assert specs.asked == 1
     assert [type(failure) for failure in failures] == 3 * [ModelNotFound]
+
+
+async def hung_up(head, models):
+    """Ask for models and hang up at once."""
+    tasks = [asyncio.create_task(head.want(model)) for model in models]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def planned(head, agent):
+    agent.head_due.notify()
+    await asyncio.wait_for(head._planned.wait(), 10)
+
+
+async def test_nothing_is_left_of_unknown_models_whose_clients_hung_up(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await hung_up(head, [f"org/none-{n}" for n in range(MOST_ASKED)])
+        specs.go_on.set()
+        await asyncio.gather(*head._describing.values())
+        await planned(head, agent)
+        assert agent.placement.refused == ()
+
+
+async def test_the_head_looks_for_so_many_models_at_once(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        await hung_up(head, [f"org/none-{n}" for n in range(2000)])
+        assert specs.asked == MOST_ASKED
+        with pytest.raises(Overloaded, match=str(MOST_ASKED)):
+            await head.want("org/one-more")
+        specs.go_on.set()
+        await asyncio.gather(*head._describing.values())
+        with pytest.raises(ModelNotFound):
+            await head.want("org/one-more")
+
+
+async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        for n in range(MOST_ASKED + 5):
+            await hung_up(head, [f"huge/model-{n}"])
+        await planned(head, agent)
+        assert len(agent.placement.refused) == MOST_ASKED
+        monkeypatch.setattr("node.control.head.MEET_S", 0.0)
+        with pytest.raises(NoCapacity):
+            await head.want("huge/model-0")
 
 
 async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):
