@@ -24,8 +24,12 @@ def _run(options: Options) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC's core tells of each handshake that fails
     # Imported here, so that --help and mistakes are answered at once.
     from node.core.errors import PippinError  # noqa: PLC0415
-    from node.daemon import Daemon, HostFacts  # noqa: PLC0415
+    from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
+
+    with fixed_limit():
+        from node.daemon import Daemon, HostFacts  # noqa: PLC0415
+    raise_limit()
 
     async def run() -> None:
         await Daemon(options, data, facts).run()

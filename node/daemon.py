@@ -23,11 +23,13 @@ from node.control.head import Head
 from node.control.service import ControlService
 from node.control.specs import Specs
 from node.core.errors import PippinError
+from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
 from node.engine.device import device_memory
 from node.host import memory
 from node.host.chip import chip_name
+from node.host.descriptors import Shortage
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
 from node.host.secret import read_secret
@@ -128,6 +130,7 @@ class Daemon:
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
         )
+        self._listing = Retried("The search for models on the disk failed")
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
 
@@ -146,6 +149,7 @@ class Daemon:
         )
 
     async def run(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(Shortage())
         self._handle_signals()
         self._compute.start()
         async with self._client:
@@ -237,27 +241,34 @@ class Daemon:
     def _known(self, name: str) -> str:
         try:
             return self._catalogue.find(name)
-        except PippinError as error:
+        except (PippinError, OSError) as error:
             log.error("--model %s: %s", name, error)
             return name
 
     async def _list_models(self) -> None:
-        self._models = await asyncio.to_thread(self._catalogue.local)
+        """What was found before holds as long as the disk can't be read."""
+        with self._listing:
+            self._models = await asyncio.to_thread(self._catalogue.local)
 
     def _interfaces(self) -> tuple[Interface, ...]:
         return local_interfaces(self._options.host, self._options.interface, self._kinds)
 
     async def _keep_addresses(self) -> None:
         """Notice a cable that is plugged or Wi-Fi that is joined."""
+        look = Retried("The look at this machine's addresses failed")
         while True:
             await asyncio.sleep(NETWORK_S)
-            interfaces = await asyncio.to_thread(self._interfaces)
-            addresses = _addresses(interfaces)
-            if addresses and addresses != self._agent.info.addresses:
-                log.info("this node's addresses are now %s", ", ".join(addresses))
-                self._agent.readdress(addresses, interfaces)
-                if self._discovery:
-                    await self._discovery.update(self._agent.info, _multicast(interfaces))
+            with look:
+                interfaces = await asyncio.to_thread(self._interfaces)
+                await self._readdress(interfaces)
+
+    async def _readdress(self, interfaces: tuple[Interface, ...]) -> None:
+        addresses = _addresses(interfaces)
+        if addresses and addresses != self._agent.info.addresses:
+            log.info("this node's addresses are now %s", ", ".join(addresses))
+            self._agent.readdress(addresses, interfaces)
+            if self._discovery:
+                await self._discovery.update(self._agent.info, _multicast(interfaces))
 
     async def _keep_listing(self) -> None:
         while True:

@@ -271,11 +271,11 @@ def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:
 
 
 def _bindable(address: str) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from node.cluster.topology import Topology
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
+from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import Heartbeat, Link, NodeState, PeerHint
 from node.host.interfaces import Interface, interface_towards
@@ -218,9 +219,11 @@ class Contacts:
 
     async def _keep(self, node: str, talk: Talk) -> None:
         """Exchange heartbeats for as long as the node is remembered."""
+        exchange = Retried(f"The exchange with node {node} failed")
         while hint := self._hints.get(node):
             told = self._news
-            await self._beat(hint, talk)
+            with exchange:
+                await self._beat(hint, talk)
             state = talk.state_of(node)
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
@@ -246,8 +249,10 @@ class Contacts:
 
     async def _measure_all(self, node: str) -> None:
         """Beside the heartbeats, which an address that does not answer must not delay."""
+        probes = Retried(f"The measurement of the ways to node {node} failed")
         while hint := self._hints.get(node):
-            await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+            with probes:
+                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
             await asyncio.sleep(PROBE_S)
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
@@ -304,8 +309,8 @@ async def _addresses_of(host: str) -> list[str]:
     """Of a name, or the address itself. Raises PeerUnavailable."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise PeerUnavailable(f"{host} has no address: {error.strerror}.") from error
+    except (OSError, UnicodeError) as error:  # the latter of a name that is none of DNS
+        raise PeerUnavailable(f"{host} has no address: {error}.") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 

@@ -44,28 +44,28 @@ def local_interfaces(
 
 
 def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """The interface by which packets to a peer's address leave; None if there is no route or it is not among these.
+    """The interface by which packets to a peer's address leave; None if there is no route, it is not among these, or no socket can be had.
 
     Connecting a UDP socket makes the system choose a route and sends nothing.
     """
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((peer, 9))
-        except OSError:
-            return None
-        source = probe.getsockname()[0]
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
     return next((found for found in interfaces if source in found.addresses), None)
 
 
 def can_bind(host: str) -> bool:
     """Whether an address is this machine's own."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((host, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 

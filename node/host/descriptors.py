@@ -1,0 +1,60 @@
+"""How many files and connections this process may have open."""
+
+import asyncio
+import errno
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+MOST_DESCRIPTORS = 65_536
+_MOST_OF_MACOS = 10_240
+"""OPEN_MAX, more than which some versions of macOS refuse."""
+_TOLD_EACH_S = 10.0
+
+
+@contextmanager
+def fixed_limit() -> Iterator[None]:
+    """Inside, no import changes the limits: mlx-lm lowers both, the maximum for good, and fails where it may not.
+
+    To be entered before there is another thread.
+    """
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = setrlimit
+
+
+def raise_limit() -> None:
+    """Take as many as the system gives: macOS begins with 256, and each connection needs one."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (MOST_DESCRIPTORS, _MOST_OF_MACOS):
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        if now == resource.RLIM_INFINITY or now >= limit:
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            return
+
+
+class Shortage:
+    """An event loop's handler of unhandled errors: that no more connections can be accepted is told now and then.
+
+    asyncio itself waits for a second and accepts again, and tells of each connection that waits.
+    """
+
+    def __init__(self) -> None:
+        self._told_at = -_TOLD_EACH_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._told_at + _TOLD_EACH_S:
+            self._told_at = loop.time()
+            log.warning("connections have to wait: %s", error.strerror)

@@ -1,0 +1,51 @@
+"""A node that may open no more files: it goes on, and serves again as soon as it may."""
+
+import resource
+import socket
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from node.host.descriptors import MOST_DESCRIPTORS
+from tests.conftest import BIN, MODEL, Cluster, Node, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of another process can be set on Linux only"),
+]
+
+ALL_LOOKED_S = 12.0
+"""Longer than the intervals at which a node looks at its disk, its interfaces and its peers' addresses."""
+
+
+def limit(node: Node, most: int) -> None:
+    _, hard = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (most, hard))
+
+
+def test_no_descriptor_is_left_for_a_while(cluster: Cluster, stock: dict[str, str]) -> None:
+    """Connections wait meanwhile, at both ports."""
+    few = ("sh", "-c", 'ulimit -Sn 256; exec "$0" "$@"', str(BIN / "node"))
+    options = ("--model", MODEL, "--stages", "2")
+    first = cluster.launch(*options, program=few).started()
+    second = cluster.launch(*options).started()
+    status = cluster.ready(first, second)
+    soft, hard = resource.prlimit(first.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, MOST_DESCRIPTORS) > 256
+    address = next(node["address"] for node in status["nodes"] if node["name"] == first.name)
+    grpc = (first.host, int(address.rpartition(":")[2]))
+    limit(first, 3)
+    with ExitStack() as waiting:
+        for place in [(first.host, first.port), grpc] * 20:
+            waiting.enter_context(socket.create_connection(place, 5))
+        began = time.monotonic()
+        until(lambda: time.monotonic() > began + ALL_LOOKED_S, 2 * ALL_LOOKED_S, "everything was tried")
+        assert first.process.poll() is None
+        assert second.state_of(first) == "ready"
+        limit(first, soft)
+        cluster.ready(first, second)
+        assert first.chat("Hello").text == second.chat("Hello").text == stock["Hello"]
+    assert "Traceback" not in first.written
+    assert len(first.written.splitlines()) < 100
