@@ -8,10 +8,11 @@ from node import PROTOCOL, __version__
 
 
 async def health(env: Env, request: web.Request) -> web.Response:
-    """503 from the moment the node was told to stop, so that a load balancer sends nothing more."""
+    """503 from the moment the node was told to stop, so that a load balancer sends nothing more; or while it is stuck."""
+    told = env.backend.health()
     if request.app[DRAIN].begun:
-        return web.json_response({**env.backend.health(), "status": "stopping"}, status=503)
-    return web.json_response(env.backend.health())
+        told["status"] = "stopping"
+    return web.json_response(told, status=200 if told["status"] == "ok" else 503)
 
 
 async def version(_request: web.Request) -> web.Response:

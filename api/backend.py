@@ -51,4 +51,4 @@ class Backend(Protocol):
         """What this node does at the moment."""
 
     def health(self) -> dict[str, Any]:
-        """Small and at once: whether this node lives, and what it can serve."""
+        """Small and at once: whether this node lives (`status` is "ok" then), and what it can serve."""

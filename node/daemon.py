@@ -23,6 +23,7 @@ from node.control.head import Head
 from node.control.service import ControlService
 from node.control.specs import Specs
 from node.core.errors import PippinError
+from node.core.pool import Pools
 from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
@@ -88,6 +89,7 @@ class Daemon:
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
         self._models: tuple[str, ...] = ()
         self._preload: tuple[str, ...] = ()
+        self._pools = Pools()
         hub = Hub()
         self._contacts = Contacts(info.id, info.cluster, self._client, interfaces, anywhere=security is not None)
         fingerprint = security.fingerprint if security else ""
@@ -96,7 +98,7 @@ class Daemon:
         self._agent = Agent(
             info, data.identity.term, self._contacts, self._report, data.save_term, fail_after_s=options.fail_after
         )
-        self._files = Files(self._catalogue, hub, self._client, self._agent.holders)
+        self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
         self._rings = Rings(
             self._agent,
             self._contacts,
@@ -107,7 +109,7 @@ class Daemon:
             max_batch=options.max_batch,
             step_timeout_s=options.step_timeout,
         )
-        specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders)
+        specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders, self._pools)
         self._head = Head(
             self._agent,
             specs,
@@ -126,6 +128,7 @@ class Daemon:
             self._files.of_tokenizer,
             self._head.want,
             draining,
+            self._pools,
             started_at=int(time.time()),
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
@@ -248,7 +251,7 @@ class Daemon:
     async def _list_models(self) -> None:
         """What was found before holds as long as the disk can't be read."""
         with self._listing:
-            self._models = await asyncio.to_thread(self._catalogue.local)
+            self._models = await self._pools.upkeep.run(self._catalogue.local)
 
     def _interfaces(self) -> tuple[Interface, ...]:
         return local_interfaces(self._options.host, self._options.interface, self._kinds)
@@ -259,7 +262,7 @@ class Daemon:
         while True:
             await asyncio.sleep(NETWORK_S)
             with look:
-                interfaces = await asyncio.to_thread(self._interfaces)
+                interfaces = await self._pools.upkeep.run(self._interfaces)
                 await self._readdress(interfaces)
 
     async def _readdress(self, interfaces: tuple[Interface, ...]) -> None:

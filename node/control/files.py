@@ -1,12 +1,12 @@
 """Model files: gives them to peers, and gets those of a stage from wherever they are: this disk, a peer, the hub."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from node.core.errors import ModelNotFound, PippinError
+from node.core.pool import Pools
 from node.core.types import Shard
 from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
@@ -23,19 +23,30 @@ class Files:
     """`holders` gives the gRPC addresses of the nodes that hold a model completely."""
 
     def __init__(
-        self, catalogue: Catalogue, hub: Hub, client: RpcClient, holders: Callable[[str], Sequence[str]]
+        self,
+        catalogue: Catalogue,
+        hub: Hub,
+        client: RpcClient,
+        holders: Callable[[str], Sequence[str]],
+        pools: Pools,
     ) -> None:
+        self._pools = pools
         self._catalogue = catalogue
         self._hub = hub
         self._client = client
         self._holders = holders
 
-    # --- for peers (blocking: the RPC server calls these in a thread) -------------------------------------------------
+    # --- for peers ----------------------------------------------------------------------------------------------------
 
-    def listing(self, model: str) -> list[tuple[str, int]]:
-        return [(file.name, file.size) for file in offer(self._here(model))]
+    async def listing(self, model: str) -> list[tuple[str, int]]:
+        return await self._pools.offers.run(lambda: [(file.name, file.size) for file in offer(self._here(model))])
 
-    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
+    async def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+        chunks = self._chunks(model, name, offset)
+        while chunk := await self._pools.offers.run(next, chunks, None):
+            yield chunk
+
+    def _chunks(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
         directory = self._here(model)
         for chunk in read(directory, name, offset):
             yield chunk, ""
@@ -55,7 +66,7 @@ class Files:
         Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
         find = self._catalogue.directory_for
-        directory = await asyncio.to_thread(find, shard.model, shard.start, shard.end, ends)
+        directory = await self._pools.files.run(find, shard.model, shard.start, shard.end, ends)
         if directory:
             return directory
         failure: PippinError | None = None
@@ -73,13 +84,13 @@ class Files:
         def tell(done: int, total: int) -> None:
             progress(done / max(total, 1))
 
-        directory = await asyncio.to_thread(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
+        directory = await self._pools.downloads.run(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
         self._catalogue.refresh()
         return directory
 
     async def of_tokenizer(self, model: str, peer: str) -> Path:
         """A directory with the model's small files; from `peer`, the model's driver, if they are not here."""
-        directory = await asyncio.to_thread(self._catalogue.partial, model)
+        directory = await self._pools.files.run(self._catalogue.partial, model)
         if directory:
             return directory
         target = self._catalogue.target(model)
@@ -92,7 +103,7 @@ class Files:
         target = self._catalogue.target(shard.model)
         for file in small(offered):
             await self._copy(peer, shard.model, file, target, lambda _: None)
-        weights = await asyncio.to_thread(described, target)
+        weights = await self._pools.files.run(described, target)
         if weights is None:
             raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
         files = needed(offered, weights, shard.start, shard.end, ends)
@@ -109,15 +120,15 @@ class Files:
 
     async def _copy(self, peer: str, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
         receiver = Receiver(target)
-        if await asyncio.to_thread(receiver.holds, file):
+        if await self._pools.files.run(receiver.holds, file):
             return
-        incoming = await asyncio.to_thread(receiver.open, file)
+        incoming = await self._pools.files.run(receiver.open, file)
         sha256 = ""
         with incoming:
             async for data, sha256 in self._client.read(peer, model, file.name, incoming.offset):  # noqa: B007
-                await asyncio.to_thread(incoming.write, data)
+                await self._pools.files.run(incoming.write, data)
                 progress(incoming.offset)
-            await asyncio.to_thread(incoming.finish, sha256)
+            await self._pools.files.run(incoming.finish, sha256)
 
 
 def _tell(progress: Progress, before: int, total: int, count: int) -> None:

@@ -1,10 +1,10 @@
 """What placement needs to know of each model, from wherever the model is."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
+from node.core.pool import Pools
 from node.core.types import ModelSpec
 from node.engine.compute import Compute
 from node.engine.files import read_config
@@ -23,7 +23,9 @@ class Specs:
         compute: Compute,
         client: RpcClient,
         holders: Callable[[str], Sequence[str]],
+        pools: Pools,
     ) -> None:
+        self._pools = pools
         self._catalogue = catalogue
         self._hub = hub
         self._compute = compute
@@ -32,18 +34,18 @@ class Specs:
 
     async def local(self, model: str) -> ModelSpec:
         """Of a model whose files are on this node. Raises ModelNotFound, ModelBroken, ModelUnsupported."""
-        directory = await asyncio.to_thread(self._catalogue.directory, model)
+        directory = await self._pools.files.run(self._catalogue.directory, model)
         if directory is None:
             raise ModelNotFound(f"{model} is not on this node.")
-        config = await asyncio.to_thread(read_config, directory)
-        return await self._made(model, config, await asyncio.to_thread(Weights.read, directory))
+        config = await self._pools.files.run(read_config, directory)
+        return await self._made(model, config, await self._pools.files.run(Weights.read, directory))
 
     async def find(self, model: str) -> ModelSpec:
         """From this disk, a peer's, or the hub.
 
         Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
         """
-        if await asyncio.to_thread(self._catalogue.directory, model):
+        if await self._pools.files.run(self._catalogue.directory, model):
             return await self.local(model)
         failure: PippinError | None = None
         for peer in self._holders(model):
@@ -55,7 +57,7 @@ class Specs:
             raise failure  # what a holder says of its files is worth more than that the hub is not reached
         if "/" not in model:
             raise failure or ModelNotFound(f"No node has a model {model}.")
-        metadata = await asyncio.to_thread(self._hub.metadata, model)
+        metadata = await self._pools.hub.run(self._hub.metadata, model)
         return await self._made(model, metadata.config, metadata.weights)
 
     async def _made(self, model: str, config: dict[str, Any], weights: Weights) -> ModelSpec:

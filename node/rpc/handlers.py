@@ -1,6 +1,6 @@
 """What the RPC server asks of the rest of the node."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from node.core.evaluation import EvaluateRequest, Evaluation
@@ -42,8 +42,8 @@ class ServingHandler(Protocol):
 
 
 class FilesHandler(Protocol):
-    def listing(self, model: str) -> list[tuple[str, int]]:
-        """Names and sizes in bytes. Blocking. Raises ModelNotFound."""
+    async def listing(self, model: str) -> list[tuple[str, int]]:
+        """Names and sizes in bytes. Raises ModelNotFound, Overloaded."""
 
-    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
-        """Chunks of a file from `offset`; the last, empty one carries the whole file's SHA-256. Blocking."""
+    def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+        """Chunks of a file from `offset`; the last, empty one carries the whole file's SHA-256. Raises what `listing` does."""

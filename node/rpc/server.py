@@ -1,6 +1,5 @@
 """The gRPC side of a node: takes heartbeats, requests for tokens, frames of rings, and requests for model files."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -124,16 +123,14 @@ class _Files(FilesServicer):
         self._handler = handler
 
     async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.FileListing:
-        files = await asyncio.to_thread(self._handler.listing, request.model)
+        files = await self._handler.listing(request.model)
         return serving_pb2.FileListing(files=[serving_pb2.FileEntry(name=name, size=size) for name, size in files])
 
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
         checked_file(request)
-        chunks = await asyncio.to_thread(self._handler.read, request.model, request.name, request.offset)
-        while chunk := await asyncio.to_thread(next, chunks, None):
-            data, sha256 = chunk
+        async for data, sha256 in self._handler.read(request.model, request.name, request.offset):
             yield serving_pb2.FileChunk(data=data, sha256=sha256)
 
 

@@ -13,6 +13,7 @@ from node.control.draining import Draining
 from node.control.status import build_status
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.pool import Pools
 from node.core.types import ModelEntry, PeerView, Ring, Work
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
@@ -46,6 +47,7 @@ class Gateway:
         tokenizer_files: TokenizerFiles,
         want: Callable[[str], Awaitable[None]],
         draining: Draining,
+        pools: Pools,
         started_at: int,
         *,
         open_cluster: bool,
@@ -57,6 +59,7 @@ class Gateway:
         self._catalogue = catalogue
         self._tokenizer_files = tokenizer_files
         self._draining = draining
+        self._pools = pools
         self._finder = Finder(agent, contacts, client, want)
         self._requests = Requests(agent, contacts, rings, client, self._finder)
         self._started_at = started_at
@@ -90,7 +93,9 @@ class Gateway:
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
         ready = {ring.model for ring in view.placement.rings if usable_rings(view, ring.model)}
-        return {"status": "ok", "node": self._agent.info.name, "models": sorted(ready)}
+        stuck = self._pools.stuck()
+        state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
+        return {**state, "node": self._agent.info.name, "models": sorted(ready)}
 
     def work(self) -> Work:
         rings = self._rings
@@ -103,7 +108,7 @@ class Gateway:
 
         Raises ModelNotFound, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
         """
-        model = await asyncio.to_thread(self._catalogue.find, model_id, self._held())
+        model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
         ring = (await self._finder.wait(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._tokenizer(ring))
 
@@ -111,7 +116,7 @@ class Gateway:
         async with self._tokenizer_locks.setdefault(ring.model, asyncio.Lock()):
             if ring.model not in self._tokenizers:
                 directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver) or "")
-                self._tokenizers[ring.model] = await asyncio.to_thread(Tokenizer, directory)
+                self._tokenizers[ring.model] = await self._pools.texts.run(Tokenizer, directory)
             return self._tokenizers[ring.model]
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelNotFound, PippinError
+from node.core.types import LONGEST_NAME
 from node.store.files import id_parts, is_safe
 from node.store.names import canonical
 from node.store.weights import files_for, text_files, weight_map
@@ -44,6 +45,9 @@ class Catalogue:
 
     def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
         """The id that a person means: one held here or `elsewhere` if there is one, else one to look for on the hub."""
+        if len(name) > LONGEST_NAME:  # comparing names takes the square of their length
+            what = f"The model's name has {len(name):,} characters; {LONGEST_NAME} are the most."
+            raise ModelNotFound(what, param="model")
         name = name.strip()
         wanted = canonical(name)
         held = (*self.local(), *elsewhere)

@@ -53,6 +53,7 @@ class ScriptedBackend:
     drained: tuple[str, bool] | None = None
     evaluated: list[EvaluateRequest] = field(default_factory=list)
     running: int = 0
+    state: str = "ok"
     cached: int = 0
 
     def say(self, text: str) -> None:
@@ -136,7 +137,7 @@ class ScriptedBackend:
         return Work((RingLoad("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000, lag_s=0.25)
 
     def health(self) -> dict[str, Any]:
-        return {"status": "ok"}
+        return {"status": self.state}
 
 
 @dataclass

@@ -66,6 +66,12 @@ async def test_a_node_is_drained_by_its_name(server, backend, way, draining):
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "node_not_found", "node")
 
 
+async def test_health_is_503_while_the_node_is_stuck(server):
+    server.backend.state = "stuck"
+    async with server.http.get(f"{server.url}/health") as response:
+        assert (response.status, await response.json()) == (503, {"status": "stuck"})
+
+
 async def test_health_and_cluster_status(server):
     async with server.http.get(f"{server.url}/health") as response:
         assert await response.json() == {"status": "ok"}

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -53,10 +53,10 @@ class Handlers:
                 raise StaleFence(f"This node is not part of ring {each.ring}.")
             self.frames_taken.put_nowait(each)
 
-    def listing(self, model: str) -> list[tuple[str, int]]:
+    async def listing(self, model: str) -> list[tuple[str, int]]:
         return [("config.json", 2)]
 
-    def read(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
+    async def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
         yield b"{}", ""
         yield b"", "digest"
 

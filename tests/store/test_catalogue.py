@@ -112,6 +112,13 @@ def test_find(places, catalogue, make_model):
     assert caught.value.param == "model"
 
 
+def test_a_name_without_end_is_refused_before_anything_is_compared_with_it(catalogue):
+    for name in ("a" * 1_000_000, "-it" * 300_000, "x/" + "y" * 1_000_000):
+        with pytest.raises(ModelNotFound, match="512 are the most") as caught:
+            catalogue.find(name)
+        assert len(caught.value.message) < 200
+
+
 @pytest.mark.parametrize(
     "model_id",
     [

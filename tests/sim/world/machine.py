@@ -14,6 +14,7 @@ from node.control.head import Head
 from node.control.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
+from node.core.pool import Pools
 from node.core.types import Memory, ModelSpec, NodeInfo, NodeReport, Shard
 from node.serving.gateway import Gateway
 from node.serving.rings import Rings
@@ -196,6 +197,7 @@ class Process:
             self._no_tokenizer,
             self.head.want,
             draining,
+            Pools(),
             started_at=0,
             open_cluster=True,
             other_secret=tuple,

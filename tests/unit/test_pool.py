@@ -1,0 +1,99 @@
+"""Pools of threads: bounded, by purpose, and honest about jobs that do not end."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from node.core.errors import Overloaded
+from node.core.pool import Pool, Pools
+
+
+class Blocked:
+    """Jobs that wait until they are let go; ends them at the latest when the test ends."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self._begun = threading.Semaphore(0)
+        self.ran: list[object] = []
+
+    def __call__(self, value: object = None) -> object:
+        self._begun.release()
+        assert self.go_on.wait(60)
+        self.ran.append(value)
+        return value
+
+    async def running(self, jobs: int) -> None:
+        """Wait until so many more have begun."""
+        for _ in range(jobs):
+            assert await asyncio.to_thread(self._begun.acquire, timeout=60)
+
+
+@pytest.fixture
+def blocked():
+    blocked = Blocked()
+    yield blocked
+    blocked.go_on.set()
+
+
+async def test_results_and_errors_are_the_functions():
+    pool = Pool("test", 2, 100)
+    assert await asyncio.gather(*(pool.run(pow, 2, power) for power in range(50))) == [2**power for power in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(divmod, 1, 0)
+    assert await pool.run(int, "ff", base=16) == 255
+
+
+async def test_no_more_jobs_run_or_wait_than_is_said(blocked):
+    pool = Pool("test", 2, 3)
+    jobs = [asyncio.ensure_future(pool.run(blocked, number)) for number in range(2)]
+    await blocked.running(2)
+    jobs += [asyncio.ensure_future(pool.run(blocked, number)) for number in range(2, 5)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="3 jobs already wait for the 2 test threads"):
+        await pool.run(blocked, 5)
+    blocked.go_on.set()
+    assert await asyncio.gather(*jobs) == [0, 1, 2, 3, 4]
+    assert await pool.run(blocked, 6) == 6
+
+
+async def test_a_job_whose_caller_has_gone_is_dropped_and_makes_room(blocked):
+    pool = Pool("test", 1, 1)
+    running = asyncio.ensure_future(pool.run(blocked, "running"))
+    await blocked.running(1)
+    for _ in range(100):
+        waiting = asyncio.ensure_future(pool.run(blocked, "waiting"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    last = asyncio.ensure_future(pool.run(blocked, "last"))
+    await asyncio.sleep(0)
+    blocked.go_on.set()
+    assert await asyncio.gather(running, last) == ["running", "last"]
+    assert blocked.ran == ["running", "last"]
+
+
+async def test_a_job_that_does_not_end_shows_also_when_its_caller_has_gone(blocked):
+    pool = Pool("test", 1, 1, stuck_after_s=0)
+    pools = replace(Pools(), texts=pool)
+    assert pools.stuck() == []
+    job = asyncio.ensure_future(pool.run(blocked))
+    await blocked.running(1)
+    job.cancel()
+    await asyncio.wait([job])
+    assert pools.stuck() == ["test"]
+    assert not Pool("test", 1, 1, stuck_after_s=3600).is_stuck()
+    blocked.go_on.set()
+    await pool.run(int)
+    assert pools.stuck() == []
+
+
+async def test_jobs_of_hours_do_not_make_a_pool_stuck(blocked):
+    pool = Pool("download", 1, 1)
+    job = asyncio.ensure_future(pool.run(blocked))
+    await blocked.running(1)
+    assert pool.oldest_s() > 0
+    assert not pool.is_stuck()
+    blocked.go_on.set()
+    await job
