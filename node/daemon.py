@@ -51,6 +51,10 @@ DRAIN_S = 30.0
 NETWORK_S = 5.0
 LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
+LISTING_SHARE = 20
+"""A search that takes long is followed by a pause of so many times its length."""
+FIRST_LISTING_S = 10.0
+"""A node starts without its list of models when a disk takes longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,6 @@ class Daemon:
         self._compute = Compute()
         self._client = RpcClient(security)
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
-        self._models: tuple[str, ...] = ()
         self._preload: tuple[str, ...] = ()
         self._pools = Pools()
         hub = Hub()
@@ -164,7 +167,8 @@ class Daemon:
         log.info("stopped")
 
     async def _run_parts(self) -> None:
-        await self._list_models()
+        listing = asyncio.create_task(self._list_models())
+        await asyncio.wait({listing}, timeout=FIRST_LISTING_S)
         self._preload = tuple(self._known(name) for name in self._options.models)
         await self._rpc.start(self._control, self._rings, self._files)
         peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
@@ -174,7 +178,7 @@ class Daemon:
                 self._contacts.run(self._agent, peers),
                 self._rings.run(),
                 self._head.run(),
-                self._keep_listing(),
+                self._keep_listing(listing),
                 self._keep_addresses(),
                 self._keep_name(),
             )
@@ -236,7 +240,7 @@ class Daemon:
             memory=replace(self._memory, used=self._rings.memory_used()),
             loads=self._rings.reports(),
             rings=self._rings.loads(),
-            models=self._models,
+            models=self._catalogue.local(),
             preload=self._preload,
             min_stages=self._options.stages or 1,
         )
@@ -251,7 +255,7 @@ class Daemon:
     async def _list_models(self) -> None:
         """What was found before holds as long as the disk can't be read."""
         with self._listing:
-            self._models = await self._pools.upkeep.run(self._catalogue.local)
+            await self._pools.upkeep.run(self._catalogue.refresh)
 
     def _interfaces(self) -> tuple[Interface, ...]:
         return local_interfaces(self._options.host, self._options.interface, self._kinds)
@@ -273,10 +277,14 @@ class Daemon:
             if self._discovery:
                 await self._discovery.update(self._agent.info, _multicast(interfaces))
 
-    async def _keep_listing(self) -> None:
+    async def _keep_listing(self, listing: asyncio.Task[None]) -> None:
+        """`listing`: the first one, which may still be under way."""
+        begun = time.monotonic()
         while True:
-            await self._list_models()
-            await asyncio.sleep(LISTING_S)
+            await listing
+            await asyncio.sleep(max(LISTING_S, LISTING_SHARE * (time.monotonic() - begun)))
+            begun = time.monotonic()
+            listing = asyncio.create_task(self._list_models())
 
     async def _keep_name(self) -> None:
         """Be found, and have the cluster's name lead here for as long as this node is head."""

@@ -84,9 +84,7 @@ class Files:
         def tell(done: int, total: int) -> None:
             progress(done / max(total, 1))
 
-        directory = await self._pools.downloads.run(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
-        self._catalogue.refresh()
-        return directory
+        return await self._pools.downloads.run(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
 
     async def of_tokenizer(self, model: str, peer: str) -> Path:
         """A directory with the model's small files; from `peer`, the model's driver, if they are not here."""
@@ -112,7 +110,6 @@ class Files:
         for file in files:
             await self._copy(peer, shard.model, file, target, partial(_tell, progress, done, total))
             done += file.size
-        self._catalogue.refresh()
         return target
 
     async def _offered(self, peer: str, model: str) -> list[File]:

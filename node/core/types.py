@@ -8,6 +8,8 @@ LONGEST_NAME = 512
 two of them."""
 LONGEST_TEXT = 65_536
 """Characters of an error that nodes take from each other."""
+MOST_MODELS = 16_384
+"""Models that a node may say it holds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,13 +9,12 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
-from node.core.types import LONGEST_NAME, LONGEST_TEXT
+from node.core.types import LONGEST_NAME, LONGEST_TEXT, MOST_MODELS
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
 MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
-MOST_MODELS = 16_384
 MOST_LAYERS = 65_536
 _COUNTER = 1 << 53
 """Terms, epochs and incarnations are below it, so that there is always a next one."""

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from node.core.errors import ModelNotFound
@@ -39,6 +41,7 @@ def test_all_the_places(places, catalogue, make_model):
     make_model(places / "mine" / "no-weights", {"config.json": b"{}"})
     (places / "mine" / "no-config").mkdir()
     (make_model(places / "mine" / "cut-short") / SECOND).unlink()
+    catalogue.refresh()
     assert catalogue.local() == ("pippin-demo", "My model", "org/model", "org/fetched", "hub/model")
     for model_id in catalogue.local():
         directory = catalogue.directory(model_id)
@@ -50,12 +53,14 @@ def test_all_the_places(places, catalogue, make_model):
     assert catalogue.target("org/fetched") == catalogue.directory("org/fetched")
 
 
-def test_a_listing_is_reused_until_refreshed(places, catalogue, make_model):
-    assert catalogue.local() == ()
-    make_model(places / "mine" / "model")
+def test_what_was_found_last_is_told_until_the_next_search(places, catalogue, make_model):
+    model = make_model(places / "mine" / "model")
     assert catalogue.local() == ()
     catalogue.refresh()
+    shutil.rmtree(model)
     assert catalogue.local() == ("model",)
+    catalogue.refresh()
+    assert catalogue.local() == ()
 
 
 def test_a_part_serves_its_stage_only(places, catalogue, make_model):
@@ -63,6 +68,7 @@ def test_a_part_serves_its_stage_only(places, catalogue, make_model):
     (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
     (directory / "model.safetensors.index.json").unlink()
     (directory / SECOND).rename(directory / f"{SECOND}.part")
+    catalogue.refresh()
     assert catalogue.local() == ()
     assert catalogue.directory("org/model") is None
     assert catalogue.partial("org/model") == directory
@@ -79,6 +85,7 @@ def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model
         "model-text.safetensors": make_safetensors({"lm_head.weight": 3}),
     }
     directory = make_model(places / "mine" / "model", files)
+    catalogue.refresh()
     assert catalogue.local() == ("model",)
     assert Weights.read(directory).ends_bytes == 3
 
@@ -86,6 +93,7 @@ def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model
 def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogue, make_model):
     old = make_model(snapshot(places, "models--hub--model", "aaa"))
     make_model(snapshot(places, "models--hub--model", "bbb"), {"config.json": b"{}"})
+    catalogue.refresh()
     assert catalogue.local() == ("hub/model",)
     assert catalogue.directory("hub/model") == old
 
@@ -93,6 +101,7 @@ def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogu
 def test_a_damaged_model_is_not_listed(places, catalogue, make_model):
     directory = make_model(places / "mine" / "model")
     (directory / "model.safetensors.index.json").write_text("{")
+    catalogue.refresh()
     assert catalogue.local() == ()
 
 
@@ -100,6 +109,7 @@ def test_find(places, catalogue, make_model):
     make_model(places / "mine" / "Llama-3.2-1B-Instruct-4bit")
     make_model(places / "mine" / "mlx-community" / "Qwen3-8B-4bit")
     make_model(places / "builtin" / "pippin-demo")
+    catalogue.refresh()
     assert catalogue.find("pippin-demo") == "pippin-demo"
     assert catalogue.find("Pippin-Demo") == "pippin-demo"
     assert catalogue.find("Llama-3.2-1B-Instruct-4bit") == "Llama-3.2-1B-Instruct-4bit"
@@ -141,7 +151,7 @@ def test_a_name_without_end_is_refused_before_anything_is_compared_with_it(catal
 )
 def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
     make_model(places / "mine" / "model")
-    for refuse in (catalogue.directory, catalogue.partial, catalogue.created, catalogue.target, catalogue.find):
+    for refuse in (catalogue.directory, catalogue.partial, catalogue.target, catalogue.find):
         with pytest.raises(ModelNotFound):
             refuse(model_id)
     with pytest.raises(ModelNotFound):

@@ -69,6 +69,7 @@ def test_each_node_fetches_only_its_files(fake_hub, hub, tmp_path):
 def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     directory = hub.fetch("org/model", 1, 2, ends=False)
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
+    catalogue.refresh()
     assert catalogue.local() == ()
     assert catalogue.directory_for("org/model", 2, 3, ends=False) == directory
     assert catalogue.directory_for("org/model", 2, 4, ends=False) is None

@@ -50,6 +50,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
         assert receiver.holds(file)
     directory = catalogue.directory_for("org/model", 1, 3, ends=False)
     assert directory == catalogue.target("org/model")
+    catalogue.refresh()
     assert catalogue.local() == ()
     assert Weights.read(directory) == weights, "a node with a part knows the whole"
 
