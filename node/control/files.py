@@ -12,7 +12,7 @@ from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
 from node.store.hub import Hub
 from node.store.transfer import File, Receiver, digest, needed, offer, read, small
-from node.store.weights import described
+from node.store.weights import Weights, described
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,16 @@ class Files:
 
     # --- for this node ------------------------------------------------------------------------------------------------
 
-    async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> Path:
-        """The directory with the files of a stage (and of the ends), fetched if need be, from a peer rather than the hub.
+    async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> tuple[Path, Weights]:
+        """The directory with the files of a stage (and of the ends), fetched if need be, from a peer rather than the hub;
+        and what is known of all of the model's weights.
 
         Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
+        directory = await self._directory_of(shard, ends, progress)
+        return directory, await self._pools.files.run(Weights.read, directory)
+
+    async def _directory_of(self, shard: Shard, ends: bool, progress: Progress) -> Path:
         find = self._catalogue.directory_for
         directory = await self._pools.files.run(find, shard.model, shard.start, shard.end, ends)
         if directory:

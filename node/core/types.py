@@ -70,6 +70,17 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a model's files, as the header of its file describes it."""
+
+    file: str
+    dtype: str
+    """As safetensors names it, such as `BF16`."""
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEntry:
     """A model that the cluster can serve, as `GET /v1/models` lists it."""
 

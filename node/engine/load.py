@@ -3,13 +3,13 @@
 It is done in pieces, each of them evaluated, as a node computes for its other rings in the same thread.
 """
 
-import re
+import json
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -18,50 +18,56 @@ from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
+from node.core.types import Tensor
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.files import check_weights, read_config, read_weight_map
+from node.engine.failures import FAILURES
+from node.engine.files import read_config
 from node.engine.ghosts import find_layers
 from node.engine.plan import Plan, make_plan
 from node.engine.stage import Stage
-from node.engine.trace import weights_in
+from node.engine.trace import sources, weights_in
 
 _WARM_UP = (8, 1)
 """Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""
 
+_DTYPES = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
+    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
+    "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
+}  # fmt: skip
+"""What MLX makes of the dtypes of safetensors; it loads no others."""
 
-def load_stage(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
+
+def load_stage(directory: Path, start: int, end: int, tensors: Mapping[str, Tensor]) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
-    Only the files that hold these need to be there. A generator, to be run in the compute thread: yields the share that is
-    done, from 0 to 1, whenever other work may be done in between, and returns the stage. Closing it lets go of everything.
+    Only the files that hold these need to be there; `tensors` are all of the model's, by name. A generator, to be run in
+    the compute thread: yields the share that is done, from 0 to 1, whenever other work may be done in between, and
+    returns the stage. Closing it lets go of everything.
 
     Raises ModelUnsupported for a model or a cut that Pippin does not run, ModelBroken, naming what is at fault, when files
-    are damaged or lack tensors.
+    are damaged, lack tensors or have others than the model takes.
     """
     config = read_config(directory)
     plan = make_plan(config)
     plan.check_stage(start, end)
     yield 0.0
-    check_weights(directory)
-    weight_map = read_weight_map(directory)
-    model, found = _load_lazily(directory, weight_map, start, end)
+    scalars: dict[mx.Dtype, mx.array] = {}
+    model = _load_lazily(directory, tensors, scalars)
     names = _own(model, find_layers(model), plan, start, end)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ModelBroken(
-            f"{directory.name} lacks {len(missing)} of {len(names)} tensors of layers {start} to {end}: "
-            + ", ".join(f"{name}{_file_of(name, weight_map)}" for name in missing[:3])
-        )
-    wrong = [f"{name} {found[name]}" for name in names if found[name]]
-    if wrong:
-        raise ModelBroken(f"{directory.name}: tensor {wrong[0]}{_file_of(wrong[0].split()[0], weight_map)}.")
-    _hollow_rest(model, set(names))
-    yield 0.0
     by_name = dict(weights_in(model))
     weights = [by_name[name] for name in names]
+    if scalars and sources([weights], list(scalars.values()))[0]:
+        lacking = [name for name in names if sources([[by_name[name]]], list(scalars.values()))[0]]
+        raise ModelBroken(
+            f"{directory.name}: the files of layers {start} to {end} are not all here: "
+            f"{len(lacking)} of {len(names)} tensors are in others: {_listed(lacking, tensors)}"
+        )
+    dtype, size = _dtype(by_name.values()), sum(weight.nbytes for weight in weights)
     del by_name
-    dtype, size = _dtype(weights), sum(weight.nbytes for weight in weights)
+    _hollow_rest(model, set(names))
+    yield 0.0
     try:
         yield from _read(weights, directory)
         yield from _warm_up(model, plan, start, end, dtype)
@@ -73,27 +79,27 @@ def load_stage(directory: Path, start: int, end: int) -> Generator[float, None, 
     return Stage(model, plan, start, end, size)
 
 
-def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end: int) -> tuple[Module, dict[str, str]]:
-    """The model with weights that are not read yet; and by name those that come from files, with what is wrong or ""."""
-    found: dict[str, str] = {}
+def _load_lazily(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[mx.Dtype, mx.array]) -> Module:
+    """The model as mlx-lm loads it whole, with weights that are not read yet.
+
+    Each tensor whose file is not here is a stand-in of its shape and dtype, made of one of the `scalars`: mlx-lm guesses a
+    checkpoint's format, and which modules are quantized, from the tensors that it sees.
+
+    Raises ModelBroken, as mlx-lm does, unless the files have just the tensors that the model takes.
+    """
+    held = _tensors(directory, tensors, scalars)
 
     def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
         base, args = _get_classes(config)
 
         class Checked(base):  # type: ignore[misc, valid-type]
-            def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            def sanitize(self, _weights: dict[str, mx.array]) -> dict[str, mx.array]:
                 sanitize = getattr(super(), "sanitize", None)
-                if sanitize is None:
-                    return weights
-                stand_ins = _stand_ins(weights, weight_map, dict(weights_in(self)), start, end)
-                ids = {id(value) for value in stand_ins.values()}
-                return {name: value for name, value in sanitize(weights | stand_ins).items() if id(value) not in ids}
+                found: dict[str, mx.array] = sanitize(held) if sanitize else held
+                return found
 
             def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
-                shapes = {name: value.shape for name, value in weights_in(self)}
-                for name, value in weights:
-                    good = value.shape == shapes.get(name, value.shape)
-                    found[name] = "" if good else f"has shape {value.shape} instead of {shapes[name]}"
+                _check(directory, tensors, dict(weights), dict(weights_in(self)))
                 loaded: Module = super().load_weights(weights, strict=strict)
                 return loaded
 
@@ -101,38 +107,58 @@ def _load_lazily(directory: Path, weight_map: Mapping[str, str], start: int, end
 
     try:
         model, _ = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
-    except (RuntimeError, OSError, KeyError, IndexError, StopIteration, AttributeError, TypeError) as error:
-        raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelBroken(f"A small file of {directory.name} is damaged: {error}") from error
     except ValueError as error:
         raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {error}") from error
-    return model, found
+    except FAILURES as error:
+        raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
+    finally:
+        held.clear()  # which the model's class would hold on to
+    return model
 
 
-def _stand_ins(
-    weights: Mapping[str, mx.array],
-    weight_map: Mapping[str, str],
-    parameters: Mapping[str, mx.array],
-    start: int,
-    end: int,
-) -> dict[str, mx.array]:
-    """Zeros that take no memory for the tensors of other stages, whose files are not here.
-
-    Some models' `sanitize` looks for tensors of the first layer to tell the format, or goes through all layers. The index
-    knows the names; shapes are those of the same tensor in another layer.
-    """
-    like = {_NUMBER.sub(".#", name, count=1): value for name, value in weights.items()}
-    like |= {_NUMBER.sub(".#", name, count=1): value for name, value in weights.items() if f".{start}." in name}
-    made = {}
-    for name in weight_map.keys() - weights.keys():
-        number = _NUMBER.search(name)
-        ours = start <= int(number[1]) < end if number else start == 0
-        peer = like.get(_NUMBER.sub(".#", name, count=1), parameters.get(name))
-        if peer is not None and not ours:
-            made[name] = mx.broadcast_to(mx.zeros((), peer.dtype), peer.shape)
-    return made
+def _tensors(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[mx.Dtype, mx.array]) -> dict[str, mx.array]:
+    """All tensors of the model, not read yet, with stand-ins for those that are in files which are not here."""
+    held: dict[str, mx.array] = {}
+    for file in sorted({tensor.file for tensor in tensors.values()}):
+        if (directory / file).is_file():
+            try:
+                held |= cast(dict[str, mx.array], mx.load(str(directory / file)))
+            except FAILURES as error:
+                raise ModelBroken(f"{directory / file} cannot be loaded: {error}") from error
+    for name, tensor in tensors.items():
+        if name not in held:
+            dtype = _DTYPES.get(tensor.dtype)
+            if dtype is None:
+                raise ModelUnsupported(f"MLX cannot load {name} of {directory.name}, which is in {tensor.dtype}.")
+            held[name] = mx.broadcast_to(scalars.setdefault(dtype, mx.zeros((), dtype)), tensor.shape)
+    return held
 
 
-_NUMBER = re.compile(r"\.(\d+)(?=\.)")
+def _check(
+    directory: Path, tensors: Mapping[str, Tensor], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
+) -> None:
+    """Raise ModelBroken unless the tensors given are, by name and shape, those that the model takes."""
+    if missing := [name for name in taken if name not in given]:
+        raise ModelBroken(f"{directory.name} lacks {len(missing)} of {len(taken)} tensors: {_listed(missing, tensors)}")
+    if surplus := [name for name in given if name not in taken]:
+        raise ModelBroken(
+            f"{directory.name} has {len(surplus)} tensors that the model of its config.json does not take: "
+            f"{_listed(surplus, tensors)}",
+            hint="Fetch the model again, or see whether config.json belongs to these files.",
+        )
+    for name, value in given.items():
+        if value.shape != taken[name].shape:
+            raise ModelBroken(
+                f"{directory.name}: tensor {_listed([name], tensors)} has shape {value.shape} instead of "
+                f"{taken[name].shape}."
+            )
+
+
+def _listed(names: Sequence[str], tensors: Mapping[str, Tensor]) -> str:
+    """Some of the names, with the files that they are in."""
+    return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
 def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
@@ -148,27 +174,21 @@ def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) 
     return [name for name, value in weights_in(model) if is_own(name, value)]
 
 
-def _file_of(name: str, weight_map: Mapping[str, str]) -> str:
-    return f" (in {weight_map[name]})" if name in weight_map else ""
-
-
 def _hollow_rest(model: Module, own: set[str]) -> None:
     """Let go of all other weights: zeros without memory take their place.
 
     A stage computes nothing with them, but models look at their shapes and dtypes on the way.
     """
-    parameters = weights_in(model)
-    dtype = _dtype([value for name, value in parameters if name in own])
-    rest = []
-    for name, value in parameters:
-        if name not in own:
-            kept = dtype if mx.issubdtype(value.dtype, mx.floating) else value.dtype
-            rest.append((name, mx.broadcast_to(mx.zeros((), kept), value.shape)))
+    rest = [
+        (name, mx.broadcast_to(mx.zeros((), value.dtype), value.shape))
+        for name, value in weights_in(model)
+        if name not in own
+    ]
     model.update(tree_unflatten(rest), strict=False)
 
 
-def _dtype(weights: list[mx.array]) -> mx.Dtype:
-    """Of the stage's activations: what most of its weights are in that are not packed integers."""
+def _dtype(weights: Iterable[mx.array]) -> mx.Dtype:
+    """Of the activations: what most of the model's weights are in that are not packed integers."""
     counts = Counter(weight.dtype for weight in weights if mx.issubdtype(weight.dtype, mx.floating))
     return counts.most_common(1)[0][0] if counts else mx.float32
 

@@ -18,21 +18,9 @@ from node.core.types import KvCost
 from node.engine.architectures import ALONE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
+from node.engine.failures import FAILURES
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
-
-_CODE_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    AssertionError,
-    ZeroDivisionError,
-    NotImplementedError,
-    RuntimeError,
-)
-"""What mlx-lm's model code raises when a config does not suit it; it checks little itself."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     caches = make_prompt_cache(model)
     try:
         run = DryRun(model, caches, _dtype(config))
-    except _CODE_ERRORS as error:
+    except FAILURES as error:
         raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r}") from error
     cuts, carried = run.cuts()
     kv = [KvCost(0)] * run.count
@@ -134,7 +122,7 @@ def build(config: Mapping[str, Any]) -> Module:
     try:
         model_class, args_class = _get_classes(dict(config))
         model: Module = model_class(args_class.from_dict(dict(config)))
-    except _CODE_ERRORS as error:
+    except FAILURES as error:
         raise ModelUnsupported(
             f"mlx-lm cannot build a {config.get('model_type')} model from this config.json: {error!r}"
         ) from error

@@ -15,6 +15,7 @@ from node.core.frames import CacheOp, Drop, Frame, Held
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
 from node.engine.constraint import Constraint, Constraints
+from node.engine.failures import FAILURES
 from node.engine.sampling import History, Sampled, sample, score
 from node.engine.stage import Stage
 
@@ -22,19 +23,6 @@ log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 64
 """Tokens of a prompt whose logits exist at a time: of a vocabulary of 150,000 they take 40 MB."""
-
-
-FAILURES = (
-    RuntimeError,
-    ValueError,
-    MemoryError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-)
-"""MLX: out of memory, shapes that do not fit. mlx-lm: whatever Python raises when a model meets what it does not know."""
 
 
 class StepFailed(PippinError):

@@ -26,11 +26,13 @@ from node.serving.driver import Driver
 from node.serving.limits import Limits
 from node.serving.onward import Onward
 from node.serving.worker import Worker
+from node.store.weights import Weights
 
 log = logging.getLogger(__name__)
 
-Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[Path]]
-"""Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory."""
+Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
+"""Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
+of the model's weights are."""
 
 
 class Rings:
@@ -202,12 +204,13 @@ class Rings:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
         try:
-            directory = self._directories[shard.model] = await self._fetch(shard, ends, progress)
+            directory, weights = await self._fetch(shard, ends, progress)
         finally:
             stop.set()
         self._progress(shard, LoadState.LOADING, 0.0)
         self._agent.touch()
-        pieces = load_stage(directory, shard.start, shard.end)
+        self._directories[shard.model] = directory
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
         stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
         log.info(
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)

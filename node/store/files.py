@@ -4,8 +4,8 @@ import re
 
 from node.core.errors import ModelNotFound
 
-DESCRIPTION = ".pippin-weights.json"
-"""Written beside weights that are held in part: it says where all of the model's tensors are."""
+DESCRIPTION = ".pippin-tensors.json"
+"""Written beside weights that are held in part: it says of all of the model's tensors where and what they are."""
 
 INDEX = "model.safetensors.index.json"
 

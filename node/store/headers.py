@@ -1,22 +1,35 @@
-"""Headers of safetensors files: which tensors a file holds and how many bytes each has, without reading them.
+"""Headers of safetensors files: which tensors a file holds and what they are, without reading them.
 
-A file is 8 bytes of header length (little-endian), the header in JSON, and the tensors' bytes without gaps.
+A file is 8 bytes of header length (little-endian), the header in JSON, and the tensors' bytes.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from node.core.errors import ModelBroken
+from node.core.types import Tensor
 
 _LONGEST = 100_000_000
 """Bytes of the longest header that safetensors itself accepts."""
 
+_LONGEST_NAME = 1_000
+_MOST_AXES = 16
+
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Of one element of each dtype that safetensors knows."""
+
 _AGAIN = "Delete the file and fetch the model again."
 
 
-def read_header(path: Path) -> dict[str, int]:
-    """Bytes of each tensor in the file. Raises ModelBroken unless the file is as long as its header says."""
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of the file. Raises OSError, and ModelBroken unless they and the header are all that the file holds."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -26,18 +39,39 @@ def read_header(path: Path) -> dict[str, int]:
             )
         raw = file.read(length)
     try:
-        header = json.loads(raw)
-        ends = {name: _span(entry) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ModelBroken(f"{path}: its safetensors header of {length:,} bytes is damaged.", hint=_AGAIN) from error
-    expected = 8 + length + max((end for _, end in ends.values()), default=0)
-    if size != expected:
-        raise ModelBroken(f"{path} has {size:,} bytes; its header says {expected:,}.", hint=_AGAIN)
-    return {name: end - start for name, (start, end) in ends.items()}
+        tensors, end = _parsed(path.name, json.loads(raw))
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ModelBroken(
+            f"{path}: its safetensors header of {length:,} bytes is damaged: {error!r:.200}", hint=_AGAIN
+        ) from error
+    if size != 8 + length + end:
+        raise ModelBroken(f"{path} has {size:,} bytes; its header says {8 + length + end:,}.", hint=_AGAIN)
+    return tensors
 
 
-def _span(entry: Mapping[str, list[int]]) -> tuple[int, int]:
-    start, end = entry["data_offsets"]
-    if not 0 <= start <= end:
-        raise ValueError(f"{start} to {end}")
-    return start, end
+def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
+    """A tensor as a header or a description, which may be anyone's, tells of it. Raises ValueError, TypeError, KeyError."""
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"{name[:100]!r} is no name of a tensor")
+    if len(shape) > _MOST_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
+        raise ValueError(f"{name} has shape {str(shape)[:100]}")
+    return Tensor(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
+
+
+def _parsed(file: str, header: dict[str, dict[str, Any]]) -> tuple[dict[str, Tensor], int]:
+    """The tensors, and the bytes that they take in all."""
+    tensors, spans = {}, []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        tensor = tensors[name] = make_tensor(file, name, entry["dtype"], entry["shape"])
+        begin, end = entry["data_offsets"]
+        if not type(begin) is type(end) is int or begin < 0 or end - begin != tensor.nbytes:
+            raise ValueError(f"{name} of {tensor.dtype} {tensor.shape} lies at {begin} to {end}")
+        if tensor.nbytes:
+            spans.append((begin, end, name))
+    spans.sort()
+    for (_, end, name), (begin, _, other) in pairwise(spans):
+        if begin < end:
+            raise ValueError(f"{name} and {other} overlap")
+    return tensors, max((end for _, end, _ in spans), default=0)

@@ -14,11 +14,14 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.utils.tqdm import tqdm
 
-from node.core.errors import ModelBroken, ModelUnsupported, NoCapacity
+from node.core.errors import ModelBroken, NoCapacity
+from node.core.types import Tensor
 from node.core.units import format_bytes
 from node.store.files import DESCRIPTION, INDEX, is_small, is_weights
-from node.store.hub_errors import HUB_ERRORS, TAKE_ANOTHER, translated
-from node.store.weights import Tensor, Weights, described
+from node.store.formats import unloadable
+from node.store.headers import make_tensor
+from node.store.hub_errors import HUB_ERRORS, translated
+from node.store.weights import Weights, described
 
 _TIMEOUT_S = 10.0
 _READERS = 8
@@ -103,7 +106,7 @@ class Hub:
             self._download(model_id, file, revision=directory.name)
         files = _weight_files(directory, set(sizes))
         if not files:
-            raise ModelUnsupported(f"{model_id} has no model*.safetensors on the hub.", hint=TAKE_ANOTHER)
+            raise unloadable(f"{model_id} on the hub", sizes)
 
         header = partial(self._header, model_id, directory.name)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="headers") as readers:
@@ -117,10 +120,9 @@ class Hub:
     def _header(self, model_id: str, commit: str, file: str) -> dict[str, Tensor]:
         try:
             found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
-            spans = {name: tensor.data_offsets for name, tensor in found.tensors.items()}
-            return {name: Tensor(file, end - start) for name, (start, end) in spans.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r}.") from error
+            return {name: make_tensor(file, name, each.dtype, each.shape) for name, each in found.tensors.items()}
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r:.200}") from error
 
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free

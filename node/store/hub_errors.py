@@ -24,6 +24,7 @@ from node.core.errors import (
     NoCapacity,
     PippinError,
 )
+from node.store.formats import TAKE_ANOTHER
 
 HUB_ERRORS = (
     TransportError,
@@ -33,8 +34,6 @@ HUB_ERRORS = (
     SafetensorsParsingError,
     RuntimeError,  # hf_xet's, for all that is neither access nor connection
 )
-
-TAKE_ANOTHER = "Take a model in MLX or safetensors format, such as those of mlx-community; GGUF is not read."
 
 
 def translated(error: Exception, model_id: str) -> PippinError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.core.errors import ModelBroken, PippinError
-from node.store.files import is_safe, is_small, is_weights
+from node.store.files import DESCRIPTION, is_safe, is_small, is_weights
 from node.store.weights import files_for, text_files, weight_map
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,12 @@ class Listing:
         return folder
 
     def has_stage(self, folder: Folder, start: int, end: int, ends: bool) -> bool:
-        """Whether the weights of the stage [start, end), for a driver with all that is no layer, are here."""
+        """Whether the weights of the stage [start, end), for a driver with all that is no layer, are here.
+
+        A part of a model is of use only with a description: a stage needs to know what the other tensors are.
+        """
+        if folder.whole or DESCRIPTION not in folder.files:
+            return folder.whole
         try:
             weights = self._map(folder.path)
             return weights is not None and folder.files.keys() >= files_for(weights, start, end, ends)

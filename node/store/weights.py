@@ -3,17 +3,19 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from node.core.errors import ModelBroken, ModelUnsupported
-from node.store.files import DESCRIPTION, INDEX, is_weights
-from node.store.headers import read_header
+from node.core.errors import ModelBroken
+from node.core.types import Tensor
+from node.store.files import DESCRIPTION, INDEX, is_safe, is_weights
+from node.store.formats import unloadable
+from node.store.headers import make_tensor, read_header
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 
 # What mlx-lm's `sanitize` drops: towers of other senses, their adapters, and heads for multi-token prediction.
 _FOREIGN = re.compile(
@@ -48,12 +50,6 @@ def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -
 def text_files(weight_map: Mapping[str, str]) -> set[str]:
     """Files that hold any part of the text model: a model is complete when these are here."""
     return {file for tensor, file in weight_map.items() if not is_foreign(tensor)}
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    file: str
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -105,20 +101,33 @@ class Weights:
         return files_for(self.weight_map, start, end, ends)
 
     def to_json(self) -> bytes:
-        tensors = {name: [tensor.file, tensor.nbytes] for name, tensor in self.tensors.items()}
-        return json.dumps({"sizes": dict(self.sizes), "tensors": tensors}, sort_keys=True).encode()
+        """All but the numbers of bytes, which follow: some 90 bytes a tensor."""
+        files: dict[str, dict[str, Any]] = {file: {"size": size, "tensors": {}} for file, size in self.sizes.items()}
+        for name, tensor in self.tensors.items():
+            files[tensor.file]["tensors"][name] = [tensor.dtype, *tensor.shape]
+        return json.dumps(files, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """What `to_json` wrote, maybe on another node."""
+        """What `to_json` wrote, maybe on another node. Raises ModelBroken."""
         try:
-            data: dict[str, Any] = json.loads(raw)
-            tensors = {str(name): Tensor(_checked(file), int(size)) for name, (file, size) in data["tensors"].items()}
-            sizes = {_checked(file): int(size) for file, size in data["sizes"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelBroken(f"The description of the weights is damaged: {error!r}.") from error
-        if missing := {tensor.file for tensor in tensors.values()} - sizes.keys():
-            raise ModelBroken(f"The description of the weights has no size for {min(missing)}.")
+            files = json.loads(raw).items()
+            sizes = {_checked(file): int(held["size"]) for file, held in files}
+            tensors = {
+                name: make_tensor(file, name, dtype, shape)
+                for file, held in files
+                for name, (dtype, *shape) in held["tensors"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelBroken(f"The description of the weights is damaged: {error!r:.200}") from error
+        held = Counter[str]()
+        for tensor in tensors.values():
+            held[tensor.file] += tensor.nbytes
+        if wrong := [file for file, size in sizes.items() if held[file] > size]:
+            raise ModelBroken(
+                f"The description of the weights has {held[wrong[0]]:,} bytes of tensors in the {sizes[wrong[0]]:,} "
+                f"of {wrong[0]}."
+            )
         return cls(tensors, sizes)
 
     @classmethod
@@ -128,6 +137,13 @@ class Weights:
         Raises ModelBroken when a file is cut short or lacks a tensor that the index places in it. Files may be
         missing only where a description tells what they would hold.
         """
+        try:
+            return cls._read(directory)
+        except OSError as error:
+            raise ModelBroken(f"{directory} cannot be read: {error}.") from error
+
+    @classmethod
+    def _read(cls, directory: Path) -> Self:
         known = described(directory)
         expected = weight_map(directory)
         needed = text_files(expected)
@@ -139,7 +155,7 @@ class Weights:
             tensors = {name: tensor for name, tensor in known.tensors.items() if tensor.file in absent}
             sizes = {file: known.sizes[file] for file in absent}
         for file in sorted(set(expected.values()) - absent):
-            tensors.update({name: Tensor(file, nbytes) for name, nbytes in read_header(directory / file).items()})
+            tensors.update(read_header(directory / file))
             sizes[file] = (directory / file).stat().st_size
         lacking = [
             name
@@ -156,7 +172,7 @@ class Weights:
 
 
 def described(directory: Path) -> Weights | None:
-    """The description left beside a model that was fetched in part, if there is one."""
+    """The description left beside a model that was fetched in part, if there is one. Raises OSError, ModelBroken."""
     try:
         return Weights.from_json((directory / DESCRIPTION).read_bytes())
     except FileNotFoundError:
@@ -164,19 +180,22 @@ def described(directory: Path) -> Weights | None:
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """File of each tensor of the model, whether or not that file is here: from description, index or headers."""
+    """File of each tensor of the model, whether or not that file is here: from description, index or headers.
+
+    Raises OSError, ModelBroken, and ModelUnsupported when the weights are in a format that is not read.
+    """
     known = described(directory)
     if known is not None:
         return known.weight_map
-    present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name)}
+    present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name) and path.is_file()}
     indexed = _indexed(directory / INDEX)
     # An index none of whose files is here, beside other weights, is left over from before a conversion.
     if indexed and (not present or present & set(indexed.values())):
+        if not all(map(is_weights, indexed.values())):
+            raise unloadable(str(directory), indexed.values())
         return indexed
     if not present:
-        raise ModelUnsupported(
-            f"{directory} holds no model*.safetensors.", hint="Take a model in MLX or safetensors format."
-        )
+        raise unloadable(str(directory), [path.name for path in directory.glob("*")])
     for file in sorted(present):
         number = _NUMBERED.search(file)
         if number and len(present) < int(number[2]):
@@ -188,17 +207,17 @@ def weight_map(directory: Path) -> dict[str, str]:
 
 
 def _indexed(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
     try:
         entries = json.loads(path.read_bytes())["weight_map"].items()
-        return {str(tensor): _checked(file) for tensor, file in entries}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelBroken(f"{path} is damaged: {error!r}.", hint="Fetch the model again.") from error
+        return {str(tensor): _checked(file, is_safe) for tensor, file in entries}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelBroken(f"{path} is damaged: {error!r:.200}", hint="Fetch the model again.") from error
 
 
-def _checked(file: object) -> str:
+def _checked(file: object, accepts: Callable[[str], bool] = is_weights) -> str:
     """A weight file's name as found in an index or a description, which may be anyone's."""
-    if not isinstance(file, str) or not is_weights(file):
-        raise ValueError(f"{file!r} is no name of a weight file")
+    if not isinstance(file, str) or "/" in file or not accepts(file):
+        raise ValueError(f"{str(file)[:100]!r} is no name of a weight file")
     return file

@@ -1,7 +1,8 @@
 """Makes tiny models on disk, and runs them cut into stages or whole."""
 
 import json
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,37 +15,49 @@ from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
 from node.engine.codec import pack, unpack
+from node.engine.files import read_config
 from node.engine.load import load_stage
-from node.engine.plan import build
+from node.engine.plan import build, make_plan
 from node.engine.stage import Stage
+from node.store.files import DESCRIPTION
+from node.store.weights import Weights, layer_of
 
 PROMPT_TOKENS = 128
 T = TypeVar("T")
 
 
 def write_model(
-    directory: Path, config: dict[str, Any], *, bits: int = 0, layer_files: bool = False, dtype: mx.Dtype = mx.float32
+    directory: Path,
+    config: dict[str, Any],
+    *,
+    bits: int = 0,
+    others: Mapping[str, int] | None = None,
+    layer_files: bool = False,
+    dtype: mx.Dtype = mx.float32,
 ) -> Path:
-    """A model of random weights, the same for the same config. With `layer_files` each layer has a file of its own."""
+    """A model of random weights, the same for the same config.
+
+    Its matrices have so many `bits`, but `others`, by path, those given; 0 is not quantized. With `layer_files` each layer
+    has a file of its own.
+    """
     mx.random.seed(7)
     model = build(config)
     # What begins as zeros or ones would hide a layer that is left out.
     model.update(tree_map(lambda w: _shaken(w, dtype), model.parameters()))
     if bits:
-        config = config | {"quantization": {"group_size": 32, "bits": bits}}
+        own = {path: {"group_size": 32, "bits": count} if count else False for path, count in (others or {}).items()}
+        config = config | {"quantization": {"group_size": 32, "bits": bits} | own}
         nn.quantize(
             model,
             group_size=32,
             bits=bits,
-            class_predicate=lambda _, m: hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0,
+            class_predicate=lambda path, m: own.get(path, hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0),
         )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
     if layer_files:
-        _write_files(directory, weights)
-    else:
-        mx.save_safetensors(str(directory / "model.safetensors"), weights)
+        into_files(directory, by_layer)
     return directory
 
 
@@ -54,15 +67,35 @@ def _shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
     return (weight + 0.1 * mx.random.normal(weight.shape)).astype(dtype)
 
 
-def _write_files(directory: Path, weights: dict[str, mx.array]) -> None:
+def into_files(directory: Path, file_of: Callable[[int, str], str]) -> None:
+    """Put the tensors of a model of one file into several: `file_of` names that of the n-th tensor by its name."""
+    path = directory / "model.safetensors"
+    weights = mx.load(str(path))
+    mx.eval(weights)
+    path.unlink()
     files: dict[str, dict[str, mx.array]] = {}
-    for name, weight in weights.items():
-        numbers = [part for part in name.split(".") if part.isdigit()]
-        files.setdefault(f"model-{numbers[0] if numbers else 'ends'}.safetensors", {})[name] = weight
+    for number, name in enumerate(sorted(weights)):
+        files.setdefault(f"model-{file_of(number, name)}.safetensors", {})[name] = weights[name]
     for file, held in files.items():
         mx.save_safetensors(str(directory / file), held)
     weight_map = {name: file for file, held in files.items() for name in held}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def by_layer(_: int, name: str) -> str:
+    """A file for each layer, and one for all that is no layer."""
+    layer = layer_of(name)
+    return "ends" if layer is None else str(layer)
+
+
+def fetched(source: Path, target: Path, start: int, end: int) -> Path:
+    """What a node fetches for a stage of the model, in a folder of its own."""
+    weights, plan = Weights.read(source), make_plan(read_config(source))
+    target.mkdir()
+    (target / DESCRIPTION).write_bytes(weights.to_json())
+    for name in ("config.json", *weights.files_for(start, end, start == 0 or bool(plan.shared))):
+        os.link(source / name, target / name)
+    return target
 
 
 class Whole:
@@ -87,7 +120,12 @@ class Whole:
 
 def load(directory: Path, start: int, end: int) -> Stage:
     """A stage, loaded at a stretch."""
-    return at_a_stretch(load_stage(directory, start, end))
+    return at_a_stretch(pieces(directory, start, end))
+
+
+def pieces(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
+    """The load of a stage, of which nothing is done yet."""
+    return load_stage(directory, start, end, Weights.read(directory).tensors)
 
 
 def at_a_stretch(pieces: Generator[float, None, T]) -> T:

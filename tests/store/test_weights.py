@@ -1,8 +1,10 @@
+import contextlib
 import json
 
 import pytest
 
 from node.core.errors import ModelBroken, ModelUnsupported
+from node.core.types import Tensor
 from node.store.files import DESCRIPTION
 from node.store.headers import read_header
 from node.store.weights import Weights, files_for, is_foreign, layer_of
@@ -145,9 +147,31 @@ def test_a_damaged_index(tmp_path, make_model, index):
         Weights.read(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path, make_model):
-    make_model(tmp_path, {"config.json": b"{}", "model.gguf": b"GGUF"})
-    with pytest.raises(ModelUnsupported, match="no model"):
+@pytest.mark.parametrize(
+    ("names", "told", "hint"),
+    [
+        (["model.gguf"], "model.gguf is GGUF, the format of llama.cpp", "mlx-community"),
+        (["pytorch_model-00001-of-00002.bin"], "is PyTorch's format", "mlx_lm.convert"),
+        (["consolidated.00.pth"], "is PyTorch's format", "mlx_lm.convert"),
+        (["weights.npz"], "is NumPy's format", "mlx_lm.convert"),
+        (["pytorch_model-00001-of-00002.safetensors"], "is safetensors under another name", "rename"),
+        (["adapter_model.safetensors", "adapter_config.json"], "is an adapter", "mlx_lm.fuse"),
+        (["consolidated.safetensors"], "is weights in Mistral's own format", "mlx-community"),
+        (["tf_model.h5"], "another framework", "mlx-community"),
+        ([], r"has no model\*.safetensors\.", "mlx-community"),
+    ],
+)
+def test_weights_that_are_not_read_are_named(tmp_path, make_model, names, told, hint):
+    make_model(tmp_path, {"config.json": b"{}", **dict.fromkeys(names, b"x")})
+    with pytest.raises(ModelUnsupported, match=told) as caught:
+        Weights.read(tmp_path)
+    assert hint in caught.value.hint
+
+
+def test_an_index_of_files_that_are_not_read(tmp_path, make_model):
+    index = json.dumps({"weight_map": {"a": "pytorch_model-1.safetensors", "b": "pytorch_model-2.safetensors"}})
+    make_model(tmp_path, {"model.safetensors.index.json": index.encode(), "pytorch_model-1.safetensors": b"x"})
+    with pytest.raises(ModelUnsupported, match=r"pytorch_model-1.safetensors is safetensors under another name"):
         Weights.read(tmp_path)
 
 
@@ -167,11 +191,19 @@ def test_a_description_stands_for_files_that_are_elsewhere(tmp_path, make_model,
     [
         b"",
         b"[]",
-        b"{}",
-        b'{"tensors": {"a": ["model.safetensors"]}, "sizes": {}}',
-        b'{"tensors": {"a": ["../../x", 1]}, "sizes": {}}',
-        b'{"tensors": {"a": ["model.safetensors", 1]}, "sizes": {}}',
-        b'{"tensors": {"a": ["model.safetensors", 1]}, "sizes": {"/etc/passwd": 1}}',
+        b"[" * 100_000,
+        b'{"model.safetensors": 1}',
+        b'{"model.safetensors": {"size": 1}}',
+        b'{"../../x": {"size": 1, "tensors": {}}}',
+        b'{"/etc/passwd": {"size": 1, "tensors": {}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": []}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F31", 1]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F32", -1]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F32", true]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F32", "1"]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F32", 3]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a": ["F32", 2], "b": ["F32", 1]}}}',
+        b'{"model.safetensors": {"size": 9, "tensors": {"a\\u0000": ["F32", 1]}}}',
     ],
 )
 def test_a_damaged_description(raw):
@@ -190,4 +222,81 @@ def test_agrees_with_the_safetensors_library(tmp_path):
     save_file(
         {"model.layers.0.w": numpy.zeros((3, 5), numpy.float16), "n": numpy.ones(2)}, tmp_path / "model.safetensors"
     )
-    assert read_header(tmp_path / "model.safetensors") == {"model.layers.0.w": 30, "n": 16}
+    assert read_header(tmp_path / "model.safetensors") == {
+        "model.layers.0.w": Tensor("model.safetensors", "F16", (3, 5), 30),
+        "n": Tensor("model.safetensors", "F64", (2,), 16),
+    }
+
+
+def test_the_description_of_a_large_model_stays_small(tmp_path):
+    """One of 160 files and 100,000 tensors, as DeepSeek-V3."""
+    files = [f"model-{number:05}-of-00160.safetensors" for number in range(160)]
+    tensors = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": Tensor(file, "BF16", (2048, 7168), 29360128)
+        for layer, file in enumerate(files)
+        for expert in range(210)
+        for part in ("gate", "up", "down")
+    }
+    weights = Weights(tensors, dict.fromkeys(files, 10**11))
+    assert len(tensors) > 100_000
+    assert len(weights.to_json()) < 80 * len(tensors)
+    assert Weights.from_json(weights.to_json()) == weights
+
+
+def header(**entries):
+    raw = json.dumps(entries).encode()
+    return len(raw).to_bytes(8, "little") + raw + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "b": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F16", "shape": [2.0, 2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F16", "shape": [-2, -2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F16", "shape": [4], "data_offsets": [0.0, 8.0]}},
+        {"a": {"dtype": "F16", "shape": [4], "data_offsets": [0, 8, 8]}},
+        {"a": {"dtype": "F17", "shape": [4], "data_offsets": [0, 8]}},
+        {"a": {"dtype": ["F16"], "shape": [4], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "U8", "shape": [1] * 17 + [8], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "U8", "shape": "8", "data_offsets": [0, 8]}},
+        {"a": {"dtype": "U8", "shape": None, "data_offsets": [0, 8]}},
+        {"x" * 2_000: {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}},
+        {"a\n": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}},
+        {"a": [[[]]]},
+        {"a": "dtype"},
+    ],
+)  # fmt: skip
+def test_headers_that_lie(tmp_path, entries):
+    (tmp_path / "model.safetensors").write_bytes(header(**entries))
+    with pytest.raises(ModelBroken, match="header .* is damaged"):
+        read_header(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("raw", [b"[" * 200_000, b'{"a": ' * 200_000, b"\xff\xfe{}", b"NaN", b"1" * 6_000])
+def test_headers_that_are_hardly_json(tmp_path, raw):
+    (tmp_path / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(ModelBroken, match="is damaged"):
+        read_header(tmp_path / "model.safetensors")
+
+
+def test_things_in_place_of_files(tmp_path, make_model):
+    """Folders, links to nowhere and links in circles."""
+    make_model(tmp_path)
+    for name in (SECOND, "model.safetensors.index.json", DESCRIPTION):
+        path = tmp_path / name
+        whole = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        for make in (
+            path.mkdir,
+            lambda path=path: path.symlink_to(path),
+            lambda path=path: path.symlink_to("/nowhere"),
+        ):
+            make()
+            with contextlib.suppress(ModelBroken):
+                Weights.read(tmp_path)
+            path.rmdir() if path.is_dir() else path.unlink()
+        if whole is not None:
+            path.write_bytes(whole)
+    assert Weights.read(tmp_path).layers == 4

@@ -93,11 +93,11 @@ class World:
         options = {"max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
         self.rings = Rings(self.agent, contacts, FakeCompute(), None, self._fetch, **options)
 
-    async def _fetch(self, *_: Any) -> Path:
+    async def _fetch(self, *_: Any) -> Any:
         await self.go_on.wait()
-        return Path()
+        return Path(), SimpleNamespace(tensors={})
 
-    def _load(self, _directory: Path, start: int, end: int) -> Generator[float, None, FakeStage]:
+    def _load(self, _directory: Path, start: int, end: int, _tensors: Any) -> Generator[float, None, FakeStage]:
         self.loads.append(f"{start}-{end}")
         self.begun.set()
         weights = Weights()

@@ -18,6 +18,7 @@ from node.core.pool import Pools
 from node.core.types import Memory, ModelSpec, NodeInfo, NodeReport, Shard
 from node.serving.gateway import Gateway
 from node.serving.rings import Rings
+from node.store.weights import Weights
 from tests.sim.world.loop import ProcessLoop
 from tests.sim.world.model import MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
@@ -244,7 +245,7 @@ class Process:
         await asyncio.sleep(self.world.rng.uniform(0.001, 0.01))
         if self.world.loads_fail():
             raise HubUnavailable("The hub is not reached.")
-        return self
+        return self, Weights({}, {})
 
     async def _no_tokenizer(self, model: str, peer: str) -> Any:
         raise AssertionError("clients of the simulation send tokens")
