@@ -105,6 +105,7 @@ def _load_lazily(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[m
 
         return Checked, args
 
+    model: Module
     try:
         model, _ = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

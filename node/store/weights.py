@@ -207,11 +207,11 @@ def weight_map(directory: Path) -> dict[str, str]:
 
 
 def _indexed(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
     try:
         entries = json.loads(path.read_bytes())["weight_map"].items()
         return {str(tensor): _checked(file, is_safe) for tensor, file in entries}
-    except FileNotFoundError:
-        return {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelBroken(f"{path} is damaged: {error!r:.200}", hint="Fetch the model again.") from error
 
