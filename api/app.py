@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 from api import admin, chat, completions, embeddings, metrics, models
 from api.auth import ApiKeys
 from api.backend import Backend
+from api.callers import Callers
 from api.cors import Cors
 from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
@@ -33,19 +34,25 @@ def create_app(
     backend: Backend,
     *,
     api_keys: Collection[str] = (),
-    cors_origins: Collection[str] = ("*",),
+    cors_origins: Collection[str] = (),
+    names: Collection[str] = (),
+    open_api: bool = False,
     body_limit: int = BODY_LIMIT,
     pace: Pace | None = None,
 ) -> web.Application:
-    """To be called inside a running loop. No `api_keys`: everybody may ask.
+    """To be called inside a running loop. No `api_keys`: everybody may ask whose address is of a private network, or any
+    with `open_api`. Pages of `cors_origins` may ask besides local ones. `names` of this node besides local ones.
 
     Run it with `handler_cancellation=True`: a client that hangs up must end its generation.
     """
-    cors, drain, counted = Cors(cors_origins), Drain(), Metrics(backend)
+    keyed = bool(api_keys)
+    # Where any page may ask, or none without a key, there is nothing to gain by another name.
+    callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
+    cors, drain, counted = Cors(cors_origins, names, keyed=keyed), Drain(), Metrics(backend)
     env = Env(Metered(backend, counted), pace or Pace())
     app = web.Application(
         client_max_size=body_limit,
-        middlewares=[counted.middleware, answer_errors, gate(cors, ApiKeys(api_keys), drain, body_limit)],
+        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), drain, body_limit)],
     )
     app[DRAIN] = drain
     app.on_response_prepare.append(cors.on_prepare)

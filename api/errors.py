@@ -25,6 +25,13 @@ class OriginNotAllowed(PippinError):
     status = 403
 
 
+class HostNotAllowed(PippinError):
+    """The request's `Host` is none of this node's names."""
+
+    code = "host_not_allowed"
+    status = 403
+
+
 class NotFound(PippinError):
     """Of a response that is not kept here."""
 

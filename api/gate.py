@@ -4,21 +4,26 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from api.auth import ApiKeys
-from api.cors import Cors
+from api.callers import Callers
+from api.cors import READING, Cors
 from api.drain import Drain
 
 
-def gate(cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware:
-    """`body_limit` in bytes. Raises Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417."""
+def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware:
+    """`body_limit` in bytes.
+
+    Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.
+    """
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        callers.check(request)
         if request.method == hdrs.METH_OPTIONS:  # a browser's preflight cannot carry a key
             return cors.preflight(request)
         keys.check(request)
-        if request.method in (hdrs.METH_GET, hdrs.METH_HEAD):  # also of a node that is stopping
-            return await handler(request)
         cors.check(request)
+        if request.method in READING:  # also of a node that is stopping
+            return await handler(request)
         with drain.request():
             if (size := request.content_length or 0) > body_limit:
                 raise web.HTTPRequestEntityTooLarge(body_limit, size)

@@ -187,6 +187,8 @@ class Daemon:
                 self._gateway,
                 api_keys=self._options.api_keys,
                 cors_origins=self._options.cors_origins,
+                names=(socket.gethostname(), *self._options.allow_hosts),
+                open_api=self._options.open_api,
                 body_limit=self._options.max_body,
             )
             await self._api.start(app)

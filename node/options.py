@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cluster.membership import FAIL_AFTER_S
+from node.core.addresses import host_in
 from node.core.types import LONGEST_NAME
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
@@ -72,8 +73,12 @@ class Options:
     """Bytes of an API request."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Of which an API request has to bring one; empty: anybody may ask."""
-    cors_origins: tuple[str, ...] = ("*",)
-    """Of pages that may read answers; "*" stands for any."""
+    open_api: bool = False
+    """Without keys, requests are taken also from addresses that are not private."""
+    cors_origins: tuple[str, ...] = ()
+    """Of pages that may use the API besides local ones; "*" stands for any."""
+    allow_hosts: tuple[str, ...] = ()
+    """Names of this node, in lower case, besides local ones."""
     fail_after: float = FAIL_AFTER_S
     """Seconds of silence after which a node counts as failed."""
     step_timeout: float = DEFAULT_STEP_TIMEOUT_S
@@ -112,7 +117,9 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         max_queue=found.max_queue,
         max_body=found.max_body,
         api_keys=found.api_key_file,
-        cors_origins=tuple(dict.fromkeys(found.cors_origin)) or ("*",),
+        open_api=found.open_api,
+        cors_origins=tuple(dict.fromkeys(found.cors_origin)),
+        allow_hosts=tuple(dict.fromkeys(found.allow_host)),
         fail_after=found.fail_after,
         step_timeout=found.step_timeout,
         log_level=found.log_level,
@@ -215,8 +222,18 @@ def _add_api(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         type=_origin,
-        help="pages of this origin may use the API; repeatable (default: all)",
+        help="also pages of this origin may use the API, or of any with '*'; repeatable (default: those of private "
+        "networks, programs and extensions)",
     )
+    add(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        type=_host_name,
+        help="requests may call this node by this name; repeatable (default: addresses and local names)",
+    )
+    add("--open-api", action="store_true", help="without keys, take requests from public addresses, too")
     add(
         "--max-body",
         metavar="BYTES",
@@ -309,6 +326,12 @@ def _origin(text: str) -> str:
             f"{text!r} is no origin; write it like https://chat.example or app://obsidian.md"
         )
     return origin
+
+
+def _host_name(text: str) -> str:
+    if host_in(text) != text.lower():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a host; write it like llm.example, without a port")
+    return text.lower()
 
 
 def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from node.cluster.topology import Topology
+from node.core.addresses import is_near
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import Heartbeat, Link, NodeState, PeerHint
 from node.host.interfaces import Interface, interface_towards
-from node.rpc.addresses import is_near
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)

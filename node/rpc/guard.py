@@ -3,12 +3,13 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from node.core.addresses import is_near
 from node.core.errors import BadRequest, NotAdmitted
-from node.rpc.addresses import host_of, is_near
 from node.rpc.boundary import answering
 from node.rpc.channel_options import MAX_CONTROL_BYTES
 
@@ -77,6 +78,12 @@ class Guard(grpc.aio.ServerInterceptor):
                 f"Without a secret, calls are taken from private and link-local addresses only, not from {host}.",
                 hint="Start all nodes with one --secret-file.",
             )
+
+
+def host_of(peer: str) -> str:
+    """Of a gRPC peer, as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
+    host, _, _ = unquote(peer).partition(":")[2].rpartition(":")
+    return host.strip("[]")
 
 
 def _message(read: Read, data: bytes) -> Any:

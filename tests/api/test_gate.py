@@ -150,7 +150,7 @@ async def test_an_expectation_where_nothing_is(server, method, path, expected, s
     headers = (f"Expect: {expected}", "Origin: app://obsidian.md", "Connection: close")
     head, _, body = (await server.raw(request_bytes(path, b"", *headers, method=method))).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert b"Access-Control-Allow-Origin: *" in head
+    assert b"Access-Control-Allow-Origin: app://obsidian.md" in head
     assert (b"Allow: " in head) == (status == 405)
     error = json.loads(body)["error"]
     assert said in error["message"]

@@ -44,6 +44,8 @@ def test_defaults(monkeypatch):
         (["--max-body", "1MB"], "max_body", 2**20),
         (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),
         (["--cors-origin", "http://localhost:3000"], "cors_origins", ("http://localhost:3000",)),
+        (["--allow-host", "LLM.example", "--allow-host", "llm.example"], "allow_hosts", ("llm.example",)),
+        (["--open-api"], "open_api", True),
         (["--fail-after", "1.25"], "fail_after", 1.25),
         (["--step-timeout", "120"], "step_timeout", 120.0),
         (["--log-level", "debug"], "log_level", "debug"),
@@ -100,6 +102,13 @@ def test_no_origins(origin, capsys):
     with pytest.raises(SystemExit):
         parsed("--cors-origin", origin)
     assert "write it like https://chat.example" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["llm.example:80", "https://llm.example", "*", "a b", ""])
+def test_no_host_names(name, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--allow-host", name)
+    assert "write it like llm.example" in capsys.readouterr().err
 
 
 def test_interface(monkeypatch):

@@ -1,0 +1,63 @@
+"""Which addresses and names are of one's own network. They are judged as they are written; nothing is looked up."""
+
+import re
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+_NEAR = tuple(
+    map(
+        ip_network,
+        (
+            *("127.0.0.0/8", "::1/128"),
+            *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),  # private: RFC 1918, RFC 4193
+            *("169.254.0.0/16", "fe80::/10"),  # link-local: two Macs on a Thunderbolt cable have no others
+            "100.64.0.0/10",  # RFC 6598: Tailscale and other VPNs, and providers between their customers
+        ),
+    )
+)
+"""Not ipaddress's `is_private`: that also holds what is merely reserved."""
+_LOCAL_DOMAINS = ("localhost", "local", "internal", "home.arpa")
+"""Never names of the public DNS: RFC 6761, RFC 6762, ICANN's resolution 2024.07.29.06, RFC 8375."""
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%~-]+)?)\]|([\w.-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
+
+
+def is_near(address: str) -> bool:
+    """Whether an IP address is loopback, private, link-local or a VPN's. What is no IP address is not near."""
+    found = _parse(address)
+    return found is not None and any(found in network for network in _NEAR)
+
+
+def share_link(one: str, other: str) -> bool:
+    """Whether two IP addresses are the same, or in one IPv6 /64, as the public ones of a home network are."""
+    first, second = _parse(one), _parse(other)
+    if isinstance(first, IPv6Address) and isinstance(second, IPv6Address):
+        return int(first) >> 64 == int(second) >> 64
+    return first is not None and first == second
+
+
+def is_address(host: str) -> bool:
+    return _parse(host) is not None
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a host name, in lower case, is one that no public DNS server can answer for: of one label, or reserved."""
+    name = host.removesuffix(".")
+    return (
+        bool(name)
+        and ":" not in name
+        and ("." not in name or name.endswith(tuple(f".{domain}" for domain in _LOCAL_DOMAINS)))
+    )
+
+
+def host_in(authority: str) -> str | None:
+    """The host, in lower case, of `host`, `host:port` or `[IPv6]:port`; None for what is none of these."""
+    match = _AUTHORITY.fullmatch(authority)
+    return (match[1] or match[2]).lower() if match else None
+
+
+def _parse(address: str) -> IPv4Address | IPv6Address | None:
+    """An IPv4 address that is written as IPv6 (::ffff:1.2.3.4) is that IPv4 address; a zone (%en0) is left out."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found

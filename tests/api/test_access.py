@@ -1,0 +1,325 @@
+"""Who may ask: by the address of the caller, by the name it calls the node by, and by the page it speaks for."""
+
+import random
+from unittest.mock import Mock
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from api.callers import Callers
+from node.core.errors import NotAdmitted
+from tests.api.test_gate import CHAT, KEYS
+
+SIMPLE = {"Content-Type": "text/plain"}
+"""What a browser sends without a preflight."""
+LOCAL = (
+    "http://localhost",
+    "https://localhost",
+    "http://localhost:3000",
+    "http://127.0.0.1:8080",
+    "http://[::1]:8080",
+    "http://0.0.0.0:3000",
+    "http://192.168.1.7:3000",
+    "http://10.0.0.2",
+    "http://100.101.102.103:8080",
+    "http://[fd00::5]:3000",
+    "http://mini-1.local:3000",
+    "http://nas:8080",
+    "http://tauri.localhost",
+    "https://tauri.localhost",
+    "http://host.docker.internal:3000",
+    "app://obsidian.md",
+    "capacitor://localhost",
+    "ionic://localhost",
+    "tauri://localhost",
+    "file://",
+    "vscode-webview://0a1b2c3d",
+    "vscode-file://vscode-app",
+    "chrome-extension://abcdefghijklmnop",
+    "moz-extension://0f8fad5b-d9cb-469f-a165-70867728950e",
+    "safari-web-extension://0F8FAD5B-D9CB-469F-A165-70867728950E",
+)
+FOREIGN = (
+    "https://evil.example",
+    "http://evil.example:52415",
+    "null",
+    "",
+    "*",
+    "https://localhost.evil.example",
+    "http://127.0.0.1.evil.example",
+    "http://192.168.1.5.nip.io",
+    "http://8.8.8.8",
+    "http://[2001:db8::1]:3000",
+    "http://me@localhost",
+    "http://localhost/",
+    "http://localhost:3000 https://evil.example",
+    "http://LOCALHOST",
+    "HTTP://localhost",
+    "https://obsidian.md",
+    "app:obsidian.md",
+    "data://x",
+    "blob:http://localhost",
+    "javascript://localhost",
+    "ftp://localhost",
+    "http:localhost",
+    "http://",
+    "http://.",
+    "localhost",
+)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("origin", LOCAL)
+async def test_local_pages_and_programs_may_use_the_api(server, origin):
+    headers = {"Origin": origin, "Content-Type": "application/json"}
+    for response in (
+        await server.post("/v1/chat/completions", CHAT, headers=headers),
+        await server.post("/v1/chat/completions", {**CHAT, "stream": True}, headers=headers),
+        await server.post("/v1/chat/completions", {}, headers=headers),
+        await server.post("/nowhere", {}, headers=headers),
+    ):
+        assert response.status != 403
+        assert response.headers["Access-Control-Allow-Origin"] == origin
+        assert response.headers["Vary"] == "Origin"
+        assert "Access-Control-Allow-Credentials" not in response.headers
+    async with server.http.get(f"{server.url}/v1/models", headers={"Origin": origin}) as response:
+        assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (200, origin)
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+async def test_foreign_pages_can_do_nothing(server, origin):
+    for path in ("/v1/chat/completions", "/responses/x/cancel", "/nowhere", "/cluster/nodes/n/drain"):
+        for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded", "multipart/form-data"):
+            answer = await server.post(path, CHAT, headers={"Origin": origin, "Content-Type": kind})
+            assert (answer.status, answer.error["type"]) == (403, "permission_error")
+            assert answer.error["code"] == "origin_not_allowed"
+            assert "--cors-origin" in answer.error["message"]
+            assert "Access-Control-Allow-Origin" not in answer.headers
+    for method in ("GET", "HEAD", "DELETE", "OPTIONS"):
+        async with server.http.request(method, f"{server.url}/v1/responses/x", headers={"Origin": origin}) as response:
+            assert response.status == 403
+            assert "Access-Control-Allow-Origin" not in response.headers
+    assert (server.backend.requests, server.backend.drained) == ([], None)
+
+
+async def test_programs_that_are_no_pages_say_no_origin(server):
+    assert (await server.post("/v1/chat/completions", CHAT, headers=SIMPLE)).status == 200
+    assert (await server.post("/cluster/nodes/n/drain", data=b"", headers=SIMPLE)).status == 200
+
+
+def asking(origin, method="POST"):
+    return {
+        "Origin": origin,
+        "Access-Control-Request-Method": method,
+        "Access-Control-Request-Headers": "authorization, x-stainless-os,bad name,x-of-my-own",
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models/a/b", "/health", "/nowhere"])
+async def test_preflights(server, path):
+    async with server.http.options(f"{server.url}{path}", headers=asking("app://obsidian.md")) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == "app://obsidian.md"
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = response.headers["Access-Control-Allow-Headers"].lower().split(", ")
+        assert {"authorization", "content-type", "x-stainless-os", "x-of-my-own", "openai-organization"} <= {*allowed}
+        assert not [name for name in allowed if " " in name]
+        assert len(allowed) == len(set(allowed))
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null"])
+async def test_preflights_of_foreign_pages(server, origin, caplog):
+    for _ in range(3):
+        async with server.http.options(f"{server.url}/v1/chat/completions", headers=asking(origin)) as response:
+            assert response.status == 403
+            assert (await response.json())["error"]["code"] == "origin_not_allowed"
+            assert "Access-Control-Allow-Origin" not in response.headers
+            assert "Access-Control-Allow-Headers" not in response.headers
+    (record,) = [record for record in caplog.records if "--cors-origin" in record.message]
+    assert origin in record.message
+
+
+@pytest.mark.parametrize("way", ["drain", "undrain"])
+@pytest.mark.parametrize("settings", [{}, {"cors_origins": ["*"]}, {"cors_origins": ["*", "https://good.example"]}])
+async def test_no_page_changes_the_cluster_unless_it_is_named(serve, backend, way, settings):
+    server = await serve(**settings)
+    path = f"/cluster/nodes/n/{way}"
+    for origin in ("app://obsidian.md", "http://localhost:3000", "https://evil.example", "null"):
+        answer = await server.post(path, data=b"", headers={"Origin": origin, **SIMPLE})
+        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+        async with server.http.options(f"{server.url}{path}", headers=asking(origin)) as response:
+            assert response.status == 403
+    assert backend.drained is None
+    async with server.http.get(f"{server.url}/cluster/status", headers={"Origin": "http://nas:3000"}) as response:
+        assert response.status == 200
+
+
+async def test_named_pages_may_do_everything_besides_local_ones(serve):
+    server = await serve(cors_origins=["https://good.example", "null"])
+    for origin in ("https://good.example", "null"):
+        headers = {"Origin": origin, **SIMPLE}
+        answer = await server.post("/v1/chat/completions", CHAT, headers=headers)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, origin)
+        assert (await server.post("/cluster/nodes/n/drain", data=b"", headers=headers)).status == 200
+    assert (await server.post("/v1/chat/completions", CHAT, headers={"Origin": LOCAL[0], **SIMPLE})).status == 200
+    for origin in ("https://evil.example", "https://good.example.evil.example", "HTTPS://GOOD.EXAMPLE"):
+        assert (await server.post("/v1/chat/completions", CHAT, headers={"Origin": origin, **SIMPLE})).status == 403
+
+
+@pytest.mark.parametrize("origin", [*LOCAL[:2], *FOREIGN[:3]])
+async def test_any_origin_with_a_star(serve, origin):
+    server = await serve(cors_origins=["*"])
+    answer = await server.post("/v1/chat/completions", CHAT, headers={"Origin": origin, "Host": "llm.example"})
+    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize("settings", [{}, {"cors_origins": ["https://good.example"]}])
+async def test_with_keys_any_page_that_has_one(serve, backend, settings):
+    server = await serve(api_keys=KEYS, **settings)
+    for origin in ("https://chat.example", "null", "http://localhost"):
+        headers = {"Origin": origin, "Host": "llm.example", **SIMPLE}
+        answer = await server.post("/v1/chat/completions", CHAT, headers=headers)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (401, "*")
+        keyed = {**headers, "Authorization": f"Bearer {KEYS[0]}"}
+        assert (await server.post("/v1/chat/completions", CHAT, headers=keyed)).status == 200
+        assert (await server.post("/cluster/nodes/n/drain", data=b"", headers=headers)).status == 401
+        assert backend.drained is None
+        async with server.http.options(f"{server.url}/v1/models", headers=asking(origin)) as response:
+            assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (204, "*")
+    assert (await server.post("/cluster/nodes/n/drain", data=b"", headers=keyed)).status == 200
+
+
+async def test_origins_that_nobody_thought_of(server):
+    """None of the web is allowed unless its host is an address or a name of this network."""
+    seeded = random.Random(7)
+    pieces = [
+        "http",
+        "https",
+        "://",
+        ":",
+        "/",
+        "localhost",
+        ".",
+        "evil.example",
+        "@",
+        "[",
+        "]",
+        "::1",
+        "127.0.0.1",
+        "app",
+    ]
+    for _ in range(300):
+        origin = "".join(seeded.choices(pieces, k=seeded.randrange(1, 7)))
+        answer = await server.post("/v1/chat/completions", {}, headers={"Origin": origin, **SIMPLE})
+        if answer.status != 403:
+            scheme, _, host = origin.partition("://")
+            assert scheme == "app" or (scheme in ("http", "https") and "evil" not in host and "@" not in host), origin
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+async def asked_by(server, host, *, method="GET", version="1.1"):
+    lines = [f"{method} /v1/models HTTP/{version}", "Connection: close", *([] if host is None else [f"Host: {host}"])]
+    answer = await server.raw("\r\n".join([*lines, "", ""]).encode())
+    return int(answer.split()[1]), answer
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "localhost:52415", "LOCALHOST", "127.0.0.1:1", "[::1]:52415", "192.168.1.5", "203.0.113.9:80"),
+        *("[fe80::1%25en0]:52415", "mini-1.local:52415", "home.local.", "mini-1", "host.docker.internal:52415"),
+        *("pippin.localhost", "llm.example", "LLM.example:443", ""),
+    ],
+)
+async def test_names_of_this_node(serve, host):
+    server = await serve(names=["llm.example"])
+    assert (await asked_by(server, host))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "evil.example",
+            "evil.example:52415",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "llm.example.evil.com",
+        ),
+        *("me@localhost", "localhost, evil.example", "[mini.local]", "::1", "a:b", "127.0.0.1.nip.io"),
+    ],
+)
+async def test_names_that_lead_here_though_they_are_not_this_node_s(serve, host):
+    """As with DNS rebinding: the page is of the origin that it asks, so its browser lets it read."""
+    server = await serve(names=["llm.example"])
+    for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
+        status, answer = await asked_by(server, host, method=method)
+        assert status == 403
+        assert method == "HEAD" or (b"host_not_allowed" in answer and b"--allow-host" in answer)
+    assert server.backend.requests == []
+
+
+async def test_who_is_no_browser_may_say_no_name(server):
+    assert (await asked_by(server, None, version="1.0"))[0] == 200
+    assert (await asked_by(server, None, version="1.1"))[0] == 400, "as RFC 9112 has it"
+
+
+async def test_pages_of_a_name_that_is_allowed_are_the_node_s_own(serve):
+    server = await serve(names=["LLM.example"])
+    headers = {"Origin": "https://llm.example", "Host": "llm.example", **SIMPLE}
+    assert (await server.post("/v1/chat/completions", CHAT, headers=headers)).status == 200
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def request_from(caller, own="192.168.1.2", **headers):
+    ends = {"peername": (caller, 40000), "sockname": (own, 52415)}
+    transport = Mock(get_extra_info=lambda name, default=None: ends.get(name, default))
+    return make_mocked_request("GET", "/health", headers=headers, transport=transport)
+
+
+@pytest.mark.parametrize(
+    ("caller", "own", "admitted"),
+    [
+        ("192.168.1.9", "192.168.1.2", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::ffff:192.168.1.9", "::ffff:192.168.1.2", True),
+        ("fe80::5%en0", "fe80::1%en0", True),
+        ("100.100.1.1", "100.100.1.2", True),
+        ("2001:db8:0:1::5", "2001:db8:0:1::9", True),
+        ("203.0.113.2", "203.0.113.2", True),
+        ("203.0.113.9", "203.0.113.2", False),
+        ("203.0.113.9", "192.168.1.2", False),
+        ("::ffff:203.0.113.9", "::ffff:192.168.1.2", False),
+        ("2001:db8:0:1::5", "2001:db8:0:2::9", False),
+        ("2001:db8::5", "fd00::1", False),
+    ],
+)
+def test_callers(caller, own, admitted):
+    callers = Callers(anywhere=False, names=())
+    if admitted:
+        callers.check(request_from(caller, own))
+    else:
+        with pytest.raises(NotAdmitted, match="--open-api"):
+            callers.check(request_from(caller, own, **{"X-Forwarded-For": "192.168.1.9", "Forwarded": "for=127.0.0.1"}))
+    Callers(anywhere=True, names=()).check(request_from(caller, own))
+
+
+async def test_strangers_get_nothing_but_a_reason(serve, monkeypatch):
+    monkeypatch.setattr("api.callers.ends", lambda _: ("203.0.113.9", "192.168.1.2"))
+    server, opened, keyed = await serve(), await serve(open_api=True), await serve(api_keys=KEYS)
+    for path in ("/v1/chat/completions", "/cluster/nodes/n/drain", "/nowhere"):
+        answer = await server.post(path, CHAT, headers={"X-Forwarded-For": "127.0.0.1"})
+        assert (answer.status, answer.error["code"]) == (403, "not_admitted")
+    for method in ("GET", "OPTIONS", "DELETE"):
+        async with server.http.request(method, f"{server.url}/health") as response:
+            assert response.status == 403
+    assert (server.backend.requests, server.backend.drained) == ([], None)
+    assert (await opened.post("/v1/chat/completions", CHAT)).status == 200
+    assert (await keyed.post("/v1/chat/completions", CHAT)).status == 401
