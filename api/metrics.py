@@ -133,6 +133,9 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "pippin_loop_lag_seconds", "How late the event loop was at the worst of late", work.lag_s
         )
+        yield GaugeMetricFamily(
+            "pippin_compute_job_seconds", "How long the compute thread has been at one job", work.job_s
+        )
         yield GaugeMetricFamily("pippin_tasks", "What the event loop has under way", len(asyncio.all_tasks()))
         yield CounterMetricFamily(
             "pippin_recoveries", "Requests of this gateway that went on after their ring was lost", work.recoveries

@@ -31,18 +31,17 @@ def _run(options: Options) -> int:
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415
     raise_limit()
 
-    async def run() -> None:
-        await Daemon(options, data, facts).run()
+    async def run() -> int:
+        return await Daemon(options, data, facts).run()
 
     try:
         with open_data_directory(options.data_dir) as data:
             facts = HostFacts.ask(options)
             gc.freeze()  # or each full collection looks through all that was imported, and stops every thread for 0.06 s
-            asyncio.run(run())
+            return asyncio.run(run())
     except PippinError as error:
         print(f"node: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -28,9 +27,11 @@ from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
 from node.engine.device import device_memory
+from node.engine.watch import Watch
 from node.host import memory
 from node.host.chip import chip_name
 from node.host.descriptors import Shortage
+from node.host.ending import end_within, on_signals
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
 from node.host.secret import read_secret
@@ -48,6 +49,10 @@ log = logging.getLogger(__name__)
 BUILTIN = Path(__file__).parent / "builtin"
 DRAIN_S = 30.0
 """How long the requests under way, here and in this node's rings, may take after the first Ctrl-C."""
+EXIT_S = 5.0
+"""Then the process ends, whatever its threads are at: a goodbye takes a second, and so do the last calls of peers."""
+EXIT_STUCK = 70
+"""The exit code of a node that could compute no more: EX_SOFTWARE of sysexits.h."""
 NETWORK_S = 5.0
 LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
@@ -89,6 +94,7 @@ class Daemon:
         self._rpc = RpcServer(hosts, options.grpc_port, security)
         info = self._info(data, facts.chip, _addresses(interfaces))
         self._compute = Compute()
+        self._watch = Watch(self._compute, options.step_timeout)
         self._client = RpcClient(security)
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
         self._preload: tuple[str, ...] = ()
@@ -139,6 +145,7 @@ class Daemon:
         self._listing = Retried("The search for models on the disk failed")
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
+        self._code = 0
 
     def _info(self, data: DataDirectory, chip: str, addresses: tuple[str, ...]) -> NodeInfo:
         return NodeInfo(
@@ -154,17 +161,23 @@ class Daemon:
             chip=chip,
         )
 
-    async def run(self) -> None:
+    async def run(self) -> int:
+        """The exit code."""
         asyncio.get_running_loop().set_exception_handler(Shortage())
-        self._handle_signals()
+        on_signals(self._stop.set, self._quit.set)
         self._compute.start()
         async with self._client:
             try:
                 await self._run_parts()
+            except ExceptionGroup:
+                log.exception("this node ends, as a part of it failed")
+                self._code = 1
             finally:
+                end_within(EXIT_S, self._code)
                 await self._rpc.stop()
                 self._compute.stop()
         log.info("stopped")
+        return self._code
 
     async def _run_parts(self) -> None:
         listing = asyncio.create_task(self._list_models())
@@ -181,6 +194,7 @@ class Daemon:
                 self._keep_listing(listing),
                 self._keep_addresses(),
                 self._keep_name(),
+                self._keep_computing(),
             )
             tasks = [group.create_task(part) for part in parts]
             app = create_app(
@@ -222,14 +236,6 @@ class Daemon:
                 while is_missed(self._agent.view()):
                     await self._agent.changed.wait()
 
-    def _handle_signals(self) -> None:
-        def stop() -> None:
-            (self._quit if self._stop.is_set() else self._stop).set()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-
     def _url(self) -> str:
         host = self._options.host or "localhost"
         return f"http://{f'[{host}]' if ':' in host else host}:{self._api.port}/v1"
@@ -245,6 +251,7 @@ class Daemon:
             models=self._catalogue.local(),
             preload=self._preload,
             min_stages=self._options.stages or 1,
+            job_s=self._watch.age_s,
         )
 
     def _known(self, name: str) -> str:
@@ -287,6 +294,15 @@ class Daemon:
             await asyncio.sleep(max(LISTING_S, LISTING_SHARE * (time.monotonic() - begun)))
             begun = time.monotonic()
             listing = asyncio.create_task(self._list_models())
+
+    async def _keep_computing(self) -> None:
+        """A job that never ends holds up all others, and only the end of the process ends it."""
+        stuck = await self._watch.stuck()
+        log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_STUCK, stuck)
+        self._code = EXIT_STUCK
+        self._agent.set_draining(True)
+        self._rings.give_up(stuck)
+        self._stop.set()
 
     async def _keep_name(self) -> None:
         """Be found, and have the cluster's name lead here for as long as this node is head."""

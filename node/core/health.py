@@ -12,6 +12,8 @@ from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState,
 
 _NAMED = 5
 """Nodes that one line names."""
+LONG_JOB_S = 15.0
+"""The largest chunk on the slowest machine takes 6 s."""
 SLOW_LINK_MS = 5.0
 """A wired hop takes below 1 ms. At 5 ms a hop, a ring of three loses 15 ms on every token."""
 
@@ -32,6 +34,7 @@ class Code(StrEnum):
     MODEL_REFUSED = "model-refused"
     LOAD_FAILED = "load-failed"
     NODE_FAILED = "node-failed"
+    COMPUTE_STUCK = "compute-stuck"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
     SLOW_LINK = "slow-link"
@@ -83,6 +86,15 @@ def node_failed(peer: PeerView, *, needed: bool) -> Issue:
         Severity.ERROR if needed else Severity.WARNING,
         _sentence(f"{peer.report.info.name} has not answered for {peer.last_seen_s:.0f} s{reason}"),
         "Check its power and its network. It joins again by itself.",
+    )
+
+
+def compute_stuck(node: str, seconds: float) -> Issue:
+    return Issue(
+        Code.COMPUTE_STUCK,
+        Severity.WARNING,
+        f"{node} has been at one computation for {seconds:.0f} s.",
+        "If it does not come to its end, the node ends by itself (--step-timeout): then start it again.",
     )
 
 
@@ -168,6 +180,8 @@ def _node_issues(view: ClusterView) -> Iterator[Issue]:
             yield node_failed(peer, needed=peer.report.info.id in needed)
         elif peer.state is NodeState.REFUSED:
             yield version_mismatch(peer, version)
+        elif peer.report.job_s >= LONG_JOB_S and peer.state is not NodeState.LEFT:
+            yield compute_stuck(peer.report.info.name, peer.report.job_s)
 
 
 def _load_issues(view: ClusterView) -> Iterator[Issue]:

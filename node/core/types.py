@@ -160,6 +160,8 @@ class Work:
     """How often a request of this gateway lost its ring and went on."""
     lag_s: float = 0.0
     """How late the event loop was at the worst of late."""
+    job_s: float = 0.0
+    """How long the compute thread has been at one job; 0 if that began within the last second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,8 @@ class NodeReport:
     """Somebody asked that its work be moved away, or it is about to leave: nothing new is placed on it."""
     lag_s: float = 0.0
     """How late its event loop was at the worst of late."""
+    job_s: float = 0.0
+    """How long its compute thread has been at one job; 0 if that began within the last second."""
 
 
 class NodeState(StrEnum):

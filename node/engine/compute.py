@@ -8,6 +8,8 @@ pieces, so that a ring never waits for more than one of another's.
 import asyncio
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
@@ -20,6 +22,14 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What the thread is at: one for each time that it begins something."""
+
+    piece: bool = False
+    """Of something long, as a load: it may wait for a slow disk."""
+
+
 class Compute:
     """Runs functions one after the other, in the order given, in one thread of its own.
 
@@ -29,6 +39,8 @@ class Compute:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
+        self.job: Job | None = None
+        """The one that runs; those that were queued after it wait for its end."""
 
     def start(self) -> None:
         """Start the thread. Does nothing when it runs already."""
@@ -53,9 +65,16 @@ class Compute:
         if executor is None:
             raise NotReady("The compute thread is not running.")
         try:
-            return executor.submit(fn, *args, **kwargs)
+            return executor.submit(self._do, partial(fn, *args, **kwargs))
         except RuntimeError as error:  # stopped between the two lines above
             raise NotReady("The compute thread is stopping.") from error
+
+    def _do(self, fn: Callable[[], T]) -> T:
+        self.job = Job()
+        try:
+            return fn()
+        finally:
+            self.job = None
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a job and wait for its result; its exception is raised here.
@@ -72,6 +91,7 @@ class Compute:
         """
 
         def piece() -> V | StopIteration:
+            self.job = Job(piece=True)
             try:
                 return next(pieces)
             except StopIteration as end:  # which no future may have as its exception

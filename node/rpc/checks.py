@@ -103,7 +103,7 @@ def _check_report(report: pb.NodeReport) -> None:
     for ring in report.rings:
         _names(ring.ring)
         _finite(ring.tokens_per_second)
-    _finite(report.lag_s)
+    _finite(report.lag_s, report.job_s)
     _few("links", report.links, MOST)
     for link in report.links:
         _names(link.to, link.address, link.interface, link.kind)

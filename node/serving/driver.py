@@ -76,10 +76,14 @@ class Driver:
     def kv_bytes(self) -> int:
         return self._runner.kv_bytes
 
-    async def close(self, reason: PippinError) -> None:
-        """End all requests with `reason`, free the KV and the links."""
+    def give_up(self, reason: PippinError) -> None:
+        """End all requests with `reason`, and the links."""
         self.sessions.close(reason)
         self._circuit.cut()
+
+    async def close(self, reason: PippinError) -> None:
+        """And free the KV."""
+        self.give_up(reason)
         await self._compute.run(self._runner.reset)
 
     # --- the loop ---------------------------------------------------------------------------------------------------

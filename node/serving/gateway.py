@@ -98,8 +98,9 @@ class Gateway:
         return {**state, "node": self._agent.info.name, "models": sorted(ready)}
 
     def work(self) -> Work:
-        rings = self._rings
-        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._requests.recoveries, self._agent.lag_s)
+        rings, agent = self._rings, self._agent
+        job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
+        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._requests.recoveries, agent.lag_s, job_s)
 
     # --- asking a model -----------------------------------------------------------------------------------------------
 

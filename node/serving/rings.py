@@ -107,6 +107,14 @@ class Rings:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
         await part.frames(first, frames)
 
+    def give_up(self, reason: PippinError) -> None:
+        """This node can't compute any more: end all that its rings have under way, so that it goes on elsewhere."""
+        lost = RingLost(f"{self._agent.info.name} left the ring: {reason.message}")
+        for ring, report in list(self._reports.items()):
+            if part := self._parts.get(ring):
+                part.give_up(lost)
+            self._report(ring, report.shard, LoadState.FAILED, error=f"{reason.code}: {reason}")
+
     # --- following the placement ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -148,8 +156,7 @@ class Rings:
 
     async def _leave(self, ring_id: str) -> None:
         """Nobody holds on to the part afterwards, and so to the weights."""
-        part = self._parts.pop(ring_id)
-        await (part.close(RingLost(f"Ring {ring_id} was replaced.")) if isinstance(part, Driver) else part.close())
+        await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."))
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])

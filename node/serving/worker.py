@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
+from node.core.errors import BadRequest, PippinError, StaleFence
 from node.core.frames import Failure, Frame
 from node.core.types import Ring
 from node.engine.compute import Compute
@@ -35,7 +35,8 @@ class Worker:
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link that began the run."""
         self._broken: PippinError | None = None
-        self._closed = False
+        self._closed: PippinError | None = None
+        """Why this stage takes no frames any more."""
 
     @property
     def kv_bytes(self) -> int:
@@ -55,12 +56,16 @@ class Worker:
         finally:
             await self._end_run()
 
-    async def close(self) -> None:
-        """The ring is no more: free its KV and end its links."""
-        self._closed = True
-        self._onward_broke(RingLost(f"The ring {self._ring} was replaced."))
+    def give_up(self, reason: PippinError) -> None:
+        """End the links: the one from the stage before with `reason`, and so those of them that come from now on."""
+        self._closed = reason
+        self._onward_broke(reason)
         if self._link:
             self._link.close()
+
+    async def close(self, reason: PippinError) -> None:
+        """And free the KV."""
+        self.give_up(reason)
         await self._compute.run(self._runner.reset)
 
     async def _take(self, frame: Frame) -> None:
@@ -68,7 +73,7 @@ class Worker:
             if frame.fence != self._fence:
                 raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring}, which is at {self._fence}.")
             if self._closed:
-                raise RingLost(f"The ring {self._ring} was replaced.")
+                raise self._closed
             if frame.run < self._run:
                 return  # a leftover from before the driver's fresh start
             due = self._seq if frame.run == self._run else 0

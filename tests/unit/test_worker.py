@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import PeerUnavailable, PippinError
+from node.core.errors import PeerUnavailable, PippinError, RingLost
 from node.core.frames import Frame, Held, Open
 from node.core.types import Fence, Ring, StageSpec
 from node.serving.worker import Worker
@@ -73,7 +73,7 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
     await asyncio.wait_for(onward.sent.get(), 5)
     await asyncio.wait_for(onward.sent.get(), 5)
     onward.broke(PeerUnavailable("the next stage is gone"))
-    closing = asyncio.create_task(worker.close())
+    closing = asyncio.create_task(worker.close(RingLost("replaced")))
     with pytest.raises(PeerUnavailable, match="the next stage is gone"):
         await asyncio.wait_for(serving, 5)
     await asyncio.wait_for(closing, 5)
@@ -99,7 +99,7 @@ async def test_a_new_run_begins_with_the_kv_that_is_left():
         sent = await first_two(worker, onward, Frame(RING.id, RING.fence, run, 0, held=ASKED, since=1))
         assert [(each.run, each.seq, each.held) for each in sent] == [(run, 0, held), (run, 1, ())]
     assert not runner.resets
-    await worker.close()
+    await worker.close(RingLost("replaced"))
     assert runner.resets == 1
 
 
