@@ -234,6 +234,8 @@ class Head:
         rings, at = {ring.id for ring in view.placement.rings}, now()
         self._barred = {pair: until for pair, until in self._barred.items() if until > at}
         for node in nodes:
+            if node.draining:
+                continue  # it is left out anyway, and others may be able to
             for load in node.loads:
                 model = load.shard.model
                 wanted = self._wanted.get(model)
