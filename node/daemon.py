@@ -15,6 +15,7 @@ from api.server import ApiServer
 from node import PROTOCOL, __version__
 from node.cluster.discovery import Discovery
 from node.control.agent import Agent
+from node.control.allowed import Allowed
 from node.control.contacts import Contacts
 from node.control.draining import Draining, is_missed
 from node.control.files import Files
@@ -127,7 +128,8 @@ class Daemon:
             max_rings=options.max_rings,
         )
         draining = Draining(self._agent, self._head, self._contacts, self._client)
-        self._control = ControlService(self._agent, self._head, specs, draining)
+        allowed = Allowed(self._agent, options.allow_models)
+        self._control = ControlService(self._agent, self._head, allowed, specs, draining)
         self._gateway = Gateway(
             self._agent,
             self._contacts,
@@ -136,6 +138,7 @@ class Daemon:
             self._catalogue,
             self._files.of_tokenizer,
             self._head.want,
+            allowed,
             draining,
             self._pools,
             started_at=int(time.time()),

@@ -39,6 +39,8 @@ class Options:
     """Holds the cluster's secret; None: see node.host.secret."""
     models: tuple[str, ...] = ()
     """To load at start, in this order."""
+    allow_models: tuple[str, ...] = ()
+    """Patterns of models that a request may have loaded, besides those that are; empty: all."""
     models_dirs: tuple[Path, ...] = ()
     """Where to look for models before the hub; each exists."""
     api_port: int = DEFAULT_API_PORT
@@ -100,6 +102,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         cluster=found.cluster,
         secret_file=found.secret_file,
         models=tuple(dict.fromkeys(found.model)),
+        allow_models=tuple(dict.fromkeys(found.allow_model)),
         models_dirs=tuple(dict.fromkeys(found.models_dir)),
         api_port=found.api_port,
         grpc_port=found.grpc_port,
@@ -153,6 +156,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_models(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", metavar="ID", action="append", default=[], type=_name, help="load this model; repeatable")
+    add(
+        "--allow-model",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        type=_name,
+        help="requests may have only such models loaded, as 'mlx-community/*'; repeatable (default: any)",
+    )
     add(
         "--models-dir",
         metavar="DIR",

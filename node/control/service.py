@@ -1,6 +1,7 @@
 """Answers the control plane's calls from peers."""
 
 from node.control.agent import Agent
+from node.control.allowed import Allowed
 from node.control.draining import Draining
 from node.control.head import Head
 from node.control.specs import Specs
@@ -8,9 +9,10 @@ from node.core.types import Heartbeat, ModelSpec
 
 
 class ControlService:
-    def __init__(self, agent: Agent, head: Head, specs: Specs, draining: Draining) -> None:
+    def __init__(self, agent: Agent, head: Head, allowed: Allowed, specs: Specs, draining: Draining) -> None:
         self._agent = agent
         self._head = head
+        self._allowed = allowed
         self._specs = specs
         self._draining = draining
 
@@ -21,6 +23,7 @@ class ControlService:
         self._agent.left(node_id, incarnation)
 
     async def want(self, model: str) -> None:
+        self._allowed.check(model)
         await self._head.want(model)
 
     async def drain(self, node: str, *, draining: bool) -> None:

@@ -45,6 +45,13 @@ class ModelGated(PippinError):
     status = 403
 
 
+class ModelNotAllowed(PippinError):
+    """Requests may have only some models loaded, and this is none of them."""
+
+    code = "model_not_allowed"
+    status = 403
+
+
 class ModelNotFound(PippinError):
     code = "model_not_found"
     status = 404

@@ -16,7 +16,7 @@ class ControlHandler(Protocol):
     def leave(self, node_id: str, incarnation: int) -> None: ...
 
     async def want(self, model: str) -> None:
-        """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotFound, …"""
+        """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotAllowed, …"""
 
     async def drain(self, node: str, *, draining: bool) -> None:
         """As the head: have a node's work moved away, or take it into use again. Raises NotReady, NoCapacity."""

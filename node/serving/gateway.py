@@ -8,6 +8,7 @@ from typing import Any
 
 from node.cluster.readiness import usable_rings
 from node.control.agent import Agent
+from node.control.allowed import Allowed
 from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.status import build_status
@@ -46,6 +47,7 @@ class Gateway:
         catalogue: Catalogue,
         tokenizer_files: TokenizerFiles,
         want: Callable[[str], Awaitable[None]],
+        allowed: Allowed,
         draining: Draining,
         pools: Pools,
         started_at: int,
@@ -58,6 +60,7 @@ class Gateway:
         self._rings = rings
         self._catalogue = catalogue
         self._tokenizer_files = tokenizer_files
+        self._allowed = allowed
         self._draining = draining
         self._pools = pools
         self._finder = Finder(agent, contacts, client, want)
@@ -71,9 +74,10 @@ class Gateway:
     # --- what there is ------------------------------------------------------------------------------------------------
 
     def models(self) -> Sequence[ModelEntry]:
-        """All that some node of the cluster holds or serves."""
+        """All that some node of the cluster holds or serves, and that a request may use."""
         return [
-            ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin") for model in self._held()
+            ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin")
+            for model in self._allowed.among(self._held())
         ]
 
     def _held(self) -> list[str]:
@@ -107,9 +111,10 @@ class Gateway:
     async def open(self, model_id: str) -> OpenModel:
         """Waits until a ring of the model is ready.
 
-        Raises ModelNotFound, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
+        Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
         """
         model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
+        self._allowed.check(model)
         ring = (await self._finder.wait(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._tokenizer(ring))
 

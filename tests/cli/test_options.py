@@ -23,6 +23,7 @@ def test_defaults(monkeypatch):
     ("argv", "field", "value"),
     [
         (["--model", "a/b", "--model", "c", "--model", "a/b"], "models", ("a/b", "c")),
+        (["--allow-model", "mlx-community/*", "--allow-model", "qwen3"], "allow_models", ("mlx-community/*", "qwen3")),
         (["--models-dir", "/tmp"], "models_dirs", (Path("/tmp"),)),
         (["--api-port", "0"], "api_port", 0),
         (["--grpc-port", "52416"], "grpc_port", 52416),

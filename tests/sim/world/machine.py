@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from node.control.agent import Agent
+from node.control.allowed import Allowed
 from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.head import Head
@@ -188,7 +189,8 @@ class Process:
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.contacts, client)
-        self.control = ControlService(self.agent, self.head, specs, draining)
+        allowed = Allowed(self.agent, ())
+        self.control = ControlService(self.agent, self.head, allowed, specs, draining)
         self.gateway = Gateway(
             self.agent,
             self.contacts,
@@ -197,6 +199,7 @@ class Process:
             catalogue,
             self._no_tokenizer,
             self.head.want,
+            allowed,
             draining,
             Pools(),
             started_at=0,

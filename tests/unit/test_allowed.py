@@ -1,0 +1,111 @@
+"""Which models a request may have loaded, at the gateway that it comes to and at the head that is asked for them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.control.allowed import Allowed
+from node.control.service import ControlService
+from node.core.errors import ModelNotAllowed
+from node.core.pool import Pools
+from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.serving.gateway import Gateway
+
+INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)
+PLACED, PRELOADED, HELD = "org/placed", "org/preloaded", "mlx-community/Qwen3-8B-4bit"
+RING = Ring("r", PLACED, (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
+REPORT = NodeReport(INFO, Memory(1, 1), models=(HELD, "org/held", PRELOADED), preload=(PRELOADED,))
+
+
+def agent() -> Any:
+    return SimpleNamespace(info=INFO, placement=Placement(Fence(1, 1), "me", (RING,)), alive=lambda: [REPORT])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "model", "matches"),
+    [
+        ("mlx-community/*", "mlx-community/Qwen3-8B-4bit", True),
+        ("MLX-Community/*", "mlx-community/qwen3-8B-4bit", True),
+        ("*qwen3*", "mlx-community/Qwen3-8B-4bit", True),
+        ("qwen3-8b", "mlx-community/Qwen3-8B-4bit", True),
+        ("mlx-community/Qwen3-?B-4bit", "mlx-community/Qwen3-8B-4bit", True),
+        ("mlx-community/Qwen3-[48]B-4bit", "mlx-community/Qwen3-8B-4bit", True),
+        ("*", "a/b", True),
+        ("qwen3-8b", "evil/Qwen3-8B-4bit", False),
+        ("mlx-community/*", "evil/mlx-community/x", False),
+        ("mlx-community", "mlx-community/Qwen3-8B-4bit", False),
+        ("nothing", "org/held", False),
+        ("nothing", PLACED, True),
+        ("nothing", PRELOADED, True),
+    ],
+)
+def test_patterns(pattern: str, model: str, matches: bool) -> None:
+    allowed = Allowed(agent(), ["something-else", pattern])
+    if matches:
+        allowed.check(model)
+    else:
+        with pytest.raises(ModelNotAllowed, match="--allow-model"):
+            allowed.check(model)
+
+
+def test_without_patterns_all_models_are_allowed() -> None:
+    Allowed(agent(), []).check("any/thing")
+
+
+async def test_the_head_loads_nothing_else_whoever_asks() -> None:
+    asked: list[str] = []
+
+    async def want(model: str) -> None:
+        asked.append(model)
+
+    head: Any = SimpleNamespace(want=want)
+    nothing: Any = None
+    service = ControlService(agent(), head, Allowed(agent(), ["mlx-community/*"]), nothing, nothing)
+    await service.want(HELD)
+    await service.want(PLACED)
+    with pytest.raises(ModelNotAllowed):
+        await service.want("org/held")
+    assert asked == [HELD, PLACED]
+
+
+def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
+    """And what it has asked the head for."""
+    asked: list[str] = []
+
+    async def want(model: str) -> None:
+        asked.append(model)
+        raise NotImplementedError
+
+    catalogue = SimpleNamespace(find=lambda name, held: name, created=lambda model: 1)
+    view = SimpleNamespace(placement=Placement(), peers=(), head="me")
+    here = agent()
+    here.view = lambda: view
+    parts: dict[str, Any] = {
+        "agent": here,
+        "catalogue": catalogue,
+        "want": want,
+        "allowed": Allowed(agent(), patterns),
+        "pools": Pools(),
+        **dict.fromkeys(("contacts", "rings", "client", "tokenizer_files", "draining")),
+    }
+    return Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple), asked
+
+
+async def test_the_gateway_opens_nothing_else() -> None:
+    opened, asked = gateway("mlx-community/*")
+    with pytest.raises(ModelNotAllowed, match="mini-1"):
+        await opened.open("org/held")
+    assert asked == []
+    with pytest.raises(NotImplementedError):
+        await opened.open(HELD)
+    assert asked == [HELD]
+
+
+def test_only_what_may_be_used_is_listed() -> None:
+    for patterns, listed in (
+        ((), {HELD, "org/held", PRELOADED, PLACED}),
+        (("mlx-community/*",), {HELD, PRELOADED, PLACED}),
+        (("nothing",), {PRELOADED, PLACED}),
+    ):
+        assert {model.id for model in gateway(*patterns)[0].models()} == listed
