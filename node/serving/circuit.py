@@ -1,9 +1,9 @@
 """The way round a ring as its driver has it: frames leave in the order of their numbers, and come back in it."""
 
 import asyncio
-import time
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from node.core.clock import now
@@ -23,18 +23,29 @@ class InFlight:
     begun_at: float
 
 
+def run_numbers(incarnation: int) -> Iterator[int]:
+    """For all runs of a node's process: each above those before, and above those of the node's earlier processes.
+
+    No clock is asked, as it may be set back. `incarnation` rises with each start of the node.
+    """
+    return itertools.count(incarnation << 32)
+
+
 class Circuit:
     """`on_broken` is called when the link to the next stage breaks, unless it was cut."""
 
-    def __init__(self, ring: Ring, onward: Onward | None, on_broken: Callable[[PippinError], None]) -> None:
-        """`onward` is None when the ring is this node alone."""
+    def __init__(
+        self, ring: Ring, onward: Onward | None, on_broken: Callable[[PippinError], None], runs: Iterator[int]
+    ) -> None:
+        """`onward` is None when the ring is this node alone. `runs`: see `run_numbers`."""
         self._ring = ring
         self._onward = onward
         self._on_broken = on_broken
         self._link: Link | None = None
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
-        self._run = self._first = time.time_ns()  # above those of this ring's driver before a restart of its node
+        self._runs = runs
+        self._run = self._first = next(runs)
         self._seq = 0
 
     @property
@@ -106,5 +117,5 @@ class Circuit:
 
     def renew(self) -> None:
         """A new run, which voids all frames of the one that was cut."""
-        self._run += 1
+        self._run = next(self._runs)
         self._seq = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 from node.core.clock import now
@@ -40,15 +40,16 @@ class Driver:
         elsewhere: Callable[[], bool],
         *,
         step_timeout_s: float,
+        runs: Iterator[int],
     ) -> None:
         """`elsewhere` tells whether another ring could take this one's sessions. `step_timeout_s`: a step that has not
-        come round by then is lost.
+        come round by then is lost. `runs`: see node.serving.circuit.run_numbers.
         """
         self._ring = ring
         self._step_timeout = step_timeout_s
         self._compute = compute
         self._runner = runner
-        self._circuit = Circuit(ring, onward, self._break)
+        self._circuit = Circuit(ring, onward, self._break, runs)
         self._elsewhere = elsewhere
         self._scheduler = Scheduler(
             limits,

@@ -22,6 +22,7 @@ from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.rpc.client import RpcClient
+from node.serving.circuit import run_numbers
 from node.serving.driver import Driver
 from node.serving.limits import Limits
 from node.serving.onward import Onward
@@ -58,6 +59,8 @@ class Rings:
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._step_timeout = step_timeout_s
+        self._runs = run_numbers(agent.info.incarnation)
+        """Of all rings, as a ring that this node left may come back to it."""
         self._stages: dict[Shard, Stage] = {}
         self._directories: dict[str, Path] = {}
         """Of the files of each model that was loaded."""
@@ -243,7 +246,14 @@ class Rings:
         elsewhere = partial(self._served_elsewhere, ring)
         onward_of_many = onward if len(nodes) > 1 else None
         driver = Driver(
-            ring, limits, self._compute, runner, onward_of_many, elsewhere, step_timeout_s=self._step_timeout
+            ring,
+            limits,
+            self._compute,
+            runner,
+            onward_of_many,
+            elsewhere,
+            step_timeout_s=self._step_timeout,
+            runs=self._runs,
         )
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver

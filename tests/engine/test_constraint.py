@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import jsonschema
@@ -76,6 +77,7 @@ def driving(directory, tokenizer):
             None,
             lambda: False,
             step_timeout_s=60,
+            runs=count(),
         )
         task = asyncio.create_task(driver.run())
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -55,7 +56,9 @@ class FakeRunner:
 @asynccontextmanager
 async def driven(runner: FakeRunner | None = None) -> AsyncIterator[Driver]:
     limits = Limits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
-    driver = Driver(RING, limits, FakeCompute(), runner or FakeRunner(), None, lambda: False, step_timeout_s=60)
+    driver = Driver(
+        RING, limits, FakeCompute(), runner or FakeRunner(), None, lambda: False, step_timeout_s=60, runs=count()
+    )
     task = asyncio.create_task(driver.run())
     yield driver
     task.cancel()

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ async def no_more() -> AsyncIterator[Frame]:
 
 def driver() -> Driver:
     limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
-    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60)
+    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60, runs=count())
 
 
 def worker() -> Worker:
@@ -51,7 +52,16 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 
 
 async def test_a_ring_that_a_node_is_no_part_of_is_refused():
-    rings = Rings(None, None, None, None, None, max_queue=4, max_batch=4, step_timeout_s=60)
+    rings = Rings(
+        SimpleNamespace(info=SimpleNamespace(incarnation=1)),
+        None,
+        None,
+        None,
+        None,
+        max_queue=4,
+        max_batch=4,
+        step_timeout_s=60,
+    )
 
     async def frames() -> AsyncIterator[Frame]:
         yield FRAME

@@ -59,7 +59,7 @@ class FakeCompute(Compute):
 
 
 class FakeAgent:
-    info = SimpleNamespace(id="a")
+    info = SimpleNamespace(id="a", incarnation=1)
 
     def __init__(self) -> None:
         self.placement = Placement()
