@@ -84,7 +84,7 @@ class Daemon:
     def __init__(self, options: Options, data: DataDirectory, facts: HostFacts) -> None:
         """Raises PortTaken, SecretUnusable."""
         secret = read_secret(options.secret_file)
-        security = secure(secret, options.cluster) if secret else None
+        security = secure(secret, options.cluster, data.key) if secret else None
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
         self._options = options

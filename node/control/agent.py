@@ -20,7 +20,17 @@ from node.control.reunion import Reunion
 from node.core.clock import now
 from node.core.errors import Incompatible
 from node.core.signal import Signal
-from node.core.types import ClusterView, Heartbeat, NodeInfo, NodeReport, NodeState, PeerHint, Placement
+from node.core.types import (
+    Address,
+    Caller,
+    ClusterView,
+    Heartbeat,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerHint,
+    Placement,
+)
 from node.host.interfaces import Interface
 
 log = logging.getLogger(__name__)
@@ -88,7 +98,7 @@ class Agent:
         """Reports of the nodes that take part, this one included."""
         return self._membership.alive()
 
-    def holders(self, model: str) -> Sequence[str]:
+    def holders(self, model: str) -> Sequence[Address]:
         """Addresses of the other nodes that hold a model's files."""
         nodes = [report.info.id for report in self.alive() if model in report.models]
         return [address for node in nodes if (address := self._contacts.address_of(node))]
@@ -130,7 +140,7 @@ class Agent:
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
-    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
+    def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         """A peer tells its state and gets ours. Raises Incompatible for a node of another cluster."""
         info = heartbeat.report.info
         if info.cluster != self.info.cluster:
@@ -138,6 +148,7 @@ class Agent:
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
         if not self._contacts.knows(hint):
             self._contacts.hint(hint)
+        self._contacts.called(info.id, caller.address)
         self.heard(heartbeat)
         return self.heartbeat_for(info.id)
 
@@ -149,7 +160,7 @@ class Agent:
                 self._contacts.hint(hint)
         self._step()
         offered = heartbeat.placement
-        if offered and offered.fence > self.placement.fence and self._is_of_head(offered):
+        if offered and offered.fence > self.placement.fence and self._is_of_head(heartbeat):
             self._adopt(offered)
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reunion.offered(offered)
@@ -167,8 +178,10 @@ class Agent:
         self._note(self._membership.goodbye(node, now(), incarnation))
         self._step()
 
-    def _is_of_head(self, placement: Placement) -> bool:
-        return placement.head == self.head and placement.fence.term == self.term
+    def _is_of_head(self, heartbeat: Heartbeat) -> bool:
+        """From the head itself: what others have of it is not theirs to tell."""
+        placement, sender = heartbeat.placement, heartbeat.report.info.id
+        return placement is not None and sender == placement.head == self.head and placement.fence.term == self.term
 
     def _adopt(self, placement: Placement) -> None:
         self.placement = placement

@@ -14,7 +14,7 @@ from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import Heartbeat, Link, NodeState, PeerHint
+from node.core.types import Address, Caller, Heartbeat, Link, NodeState, PeerHint
 from node.host.interfaces import Interface, interface_towards
 from node.rpc.client import RpcClient
 
@@ -60,6 +60,8 @@ class Contacts:
         """What keeps in touch with each node that is hinted at, until it is forgotten."""
         self._told: set[PeerHint] = set()
         """Adverts that the log has told of."""
+        self._callers: dict[str, str] = {}
+        """The address from which each node that is hinted at called last."""
         self._topology = Topology()
         self._hinted = Signal()
         self._urgent = Signal()
@@ -128,6 +130,7 @@ class Contacts:
     def forget(self, node: str) -> None:
         self.hang_up(node)
         self._hints.pop(node, None)
+        self._callers.pop(node, None)
         self._topology.forget(node)
         if task := self._kept.pop(node, None):
             task.cancel()
@@ -135,13 +138,25 @@ class Contacts:
     def hint_of(self, node: str) -> PeerHint | None:
         return self._hints.get(node)
 
-    def address_of(self, node: str) -> str | None:
-        """The best `host:port` of a node's gRPC server."""
+    def address_of(self, node: str) -> Address | None:
+        """The best one of a node's gRPC server."""
         hint = self._hints.get(node)
         if hint is None:
             return None
         link = self._topology.best(node, now())
-        return _join(link.address if link else hint.addresses[0], hint.grpc_port)
+        return _at(hint, link.address if link else hint.addresses[0])
+
+    def called(self, node: str, address: str) -> None:
+        """A node told its state from that address."""
+        if node in self._hints:
+            self._callers[node] = address
+
+    def is_from(self, node: str, caller: Caller) -> bool:
+        """Whether a call is a node's: by its certificate, or, without a secret, by where it comes from."""
+        if caller.node:
+            return caller.node == node
+        hint = self._hints.get(node)
+        return hint is not None and caller.address in (*hint.addresses, self._callers.get(node))
 
     def links(self) -> tuple[Link, ...]:
         return self._topology.links(now())
@@ -154,7 +169,7 @@ class Contacts:
         """Whatever waits for a node that is gone must not wait longer."""
         if hint := self._hints.get(node):
             for address in hint.addresses:
-                self._client.drop(_join(address, hint.grpc_port))
+                self._client.drop(_at(hint, address))
 
     # --- keeping in touch ---------------------------------------------------------------------------------------------
 
@@ -181,7 +196,10 @@ class Contacts:
             group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
 
     async def _seek(self, peer: str, talk: Talk) -> None:
-        """Find out who is at an address that the user gave; contact is kept by its id from then on."""
+        """Find out who is at an address that the user gave; contact is kept by its id from then on.
+
+        What is said there is a hint only, as any member may be there and pose as any node: heard is who proves its id.
+        """
         host, _, port = peer.rpartition(":")
         told: set[str] = set()
         while True:
@@ -198,7 +216,6 @@ class Contacts:
                 if info.cluster == self._cluster and info.id not in self._hints:
                     others = filter(self._may_call, info.addresses)
                     self._learn(PeerHint(info.id, tuple(dict.fromkeys((address, *others))), int(port)))
-                _tell(talk, answer)
             await asyncio.sleep(GONE_INTERVAL_S)
 
     async def _call_any(self, host: str, port: int, talk: Talk) -> tuple[str, Heartbeat]:
@@ -211,7 +228,7 @@ class Contacts:
                         f"Without a secret, only private and link-local addresses are called, not {address}.",
                         hint="Start all nodes with one --secret-file.",
                     )
-                peer = _join(address, port)
+                peer = Address(_join(address, port))
                 return address, await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
             except PippinError as error:
                 failure = error
@@ -256,7 +273,7 @@ class Contacts:
             await asyncio.sleep(PROBE_S)
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
-        peer = _join(address, hint.grpc_port)
+        peer = _at(hint, address)
         try:
             # The least of three: the way's length, not what this machine happened to do meanwhile.
             rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
@@ -273,7 +290,7 @@ class Contacts:
         best = self._topology.best(hint.id, now())
         refused = False
         for address in dict.fromkeys((*([best.address] if best else []), *hint.addresses)):
-            peer = _join(address, hint.grpc_port)
+            peer = _at(hint, address)
             try:
                 answer = await self._client.exchange(peer, talk.heartbeat_for(hint.id), EXCHANGE_TIMEOUT_S)
             except PippinError as error:
@@ -287,7 +304,7 @@ class Contacts:
         if refused:  # no mere slowness, which membership measures itself
             asked_at = now()
             # Only where it did answer: elsewhere another machine may have its address.
-            gone = best is not None and await self._client.refuses(_join(best.address, hint.grpc_port))
+            gone = best is not None and await self._client.refuses(_at(hint, best.address))
             talk.unreachable(hint.id, asked_at if gone else None)
 
     async def say_goodbye(self, nodes: Sequence[str], incarnation: int) -> None:
@@ -312,6 +329,10 @@ async def _addresses_of(host: str) -> list[str]:
     except (OSError, UnicodeError) as error:  # the latter of a name that is none of DNS
         raise PeerUnavailable(f"{host} has no address: {error}.") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _at(hint: PeerHint, address: str) -> Address:
+    return Address(_join(address, hint.grpc_port), hint.id)
 
 
 def _join(host: str, port: int) -> str:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from node.core.errors import ModelNotFound, PippinError
+from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
 from node.core.pool import Pools
-from node.core.types import Shard
+from node.core.types import Address, Shard
 from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
 from node.store.hub import Hub
@@ -27,7 +27,7 @@ class Files:
         catalogue: Catalogue,
         hub: Hub,
         client: RpcClient,
-        holders: Callable[[str], Sequence[str]],
+        holders: Callable[[str], Sequence[Address]],
         pools: Pools,
     ) -> None:
         self._pools = pools
@@ -91,17 +91,22 @@ class Files:
 
         return await self._pools.downloads.run(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
 
-    async def of_tokenizer(self, model: str, peer: str) -> Path:
-        """A directory with the model's small files; from `peer`, the model's driver, if they are not here."""
+    async def of_tokenizer(self, model: str, peer: Address | None) -> Path:
+        """A directory with the model's small files; from `peer`, the model's driver, if they are not here.
+
+        Raises PeerUnavailable when no address of it is known.
+        """
         directory = await self._pools.files.run(self._catalogue.partial, model)
         if directory:
             return directory
+        if peer is None:
+            raise PeerUnavailable(f"No address of the driver of {model} is known.")
         target = self._catalogue.target(model)
         for file in small(await self._offered(peer, model)):
             await self._copy(peer, model, file, target, lambda _: None)
         return target
 
-    async def _from_peer(self, peer: str, shard: Shard, ends: bool, progress: Progress) -> Path:
+    async def _from_peer(self, peer: Address, shard: Shard, ends: bool, progress: Progress) -> Path:
         offered = await self._offered(peer, shard.model)
         target = self._catalogue.target(shard.model)
         for file in small(offered):
@@ -117,10 +122,10 @@ class Files:
             done += file.size
         return target
 
-    async def _offered(self, peer: str, model: str) -> list[File]:
+    async def _offered(self, peer: Address, model: str) -> list[File]:
         return [File(name, size) for name, size in await self._client.listing(peer, model)]
 
-    async def _copy(self, peer: str, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
+    async def _copy(self, peer: Address, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
         receiver = Receiver(target)
         if await self._pools.files.run(receiver.holds, file):
             return

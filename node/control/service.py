@@ -5,7 +5,8 @@ from node.control.allowed import Allowed
 from node.control.draining import Draining
 from node.control.head import Head
 from node.control.specs import Specs
-from node.core.types import Heartbeat, ModelSpec
+from node.core.errors import NotAdmitted
+from node.core.types import Caller, Heartbeat, ModelSpec
 
 
 class ControlService:
@@ -16,8 +17,8 @@ class ControlService:
         self._specs = specs
         self._draining = draining
 
-    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
-        return self._agent.exchange(heartbeat)
+    def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
+        return self._agent.exchange(heartbeat, caller)
 
     def leave(self, node_id: str, incarnation: int) -> None:
         self._agent.left(node_id, incarnation)
@@ -29,7 +30,9 @@ class ControlService:
     async def drain(self, node: str, *, draining: bool) -> None:
         await self._draining.decide(node, draining=draining)
 
-    def set_draining(self, node: str, *, draining: bool) -> None:
+    def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
+        if caller.node not in ("", self._agent.head):
+            raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
         self._draining.set(node, draining=draining)
 
     async def describe(self, model: str) -> ModelSpec:

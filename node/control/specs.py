@@ -5,7 +5,7 @@ from typing import Any
 
 from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
 from node.core.pool import Pools
-from node.core.types import ModelSpec
+from node.core.types import Address, ModelSpec
 from node.engine.compute import Compute
 from node.engine.files import read_config
 from node.engine.plan import make_plan
@@ -22,7 +22,7 @@ class Specs:
         hub: Hub,
         compute: Compute,
         client: RpcClient,
-        holders: Callable[[str], Sequence[str]],
+        holders: Callable[[str], Sequence[Address]],
         pools: Pools,
     ) -> None:
         self._pools = pools

@@ -141,7 +141,7 @@ class SecretMismatch(PeerUnavailable):
 
 
 class NotAdmitted(PippinError):
-    """The caller's address is of no network of one's own, and no secret is set by which it could show who it is."""
+    """The caller's address is of no network of one's own and no secret is set, or it is not the node that may say this."""
 
     code = "not_admitted"
     status = 403

@@ -177,6 +177,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node is called, and which node is meant: with a secret, no other one there can answer."""
+
+    target: str
+    """`host:port` of a gRPC server."""
+    node: str = ""
+    """Its id; empty while it is not known who is there."""
+
+    def __str__(self) -> str:
+        return self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose call it is."""
+
+    address: str
+    """IP address."""
+    node: str = ""
+    """The node's id, as its certificate proves it; empty without a secret, where nothing is proven."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerHint:
     """An address at which a node may be found; never a sign of life."""
 

@@ -1,8 +1,9 @@
 """Who this node is, across restarts and changes of address: its data directory.
 
-`node.json` holds a random id, an incarnation that rises with every start (so that peers tell a restarted node from its
-former self), and the term of the last election (so that a restarted node never votes twice in one term). `lock` is
-held while the node runs: two nodes with one id would each undo what the other does.
+`node-key.pem` holds the node's private key, whose public half is its id. `node.json` holds an incarnation that rises with
+every start (so that peers tell a restarted node from its former self), and the term of the last election (so that a
+restarted node never votes twice in one term). `lock` is held while the node runs: two nodes with one id would each undo
+what the other does.
 
 Without `--data-dir`, a second node on the same machine takes `~/.pippin/node-2`, a third `node-3`: starting `node`
 twice gives two nodes, each of which finds its own identity again at the next start.
@@ -11,12 +12,13 @@ twice gives two nodes, each of which finds its own identity again at the next st
 import fcntl
 import json
 import os
-import secrets
+import stat
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from node.core.errors import PippinError
+from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
 
 DEFAULT_DIRECTORY = Path("~/.pippin")
 _MOST_NODES = 64
@@ -44,12 +46,22 @@ class DataDirectory:
         self.path = path
         self._lock = lock
         self._file = path / "node.json"
+        self._key_file = path / "node-key.pem"
+        self.key = self._read_key() or self._save_key(new_key())
         self.identity = self._begin()
 
     def save_term(self, term: int) -> None:
         """Written through to the disk before it returns. A lower term than the saved one changes nothing."""
         if term > self.identity.term:
             self.identity = self._save(replace(self.identity, term=term))
+
+    def save_incarnation(self, incarnation: int) -> None:
+        """The next start's is higher. Written through to the disk before it returns."""
+        self.identity = self._save(replace(self.identity, incarnation=incarnation))
+
+    def replace_key(self) -> None:
+        """From the next start on this is another node."""
+        self._save_key(new_key())
 
     def close(self) -> None:
         os.close(self._lock)
@@ -62,9 +74,9 @@ class DataDirectory:
 
     def _begin(self) -> Identity:
         try:
-            former = _parse(self._file.read_text(encoding="utf-8"))
+            former = _parse(self._file.read_text(encoding="utf-8"), id_of(self.key.public_key()))
         except FileNotFoundError:
-            former = Identity(id=secrets.token_hex(8), incarnation=0, term=0)
+            former = Identity(id_of(self.key.public_key()), incarnation=0, term=0)
         except (ValueError, KeyError, TypeError) as error:
             raise DataDirectoryUnusable(
                 f"{self._file} is damaged: {error}.", hint="Delete it to start this machine as a new node."
@@ -72,15 +84,26 @@ class DataDirectory:
         return self._save(replace(former, incarnation=former.incarnation + 1))
 
     def _save(self, identity: Identity) -> Identity:
-        """To a new file that then takes the old one's name: a crash leaves the one or the other, never half of it."""
-        draft = self._file.with_suffix(".json.new")
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(identity), file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._file)
-        _sync_directory(self.path)
+        _write(self._file, json.dumps(asdict(identity)).encode())
         return identity
+
+    def _read_key(self) -> NodeKey | None:
+        """None if there is none yet."""
+        try:
+            with self._key_file.open("rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    os.fchmod(file.fileno(), 0o600)  # a copy or a backup may have lost it
+                return from_pem(file.read())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DataDirectoryUnusable(
+                f"{self._key_file} is damaged: {error}.", hint="Delete it to start this machine as a new node."
+            ) from error
+
+    def _save_key(self, key: NodeKey) -> NodeKey:
+        _write(self._key_file, to_pem(key))
+        return key
 
 
 def open_data_directory(asked: Path | None = None) -> DataDirectory:
@@ -129,14 +152,25 @@ def _holder(path: Path) -> str:
     return f" (process {pid})" if pid else ""
 
 
-def _parse(text: str) -> Identity:
+def _parse(text: str, node_id: str) -> Identity:
+    """The id in the file is for people who look at it: the key says which it is."""
     data = json.loads(text)
-    identity = Identity(id=data["id"], incarnation=data["incarnation"], term=data["term"])
-    if not (isinstance(identity.id, str) and identity.id):
-        raise ValueError("its id is no text")
+    identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
         raise TypeError("its incarnation or its term is no number")
     return identity
+
+
+def _write(target: Path, data: bytes) -> None:
+    """To a new file that then takes the old one's name: a crash leaves the one or the other, never half of it."""
+    draft = target.with_name(f"{target.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(target)
+    _sync_directory(target.parent)
 
 
 def _sync_directory(path: Path) -> None:

@@ -24,7 +24,7 @@ _STATUS = {
 }
 
 _TLS_SIGNS = {
-    "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name",
+    "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name, or is another node than is meant",
     "WRONG_VERSION_NUMBER": "has no secret, and this node has one",
     "Socket closed": "hangs up before a word is said: it may have a secret, and this node none",
 }

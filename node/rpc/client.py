@@ -1,4 +1,4 @@
-"""Calls to other nodes, by `host:port`. Each has a deadline; each failure is an error of the tree."""
+"""Calls to other nodes. Each has a deadline; each failure is an error of the tree."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import grpc
 from node.core.errors import PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Heartbeat, ModelSpec
+from node.core.types import Address, Heartbeat, ModelSpec
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS
 from node.rpc.checks import checked_heartbeat, checked_spec
@@ -38,9 +38,9 @@ class RpcClient:
     """Keeps a channel for each peer and purpose: frames and files must not delay heartbeats."""
 
     def __init__(self, security: Security | None = None) -> None:
-        """With `security` it talks only to nodes that know the same secret."""
+        """With `security` it talks only to nodes that know the same secret, and to none but the one that is meant."""
         self._security = security
-        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._channels: dict[tuple[Address, str], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -53,36 +53,37 @@ class RpcClient:
             self.drop(peer)
         await asyncio.gather(*self._closing)
 
-    def drop(self, peer: str) -> None:
+    def drop(self, peer: Address) -> None:
         """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones connect anew."""
         for key in [key for key in self._channels if key[0] == peer]:
             task = asyncio.create_task(self._channels.pop(key).close(), name=f"close {peer}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _channel(self, peer: str, purpose: str) -> grpc.aio.Channel:
+    def _channel(self, peer: Address, purpose: str) -> grpc.aio.Channel:
         key = (peer, purpose)
         if key not in self._channels:
             self._channels[key] = self._connect(peer)
         return self._channels[key]
 
-    def _connect(self, peer: str) -> grpc.aio.Channel:
+    def _connect(self, peer: Address) -> grpc.aio.Channel:
+        """Raises PeerUnavailable for an id that nobody could prove to have."""
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
         if self._security is None:
-            return grpc.aio.insecure_channel(peer, options=options)
+            return grpc.aio.insecure_channel(peer.target, options=options)
         options.append(("grpc.ssl_target_name_override", self._security.server_name))
-        return grpc.aio.secure_channel(peer, self._security.channel_credentials(), options=options)
+        return grpc.aio.secure_channel(peer.target, self._security.channel_credentials(peer.node), options=options)
 
-    def _control(self, peer: str) -> ControlStub:
+    def _control(self, peer: Address) -> ControlStub:
         return ControlStub(self._channel(peer, "control"))
 
-    async def exchange(self, peer: str, heartbeat: Heartbeat, timeout_s: float) -> Heartbeat:
+    async def exchange(self, peer: Address, heartbeat: Heartbeat, timeout_s: float) -> Heartbeat:
         message = to_message(heartbeat, control_pb2.Heartbeat)
-        with calling(peer):
+        with calling(peer.target):
             answer = await self._control(peer).Exchange(message, timeout=timeout_s)
         return from_message(checked_heartbeat(answer), Heartbeat)
 
-    async def disconnected(self, peer: str) -> None:
+    async def disconnected(self, peer: Address) -> None:
         """Returns when the connection for heartbeats is lost or dropped, once there has been one."""
         channel = self._channel(peer, "control")
         state, before = channel.get_state(), None
@@ -90,9 +91,9 @@ class RpcClient:
             await channel.wait_for_state_change(state)
             state, before = channel.get_state(), state
 
-    async def refuses(self, peer: str) -> bool:
+    async def refuses(self, peer: Address) -> bool:
         """Whether the peer's machine says now that nobody listens at the port. gRPC may still tell what was before."""
-        host, _, port = peer.rpartition(":")
+        host, _, port = peer.target.rpartition(":")
         try:
             async with asyncio.timeout(REFUSE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
@@ -103,79 +104,79 @@ class RpcClient:
         writer.close()
         return False
 
-    async def probe(self, peer: str, timeout_s: float) -> float:
+    async def probe(self, peer: Address, timeout_s: float) -> float:
         """The round trip in milliseconds."""
         begin = time.perf_counter()
-        with calling(peer):
+        with calling(peer.target):
             await self._control(peer).Probe(control_pb2.Empty(), timeout=timeout_s)
         return (time.perf_counter() - begin) * 1000
 
-    async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
+    async def leave(self, peer: Address, node_id: str, incarnation: int, timeout_s: float) -> None:
         message = control_pb2.Departure(id=node_id, incarnation=incarnation)
-        with calling(peer):
+        with calling(peer.target):
             await self._control(peer).Leave(message, timeout=timeout_s)
 
-    async def want(self, peer: str, model: str) -> None:
-        with calling(peer):
+    async def want(self, peer: Address, model: str) -> None:
+        with calling(peer.target):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
 
-    async def drain(self, peer: str, node: str, *, draining: bool) -> None:
-        with calling(peer):
+    async def drain(self, peer: Address, node: str, *, draining: bool) -> None:
+        with calling(peer.target):
             await self._control(peer).Drain(
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=DECIDE_TIMEOUT_S
             )
 
-    async def set_draining(self, peer: str, node: str, *, draining: bool) -> None:
-        with calling(peer):
+    async def set_draining(self, peer: Address, node: str, *, draining: bool) -> None:
+        with calling(peer.target):
             await self._control(peer).SetDraining(
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
             )
 
-    async def describe(self, peer: str, model: str) -> ModelSpec:
-        with calling(peer):
+    async def describe(self, peer: Address, model: str) -> ModelSpec:
+        with calling(peer.target):
             answer = await self._control(peer).Describe(
                 control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S
             )
         return from_message(checked_spec(answer), ModelSpec)
 
-    async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """The driver ends every stream by its own deadlines; closing the generator cancels the session."""
         stub = ServingStub(self._channel(peer, "serving"))
         call = stub.Generate(encode_request(ring, request))
         try:
-            with calling(peer):
+            with calling(peer.target):
                 async for message in call:
                     for event in message.events:
                         yield decode_event(event)
         finally:
             call.cancel()
 
-    async def evaluate(self, peer: str, ring: str, request: EvaluateRequest) -> Evaluation:
+    async def evaluate(self, peer: Address, ring: str, request: EvaluateRequest) -> Evaluation:
         """Its driver ends it, as it does `generate`; cancelling it frees the session."""
         stub = ServingStub(self._channel(peer, "serving"))
         call = stub.Evaluate(encode_evaluate_request(ring, request))
         try:
-            with calling(peer):
+            with calling(peer.target):
                 return decode_evaluation([part async for part in call])
         finally:
             call.cancel()
 
-    async def listing(self, peer: str, model: str) -> list[tuple[str, int]]:
+    async def listing(self, peer: Address, model: str) -> list[tuple[str, int]]:
         stub = FilesStub(self._channel(peer, "files"))
-        with calling(peer):
+        with calling(peer.target):
             answer = await stub.List(serving_pb2.FileRequest(model=model), timeout=CALL_TIMEOUT_S)
         return [(entry.name, entry.size) for entry in answer.files]
 
-    async def read(self, peer: str, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
+    async def read(self, peer: Address, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
         """Chunks of a file; the last, empty one carries the whole file's SHA-256."""
         stub = FilesStub(self._channel(peer, "files"))
         call = stub.Read(serving_pb2.FileRequest(model=model, name=name, offset=offset))
         try:
-            with calling(peer):
+            with calling(peer.target):
                 async for chunk in call:
                     yield chunk.data, chunk.sha256
         finally:
             call.cancel()
 
-    def link(self, peer: str, on_broken: Callable[[PippinError], None]) -> Link:
-        return Link(self._channel(peer, "frames"), FRAMES_METHOD, peer, on_broken)
+    def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> Link:
+        return Link(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

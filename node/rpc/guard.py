@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -10,8 +11,10 @@ from google.protobuf.message import DecodeError
 
 from node.core.addresses import is_near
 from node.core.errors import BadRequest, NotAdmitted
+from node.core.types import Caller
 from node.rpc.boundary import answering
 from node.rpc.channel_options import MAX_CONTROL_BYTES
+from node.rpc.security import node_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # at run time it takes no parameters
@@ -84,6 +87,21 @@ def host_of(peer: str) -> str:
     """Of a gRPC peer, as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
     host, _, _ = unquote(peer).partition(":")[2].rpartition(":")
     return host.strip("[]")
+
+
+def caller_of(context: Context) -> Caller:
+    shown = list(context.auth_context().get("x509_pem_cert", ()))
+    return Caller(host_of(context.peer()), _node_of(shown[0]) if shown else "")
+
+
+_node_of = lru_cache(maxsize=1024)(node_of)
+"""Parsing a certificate with each heartbeat would cost more than the rest of it."""
+
+
+def check_sender(node: str, caller: Caller) -> None:
+    """Nobody speaks for another node. Raises NotAdmitted; without a secret there is nothing to tell by."""
+    if caller.node and caller.node != node:
+        raise NotAdmitted(f"Node {caller.node} at {caller.address} speaks as node {node!r:.60}.")
 
 
 def _message(read: Read, data: bytes) -> Any:

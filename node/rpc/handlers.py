@@ -6,12 +6,12 @@ from typing import Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Heartbeat, ModelSpec
+from node.core.types import Caller, Heartbeat, ModelSpec
 
 
 class ControlHandler(Protocol):
-    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
-        """Take a peer's state and give one's own. Raises Incompatible for another cluster's."""
+    def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
+        """Take a peer's state, its own if that can be proven, and give one's own. Raises Incompatible for another cluster's."""
 
     def leave(self, node_id: str, incarnation: int) -> None: ...
 
@@ -21,8 +21,8 @@ class ControlHandler(Protocol):
     async def drain(self, node: str, *, draining: bool) -> None:
         """As the head: have a node's work moved away, or take it into use again. Raises NotReady, NoCapacity."""
 
-    def set_draining(self, node: str, *, draining: bool) -> None:
-        """From the head. Raises NodeNotFound when this is another node."""
+    def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
+        """From the head. Raises NodeNotFound when this is another node, NotAdmitted when the caller is not the head."""
 
     async def describe(self, model: str) -> ModelSpec:
         """Of a model whose files are here. Raises ModelNotFound."""
@@ -33,11 +33,11 @@ class ServingHandler(Protocol):
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation: ...
 
-    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         """Take what comes over one link, in order, until it ends.
 
-        Raises StaleFence for a ring that this node is not part of, and whatever breaks the way onward: the error ends
-        the link and so reaches the stage before.
+        Raises StaleFence for a ring that this node is not part of, NotAdmitted when the caller is not the stage before, and
+        whatever breaks the way onward: the error ends the link and so reaches the stage before.
         """
 
 

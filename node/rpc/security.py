@@ -1,7 +1,14 @@
-"""Mutual TLS from one shared secret: whoever knows it can make certificates that the others accept, and nobody else.
+"""Mutual TLS from one shared secret and each node's own key: the secret shows that a node is a member, its key which one.
 
-Nothing is stored or handed out. Each node computes the cluster's certificate authority from the secret and the cluster's
-name, and signs a certificate for itself with it. All of it is as strong as the secret: see docs/threat-model.md.
+Each node computes the cluster's certificate authority from the secret and the cluster's name, and certifies its own key
+with it. That key, whose public half is the node's id, signs the certificate that the node shows:
+
+    authority of the cluster ── signs ──► the node's key ── signs ──► the certificate shown, of the same key
+
+A server wants a chain that ends in the authority: its callers are members, and the key shown is their id. As every member
+can compute the authority, and so certify whatever it likes, a client that means one node trusts nothing but that node's
+key: it makes itself a certificate of the key out of the id, and takes that alone for its root.
+See docs/adr/0018-an-id-is-a-public-key.md and docs/threat-model.md.
 """
 
 import datetime as dt
@@ -13,10 +20,12 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_CURVE = ec.SECP256R1()  # gRPC's TLS (BoringSSL) accepts no Ed25519 certificates
+from node.core.errors import PeerUnavailable
+from node.host.node_key import CURVE, NodeKey, id_of, public_key_of, to_pem
+
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of the curve P-256, by FIPS 186-4: private keys are 1 to this less 1."""
 _SCRYPT = {"n": 1 << 16, "r": 8, "p": 1, "maxmem": 128 << 20}
@@ -29,37 +38,58 @@ _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)  # "never", by RFC 5
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """By what a node proves that it knows the secret, and by what it sees whether others do. PEM."""
+    """By what a node proves who it is, and by what it sees who others are. PEM."""
 
     fingerprint: str
     """Tells secrets apart, for adverts: made by the same slow function, and of no use for a certificate."""
     server_name: str
     """What all certificates of the cluster are for: addresses come and go."""
     authority: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
+    chain: bytes
+    """The certificate that this node shows, and the authority's of the key that signed it."""
+    key: NodeKey = field(repr=False)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials([(self.key, self.certificate)], self.authority, require_client_auth=True)
+        return grpc.ssl_server_credentials([(to_pem(self.key), self.chain)], self.authority, require_client_auth=True)
 
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+    def channel_credentials(self, node: str) -> grpc.ChannelCredentials:
+        """For calls that nobody but the node of that id can answer; of an empty id, any member can.
+
+        Raises PeerUnavailable for a text that is no id.
+        """
+        trusted = self._anchor(node) if node else self.authority
+        return grpc.ssl_channel_credentials(trusted, to_pem(self.key), self.chain)
+
+    def _anchor(self, node: str) -> bytes:
+        """A root is trusted as it is: only its name and its key matter, not who signed it. It must not be its own issuer."""
+        try:
+            public = public_key_of(node)
+        except ValueError as error:
+            raise PeerUnavailable(f"With a secret, {error}: nobody could prove to be it.") from error
+        return _certificate(_name(node), _name("pippin anchor"), public, self.key, path_length=0)
 
 
-def secure(secret: bytes, cluster: str) -> Security:
+def secure(secret: bytes, cluster: str, key: NodeKey) -> Security:
     """Takes some 0.2 s of computing. The same secret gives another authority for a cluster of another name."""
     root = hashlib.scrypt(secret, salt=b"pippin " + cluster.encode(), dklen=32, **_SCRYPT)
     fingerprint = _derived(root, b"fingerprint")[:8].hex()
-    authority = ec.derive_private_key(1 + int.from_bytes(_derived(root, b"authority")) % (_ORDER - 1), _CURVE)
-    own = ec.generate_private_key(_CURVE)
+    authority = ec.derive_private_key(1 + int.from_bytes(_derived(root, b"authority")) % (_ORDER - 1), CURVE)
     server_name = f"{cluster}.pippin.internal"
+    public, top, own = key.public_key(), _name(f"pippin {fingerprint}"), _name(id_of(key.public_key()))
+    shown = _certificate(_name("pippin node"), own, public, key, server_name=server_name)
     return Security(
         fingerprint,
         server_name,
-        _authority_certificate(authority, fingerprint),
-        _node_certificate(own.public_key(), server_name, authority, fingerprint),
-        own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        _certificate(top, top, authority.public_key(), authority, path_length=1),
+        shown + _certificate(own, top, public, authority, path_length=0),
+        key,
     )
+
+
+def node_of(certificate: bytes) -> str:
+    """The id of the node that showed a certificate (PEM). That it holds the key is what TLS has made sure of."""
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    return id_of(public) if isinstance(public, ec.EllipticCurvePublicKey) else ""
 
 
 def _derived(root: bytes, purpose: bytes) -> bytes:
@@ -67,39 +97,40 @@ def _derived(root: bytes, purpose: bytes) -> bytes:
     return hmac.digest(root, b"pippin " + purpose + b"\x01", "sha256")
 
 
-def _authority_certificate(key: ec.EllipticCurvePrivateKey, fingerprint: str) -> bytes:
-    usage = _usage(key_cert_sign=True)
-    builder = _builder(_authority_name(fingerprint), key.public_key(), fingerprint).serial_number(1)
-    return _signed(builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True), usage, key)
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _node_certificate(
-    public: ec.EllipticCurvePublicKey, server_name: str, authority: ec.EllipticCurvePrivateKey, fingerprint: str
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    signer: NodeKey,
+    *,
+    path_length: int | None = None,
+    server_name: str = "",
 ) -> bytes:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pippin node")])
+    """Of an authority with so many authorities below it; or, with a server's name, of a server and client."""
+    is_authority = path_length is not None
     builder = (
-        _builder(subject, public, fingerprint)
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_END)
         .serial_number(x509.random_serial_number())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name)]), critical=False)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
-        )
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=path_length), critical=True)
+        .add_extension(_usage(key_cert_sign=is_authority, digital_signature=not is_authority), critical=True)
     )
-    return _signed(builder, _usage(digital_signature=True), authority)
+    if server_name:
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name)]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def _authority_name(fingerprint: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"pippin {fingerprint}")])
-
-
-def _builder(subject: x509.Name, public: ec.EllipticCurvePublicKey, fingerprint: str) -> x509.CertificateBuilder:
-    issuer = _authority_name(fingerprint)
-    named = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
-    return named.not_valid_before(_BEGIN).not_valid_after(_END)
-
-
-def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x509.KeyUsage:
+def _usage(*, key_cert_sign: bool, digital_signature: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=digital_signature,
         key_cert_sign=key_cert_sign,
@@ -111,7 +142,3 @@ def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _signed(builder: x509.CertificateBuilder, usage: x509.KeyUsage, key: ec.EllipticCurvePrivateKey) -> bytes:
-    return builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)

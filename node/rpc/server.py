@@ -10,7 +10,7 @@ from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
 from node.rpc.checks import checked_evaluation, checked_file, checked_heartbeat, checked_model, checked_request
 from node.rpc.frame_codec import decode
-from node.rpc.guard import Guard
+from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -70,10 +70,13 @@ class _Control(ControlServicer):
         self._handler = handler
 
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
-        answer = self._handler.exchange(from_message(checked_heartbeat(request), Heartbeat))
+        caller = caller_of(context)
+        check_sender(request.report.info.id, caller)
+        answer = self._handler.exchange(from_message(checked_heartbeat(request), Heartbeat), caller)
         return to_message(answer, control_pb2.Heartbeat)
 
     async def Leave(self, request: control_pb2.Departure, context: Context) -> control_pb2.Empty:
+        check_sender(request.id, caller_of(context))
         self._handler.leave(request.id, request.incarnation)
         return control_pb2.Empty()
 
@@ -89,7 +92,7 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def SetDraining(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
-        self._handler.set_draining(request.node, draining=request.draining)
+        self._handler.set_draining(request.node, caller_of(context), draining=request.draining)
         return control_pb2.Empty()
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
@@ -137,8 +140,8 @@ class _Files(FilesServicer):
 def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:
     """Frames come as they are on the wire: no (de)serializer is given, so gRPC hands over the bytes."""
 
-    async def receive(frames: AsyncIterator[bytes], _: Context) -> bytes:
-        await serving.frames(decode(data) async for data in frames)
+    async def receive(frames: AsyncIterator[bytes], context: Context) -> bytes:
+        await serving.frames((decode(data) async for data in frames), caller_of(context))
         return b""
 
     service, name = FRAMES_METHOD.strip("/").split("/")

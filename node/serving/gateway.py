@@ -15,7 +15,7 @@ from node.control.status import build_status
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pools
-from node.core.types import ModelEntry, PeerView, Ring, Work
+from node.core.types import Address, ModelEntry, PeerView, Ring, Work
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.finding import Finder
@@ -23,7 +23,7 @@ from node.serving.requests import OPEN_WAIT_S, Requests
 from node.serving.rings import Rings
 from node.store.catalogue import Catalogue
 
-TokenizerFiles = Callable[[str, str], Awaitable[Path]]
+TokenizerFiles = Callable[[str, Address | None], Awaitable[Path]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Gateway:
     async def _tokenizer(self, ring: Ring) -> Tokenizer:
         async with self._tokenizer_locks.setdefault(ring.model, asyncio.Lock()):
             if ring.model not in self._tokenizers:
-                directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver) or "")
+                directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver))
                 self._tokenizers[ring.model] = await self._pools.texts.run(Tokenizer, directory)
             return self._tokenizers[ring.model]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.core.errors import PeerUnavailable, PippinError
+from node.core.types import Address
 from node.rpc.client import RpcClient
 from node.rpc.link import Link
 
@@ -12,8 +13,8 @@ from node.rpc.link import Link
 class Onward:
     node: str
     client: RpcClient
-    address_of: Callable[[str], str | None]
-    """`host:port` of a node's gRPC server, by its id; None while none is known."""
+    address_of: Callable[[str], Address | None]
+    """Of a node's gRPC server, by its id; None while none is known."""
 
     def open(self, on_broken: Callable[[PippinError], None]) -> Link:
         """Raises PeerUnavailable when no address of the node is known."""

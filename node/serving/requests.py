@@ -11,7 +11,7 @@ from node.core.clock import now
 from node.core.errors import NoCapacity, Overloaded, PeerUnavailable, PippinError, RingLost, StaleFence
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import NodeState, Ring
+from node.core.types import Address, NodeState, Ring
 from node.rpc.client import RpcClient
 from node.serving.finding import Finder
 from node.serving.rings import Rings
@@ -136,7 +136,7 @@ class Requests:
             return await self._rings.evaluate(ring.id, request)
         return await self._client.evaluate(self._driver_address(ring), ring.id, request)
 
-    def _driver_address(self, ring: Ring) -> str:
+    def _driver_address(self, ring: Ring) -> Address:
         address = self._contacts.address_of(ring.driver)
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")

@@ -10,11 +10,11 @@ from pathlib import Path
 from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
-from node.core.errors import PippinError, RingLost, StaleFence, told
+from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import LONGEST_TEXT, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
+from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk, release_memory
@@ -65,6 +65,8 @@ class Rings:
         self._directories: dict[str, Path] = {}
         """Of the files of each model that was loaded."""
         self._parts: dict[str, Driver | Worker] = {}
+        self._before: dict[str, str] = {}
+        """The node of the stage before this one's, in each ring of `_parts`."""
         self._reports: dict[str, LoadReport] = {}
         self._placement = Placement()
         """The one that is followed."""
@@ -101,13 +103,15 @@ class Rings:
             raise StaleFence(f"This node does not drive ring {ring}.")
         return part
 
-    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         first = await anext(frames, None)
         if first is None:
             return
         part = self._parts.get(first.ring)
         if part is None:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
+        if not self._contacts.is_from(self._before[first.ring], caller):
+            raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await part.frames(first, frames)
 
     def give_up(self, reason: PippinError) -> None:
@@ -159,6 +163,7 @@ class Rings:
 
     async def _leave(self, ring_id: str) -> None:
         """Nobody holds on to the part afterwards, and so to the weights."""
+        del self._before[ring_id]
         await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."))
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
@@ -181,6 +186,7 @@ class Rings:
             stage = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
             for ring in self._waiting(shard):
                 self._parts[ring.id] = self._part(ring, stage)
+                self._before[ring.id] = self._before_this(ring)
                 self._report(ring.id, shard, LoadState.READY, 1.0)
         except Exception as error:
             if not isinstance(error, PippinError):
@@ -226,6 +232,10 @@ class Rings:
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
         )
         return stage
+
+    def _before_this(self, ring: Ring) -> str:
+        nodes = [stage.node for stage in ring.stages]
+        return nodes[nodes.index(self._agent.info.id) - 1]
 
     def _part(self, ring: Ring, stage: Stage) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]

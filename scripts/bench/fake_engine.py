@@ -10,7 +10,7 @@ from typing import Any
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry, Work
+from node.core.types import Address, Caller, ModelEntry, Work
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 
@@ -98,7 +98,7 @@ class FakeModel:
 class FakeBackend:
     """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
 
-    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer, client: RpcClient | None, driver: str) -> None:
+    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer, client: RpcClient | None, driver: Address) -> None:
         self._engine = engine
         self._model = FakeModel(MODEL, 8192, tokenizer)
         self._client = client
@@ -143,7 +143,7 @@ class FakeServing:
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         raise NotImplementedError
 
-    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         raise NotImplementedError
 
 

@@ -18,6 +18,7 @@ from figures import ROOT
 
 from api.app import create_app
 from api.server import ApiServer
+from node.core.types import Address
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 
@@ -39,7 +40,7 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            backend = FakeBackend(engine, tokenizer, client if options.driver else None, options.driver)
+            backend = FakeBackend(engine, tokenizer, client if options.driver else None, Address(options.driver))
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)

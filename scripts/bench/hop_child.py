@@ -16,9 +16,10 @@ from hop import BYTES
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Fence
+from node.core.types import Address, Caller, Fence
 from node.engine.codec import pack, unpack
 from node.engine.compute import Compute
+from node.host.node_key import new_key
 from node.rpc.client import RpcClient
 from node.rpc.frame_codec import decode, encode
 from node.rpc.link import Link
@@ -67,7 +68,7 @@ class End:
 
     # --- the handler of the RPC server --------------------------------------------------------------------------------
 
-    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         near = self.trips_left > 0
         async for frame in frames:
             if not near:
@@ -89,7 +90,7 @@ class End:
 
 async def link_end(*, near: bool, tls: bool) -> None:
     end = End()
-    security = secure(b"of the benchmark alone", "bench") if tls else None
+    security = secure(b"of the benchmark alone", "bench", new_key()) if tls else None
     server = RpcServer(["127.0.0.1"], 0, security)
     nothing: Any = None  # no control plane and no files: nobody asks for them
     end.compute.start()
@@ -113,7 +114,7 @@ async def link_end(*, near: bool, tls: bool) -> None:
             question = await asyncio.to_thread(listen)
             end.trips_left = question.get("trips", 0)
             end.sweep = np.ones(question["sweep_bytes"] // 8)
-            end.link = client.link(f"127.0.0.1:{question['peer']}", lambda reason: say({"error": str(reason)}))
+            end.link = client.link(Address(f"127.0.0.1:{question['peer']}"), lambda reason: say({"error": str(reason)}))
             if near:
                 await end.send(await end.compute.run(end.compute_and_pack))
                 await end.done.wait()

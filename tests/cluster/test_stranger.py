@@ -10,6 +10,7 @@ from node.core.errors import Incompatible, ModelNotFound, StaleFence
 from node.core.frames import Frame, Open, Tensor
 from node.core.generation import GenerateRequest
 from node.core.types import (
+    Address,
     Fence,
     Heartbeat,
     Memory,
@@ -41,7 +42,7 @@ FILES = [
 class Stranger:
     """Claims to be head of a term far ahead, with more memory than all others."""
 
-    def __init__(self, client: RpcClient, peer: str, cluster: str) -> None:
+    def __init__(self, client: RpcClient, peer: Address, cluster: str) -> None:
         self.client, self.peer = client, peer
         self.info = NodeInfo("evil", 1, "evil", cluster, "0.1.0", PROTOCOL, ("127.0.0.1",), 1, 1)
         self.term = 1000
@@ -73,7 +74,7 @@ class Stranger:
                 await asyncio.sleep(0.1)
 
 
-async def lie(peer: str, cluster: str) -> None:
+async def lie(peer: Address, cluster: str) -> None:
     async with RpcClient() as client:
         evil = Stranger(client, peer, cluster)
         me = (await evil.say()).info.id
@@ -118,7 +119,7 @@ def test_lies_of_a_stranger(cluster: Cluster) -> None:
     before = cluster.ready(node)["nodes"][0]
     text = node.chat("Hello").text
     secrets = (cluster.directory / node.name / "node.json").read_text()
-    asyncio.run(asyncio.wait_for(lie(before["address"], cluster.name), 60))
+    asyncio.run(asyncio.wait_for(lie(Address(before["address"]), cluster.name), 60))
     assert node.process.poll() is None
     until(
         lambda: node.state_of(node) != "loading" and node.status()["head"] == before["id"],

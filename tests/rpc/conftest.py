@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Fence, Heartbeat, Memory, ModelSpec, NodeInfo, NodeReport
+from node.core.types import Caller, Fence, Heartbeat, Memory, ModelSpec, NodeInfo, NodeReport
 from node.rpc.client import RpcClient
 from node.rpc.security import Security
 from node.rpc.server import RpcServer
@@ -30,9 +30,11 @@ class Handlers:
 
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []
+        self.callers: list[Caller] = []
         self.frames_taken: asyncio.Queue[Frame] = asyncio.Queue()
 
-    def exchange(self, heartbeat: Heartbeat) -> Heartbeat:
+    def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
+        self.callers.append(caller)
         self.heartbeats.append(heartbeat)
         return Heartbeat(report("server"))
 
@@ -47,7 +49,8 @@ class Handlers:
         for position, token in enumerate(request.prompt):
             yield TokenEvent(position, token)
 
-    async def frames(self, frames: AsyncIterator[Frame]) -> None:
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+        self.callers.append(caller)
         async for each in frames:
             if each.ring != "ring-1":
                 raise StaleFence(f"This node is not part of ring {each.ring}.")

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from node.core.types import Address
 from node.rpc.client import RpcClient
 
 
@@ -11,7 +12,7 @@ async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def test_a_port_at_which_nobody_listens_any_more() -> None:
     server = await asyncio.start_server(nobody, "127.0.0.1", 0)
-    peer = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    peer = Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     async with RpcClient() as client:
         assert not await client.refuses(peer)
         server.close()
@@ -21,4 +22,4 @@ async def test_a_port_at_which_nobody_listens_any_more() -> None:
 
 async def test_a_machine_that_says_nothing_refuses_nothing() -> None:
     async with RpcClient() as client:
-        assert not await client.refuses("[100::1]:7001")  # RFC 6666: packets to it are dropped
+        assert not await client.refuses(Address("[100::1]:7001"))  # RFC 6666: packets to it are dropped

@@ -9,7 +9,7 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.types import LONGEST_NAME, LONGEST_TEXT, Heartbeat
+from node.core.types import LONGEST_NAME, LONGEST_TEXT, Address, Caller, Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
@@ -34,8 +34,8 @@ async def answer(peer: str, method: str, data: bytes) -> PippinError:
 
 
 async def still_serves(client: RpcClient, peer: str) -> None:
-    assert (await client.exchange(peer, Heartbeat(report("honest")), 5)).report.info.id == "server"
-    tokens = [event.token async for event in client.generate(peer, "r", GenerateRequest("r", "m", (1, 2), 2))]
+    assert (await client.exchange(Address(peer), Heartbeat(report("honest")), 5)).report.info.id == "server"
+    tokens = [event.token async for event in client.generate(Address(peer), "r", GenerateRequest("r", "m", (1, 2), 2))]
     assert tokens == [1, 2]
 
 
@@ -198,7 +198,7 @@ async def test_headers_without_end(served: tuple[Handlers, str], client: RpcClie
 
 async def test_bytes_that_are_no_frame_end_their_link_only(served: tuple[Handlers, str], client: RpcClient) -> None:
     handlers, peer = served
-    link = client.link(peer, lambda reason: None)
+    link = client.link(Address(peer), lambda reason: None)
     await link.send(frame(b"before"))
     assert isinstance(await answer_to_frame(peer, b"\xff" * 50), BadRequest)
     assert isinstance(await answer_to_frame(peer, b"\xff\xff\xff\x7f"), BadRequest)
@@ -232,14 +232,14 @@ async def test_more_calls_than_a_node_takes(client: RpcClient, monkeypatch: pyte
                     await asyncio.wait([code for code in codes if not code.done()], return_when="FIRST_COMPLETED")
             assert {code.result() for code in codes if code.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             with pytest.raises(PippinError):
-                await client.probe(peer, 5)
+                await client.probe(Address(peer), 5)
             for call in calls:
                 call.cancel()
             await asyncio.wait(codes, timeout=5)
         async with asyncio.timeout(5):
             while True:
                 try:
-                    await client.probe(peer, 5)
+                    await client.probe(Address(peer), 5)
                 except PippinError:
                     continue
                 break
@@ -266,9 +266,9 @@ async def test_callers_from_elsewhere_are_not_let_in_without_a_secret(
     monkeypatch.setattr(guard, "host_of", lambda _: "203.0.113.9")
     async with serving() as (handlers, peer):
         with pytest.raises(NotAdmitted, match=r"203\.0\.113\.9.*--secret-file"):
-            await client.exchange(peer, Heartbeat(report("far")), 5)
+            await client.exchange(Address(peer), Heartbeat(report("far")), 5)
         with pytest.raises(NotAdmitted):
-            await anext(client.generate(peer, "r", GenerateRequest("r", "m", (1, 2), 2)))
+            await anext(client.generate(Address(peer), "r", GenerateRequest("r", "m", (1, 2), 2)))
         assert isinstance(await answer_to_frame(peer, b""), NotAdmitted)
         assert not handlers.heartbeats
 
@@ -276,10 +276,10 @@ async def test_callers_from_elsewhere_are_not_let_in_without_a_secret(
 async def test_an_error_of_any_length_arrives(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers have little room, and what does not fit would take the error's code along."""
 
-    def exchange(self: Handlers, heartbeat: Heartbeat) -> Heartbeat:
+    def exchange(self: Handlers, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         raise StaleFence("é" * 100_000, hint="€" * 100_000)
 
     monkeypatch.setattr(Handlers, "exchange", exchange)
     async with serving() as (_, peer):
         with pytest.raises(StaleFence, match="^éééé"):
-            await client.exchange(peer, Heartbeat(report("caller")), 5)
+            await client.exchange(Address(peer), Heartbeat(report("caller")), 5)

@@ -1,8 +1,10 @@
-"""Who knows the secret is let in, who does not is kept out, and who listens on the wire learns nothing."""
+"""Who knows the secret is let in, as the node whose key it has; who does not is kept out, and learns nothing on the wire."""
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
+import itertools
 import ssl
 from collections.abc import AsyncIterator
 
@@ -10,9 +12,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from node.core.errors import PeerUnavailable, SecretMismatch
+from node.core.errors import NotAdmitted, PeerUnavailable, PippinError, SecretMismatch
 from node.core.generation import GenerateRequest
-from node.core.types import Heartbeat
+from node.core.types import Address, Heartbeat
+from node.host.node_key import NodeKey, id_of, new_key
+from node.rpc import security as module
 from node.rpc.client import RpcClient
 from node.rpc.security import Security, secure
 from tests.rpc.conftest import Handlers, frame, report, serving
@@ -22,19 +26,28 @@ MARK = b"an activation that nobody else may read"
 PROMPT = tuple(range(100, 164))
 
 
+def member(secret: bytes = SECRET, cluster: str = "home", key: NodeKey | None = None) -> Security:
+    """A node of its own key."""
+    return secure(secret, cluster, key or new_key())
+
+
+def node(security: Security | None) -> str:
+    return id_of(security.key.public_key()) if security else "caller"
+
+
 @pytest.fixture(scope="module")
 def ours() -> Security:
-    return secure(SECRET, "home")
+    return member()
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Security:
-    return secure(b"another secret of another cluster", "home")
+    return member(b"another secret of another cluster")
 
 
-async def converse(client: RpcClient, peer: str, handlers: Handlers) -> None:
+async def converse(client: RpcClient, peer: Address, handlers: Handlers, who: Security | None) -> None:
     """A heartbeat, a prompt and its tokens, and a frame."""
-    answer = await client.exchange(peer, Heartbeat(report("caller")), 5)
+    answer = await client.exchange(peer, Heartbeat(report(node(who))), 5)
     assert answer.report.info.id == "server"
     tokens = [event.token async for event in client.generate(peer, "ring-1", GenerateRequest("r", "m", PROMPT, 64))]
     assert tuple(tokens) == PROMPT
@@ -43,14 +56,18 @@ async def converse(client: RpcClient, peer: str, handlers: Handlers) -> None:
     taken = await asyncio.wait_for(handlers.frames_taken.get(), 5)
     assert bytes(taken.tensors[0].data) == MARK
     link.close()
+    assert {caller.node for caller in handlers.callers} == {node(who) if who else ""}
+    handlers.callers.clear()
 
 
 async def test_nodes_that_computed_their_keys_apart_trust_each_other(ours: Security) -> None:
-    async with serving(ours) as (handlers, peer), RpcClient(secure(SECRET, "home")) as client:
-        await converse(client, peer, handlers)
+    other = member()
+    async with serving(ours) as (handlers, target), RpcClient(other) as client:
+        await converse(client, Address(target), handlers, other)
+        await converse(client, Address(target, node(ours)), handlers, other)
 
 
-async def refused(client: RpcClient, peer: str, kind: type[Exception]) -> str:
+async def refused(client: RpcClient, peer: Address, kind: type[Exception]) -> str:
     """Every kind of call fails; what the heartbeat's says."""
     with pytest.raises(kind) as heartbeat:
         await client.exchange(peer, Heartbeat(report("caller")), 5)
@@ -70,24 +87,120 @@ async def refused(client: RpcClient, peer: str, kind: type[Exception]) -> str:
 
 
 async def test_another_secret_is_kept_out_and_told_so(ours: Security, theirs: Security) -> None:
-    async with serving(ours) as (handlers, peer):
+    async with serving(ours) as (handlers, target):
         async with RpcClient(theirs) as client:
-            assert "another secret" in await refused(client, peer, SecretMismatch)
-        async with RpcClient(secure(SECRET, "office")) as client:
-            assert "--secret-file" in await refused(client, peer, SecretMismatch)
+            assert "another secret" in await refused(client, Address(target), SecretMismatch)
+            await refused(client, Address(target, node(ours)), PeerUnavailable)
+        async with RpcClient(member(cluster="office")) as client:
+            assert "--secret-file" in await refused(client, Address(target), SecretMismatch)
         assert not handlers.heartbeats
         assert handlers.frames_taken.empty()
         async with RpcClient(ours) as client:
-            await converse(client, peer, handlers)
+            await converse(client, Address(target), handlers, ours)
 
 
 async def test_no_secret_against_one_and_one_against_none(ours: Security) -> None:
-    async with serving(ours) as (handlers, peer), RpcClient() as client:
-        assert "may have a secret" in await refused(client, peer, SecretMismatch)
+    async with serving(ours) as (handlers, target), RpcClient() as client:
+        assert "may have a secret" in await refused(client, Address(target), SecretMismatch)
         assert not handlers.heartbeats
-    async with serving() as (handlers, peer), RpcClient(ours) as client:
-        assert "has no secret" in await refused(client, peer, SecretMismatch)
+    async with serving() as (handlers, target), RpcClient(ours) as client:
+        assert "has no secret" in await refused(client, Address(target), SecretMismatch)
         assert not handlers.heartbeats
+
+
+# --- a member that poses as another ---------------------------------------------------------------------------------
+
+
+async def test_a_member_is_not_heard_as_another_node(ours: Security) -> None:
+    """It has the secret, and so any certificate that it likes; but not the other's key."""
+    other = member()
+    async with serving(ours) as (handlers, target), RpcClient(other) as client:
+        peer = Address(target, node(ours))
+        for posed in (node(member()), node(ours), "head", ""):
+            with pytest.raises(PippinError) as error:
+                await client.exchange(peer, Heartbeat(report(posed)), 5)
+            assert error.value.code in {"not_admitted", "incompatible"}
+        with pytest.raises(NotAdmitted):
+            await client.leave(peer, node(member()), 1, 5)
+        assert not handlers.heartbeats
+        await converse(client, peer, handlers, other)
+
+
+def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
+    """Keys and chains with which a member, which can compute the authority, may try to be taken for the node of `ours`."""
+    made = member(key=ours)
+    authorities: list[NodeKey] = []
+    original = module._certificate
+
+    def spy(subject, issuer, public, signer, **more):
+        if subject == issuer:
+            authorities.append(signer)
+        return original(subject, issuer, public, signer, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_certificate", spy)
+        other = member()
+    (authority,), mine = authorities, other.key
+    theirs, top, leaf = (module._name(name) for name in (node(made), f"pippin {other.fingerprint}", "pippin node"))
+    public, shown = mine.public_key(), {"server_name": other.server_name}
+    real = made.chain[made.chain.rindex(b"-----BEGIN") :]
+    return {
+        "its own chain": (mine, other.chain),
+        "a certificate of its key, with the other's of the authority": (
+            mine,
+            original(leaf, theirs, public, mine, **shown) + real,
+        ),
+        "an authority of the other's name and its own key": (
+            mine,
+            original(leaf, theirs, public, mine, **shown) + original(theirs, top, public, authority, path_length=0),
+        ),
+        "an authority of the other's name and the cluster's key": (
+            mine,
+            original(leaf, theirs, public, authority, **shown)
+            + original(theirs, top, authority.public_key(), authority, path_length=0),
+        ),
+        "certified by the cluster's authority": (
+            mine,
+            original(leaf, top, public, authority, **shown) + other.authority,
+        ),
+        "certified so by the other's name": (mine, original(theirs, top, public, authority, **shown) + other.authority),
+        "certified by the anchor's name": (
+            mine,
+            original(theirs, module._name("pippin anchor"), public, authority, **shown) + real,
+        ),
+    }
+
+
+IMPOSTURES = list(impostures(new_key()))
+
+
+@pytest.mark.parametrize("case", IMPOSTURES)
+async def test_a_member_can_not_answer_for_another_node(ours: Security, case: str) -> None:
+    """Its own port is where the other's address is thought to be: by a forged advert or a machine in between."""
+    key, chain = impostures(ours.key)[case]
+    impostor = dataclasses.replace(member(), key=key, chain=chain)
+    async with serving(impostor) as (handlers, target), RpcClient(member()) as client:
+        await refused(client, Address(target, node(ours)), PeerUnavailable)
+        assert not handlers.heartbeats
+        assert handlers.frames_taken.empty()
+
+
+async def test_an_id_that_is_no_key_is_nobody(ours: Security) -> None:
+    async with serving(ours) as (_, target), RpcClient(member()) as client:
+        for name in ("nobody", "é" * 53, "a" * 53, node(ours)[:-1], node(ours).upper()):
+            with pytest.raises(PeerUnavailable, match="no node's id"):
+                await client.probe(Address(target, name), 5)
+            with pytest.raises(PeerUnavailable, match="no node's id"):
+                client.link(Address(target, name), lambda reason: None)
+
+
+async def test_a_node_that_started_anew_is_known_by_its_key(ours: Security) -> None:
+    peers = set()
+    async with RpcClient(member()) as client:
+        for _ in range(2):
+            async with serving(member(key=ours.key)) as (_, target):
+                peers.add(await client.probe(Address(target, node(ours)), 5))
+    assert len(peers) == 2
 
 
 @contextlib.asynccontextmanager
@@ -109,16 +222,16 @@ async def test_a_stranger_is_told_nothing(ours: Security) -> None:
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
-    async with serving(ours) as (handlers, peer):
+    async with serving(ours) as (handlers, target):
         for tls, most in ((anybody, 0), (None, 100)):
             said = b""
             with contextlib.suppress(ConnectionError, ssl.SSLError):
-                async with connected(peer, tls) as (reader, writer):
+                async with connected(target, tls) as (reader, writer):
                     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
                     said = await asyncio.wait_for(reader.read(), 10)
             assert len(said) <= most, "an alert of TLS at most"
         async with RpcClient(ours) as client:
-            await converse(client, peer, handlers)
+            await converse(client, Address(target), handlers, ours)
 
 
 @contextlib.asynccontextmanager
@@ -154,10 +267,17 @@ async def overheard(peer: str) -> AsyncIterator[tuple[str, bytearray]]:
 async def test_who_listens_on_the_wire_learns_nothing(ours: Security, secret: bool) -> None:
     """Without a secret all of it is there to read, which shows that the test would see it."""
     security = ours if secret else None
-    readable = [MARK, bytes(PROMPT[:20]), b"name-of-caller", b"name-of-server", b"ring-1", b"/pippin.control.Control"]
+    readable = [
+        MARK,
+        bytes(PROMPT[:20]),
+        f"name-of-{node(security)}".encode(),
+        b"name-of-server",
+        b"ring-1",
+        b"/pippin.control.Control",
+    ]
     async with serving(security) as (handlers, peer), overheard(peer) as (relay, heard):
         async with RpcClient(security) as client:
-            await converse(client, relay, handlers)
+            await converse(client, Address(relay), handlers, security)
         assert len(heard) > 2000
         found = [word for word in readable if word in heard]
         assert found == ([] if secret else readable)
@@ -173,34 +293,33 @@ def authorities(*made: Security) -> int:
 
 
 def test_all_nodes_compute_one_authority(ours: Security) -> None:
-    again = secure(SECRET, "home")
+    again = member()
     assert authorities(ours, again) == 1
     assert (again.fingerprint, again.server_name) == (ours.fingerprint, ours.server_name)
-    assert again.key != ours.key, "each node has a key of its own"
 
 
 def test_neither_secret_nor_cluster_can_be_changed(ours: Security) -> None:
-    made = [ours, secure(SECRET + b"!", "home"), secure(SECRET, "home-2")]
+    made = [ours, member(SECRET + b"!"), member(cluster="home-2")]
     assert len({each.fingerprint for each in made}) == 3
     assert authorities(*made) == 3
 
 
 def test_certificates_hold_whatever_the_clock_says(ours: Security) -> None:
-    for pem in (ours.authority, ours.certificate):
-        certificate = x509.load_pem_x509_certificate(pem)
+    for certificate in x509.load_pem_x509_certificates(ours.authority + ours.chain):
         assert certificate.not_valid_before_utc < dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
         assert certificate.not_valid_after_utc.year == 9999
 
 
 def test_nothing_shown_holds_the_secret_or_a_key(ours: Security) -> None:
-    shown = repr(ours) + ours.fingerprint + ours.server_name + (ours.authority + ours.certificate).decode()
+    shown = repr(ours) + ours.fingerprint + ours.server_name + (ours.authority + ours.chain).decode()
     assert SECRET.decode() not in shown
     assert "PRIVATE" not in shown
 
 
-def test_a_nodes_certificate_makes_no_others(ours: Security) -> None:
-    """It is no authority, so a node's key that leaks lets nobody mint more."""
-    certificate = x509.load_pem_x509_certificate(ours.certificate)
-    assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
-    authority = x509.load_pem_x509_certificate(ours.authority)
-    certificate.verify_directly_issued_by(authority)
+def test_a_chain_is_no_longer_than_it_has_to_be(ours: Security) -> None:
+    """The certificate that is shown is no authority, and that of the node's key is none of further authorities."""
+    chain = x509.load_pem_x509_certificates(ours.chain + ours.authority)
+    limits = [each.extensions.get_extension_for_class(x509.BasicConstraints).value for each in chain]
+    assert [(limit.ca, limit.path_length) for limit in limits] == [(False, None), (True, 0), (True, 1)]
+    for certificate, issuer in itertools.pairwise(chain):
+        certificate.verify_directly_issued_by(issuer)

@@ -10,7 +10,7 @@ import pytest
 from node.control import contacts as module
 from node.control.contacts import MOST_NODES, Contacts
 from node.core.errors import PeerUnavailable, SecretMismatch
-from node.core.types import Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
+from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
 from node.host.interfaces import Interface
 from node.rpc.guard import host_of
 
@@ -36,9 +36,9 @@ class Client:
         return await self.call(peer, 1.0)
 
     async def call(self, peer, answer):
-        self.called.append(peer)
+        self.called.append(peer.target)
         await asyncio.sleep(0)
-        if peer in self.answers:
+        if peer.target in self.answers:
             return answer
         raise self.failure
 
@@ -49,7 +49,7 @@ class Client:
         return self.refusing
 
     def drop(self, peer):
-        self.dropped.append(peer)
+        self.dropped.append(peer.target)
 
 
 def report(node):
@@ -107,10 +107,10 @@ async def test_an_advert_does_not_take_away_a_way_that_works():
     async with running(known):
         await until(known.links)
     known.advert(PeerHint("peer", ("192.168.1.66",), 6666))
-    assert known.address_of("peer") == "192.168.1.5:7001"
+    assert known.address_of("peer") == Address("192.168.1.5:7001", "peer")
     known.advert(PeerHint("peer", ("192.168.1.66",), 7001))
     assert known.hint_of("peer").addresses == ("192.168.1.5", "192.168.1.66")
-    assert known.address_of("peer") == "192.168.1.5:7001"
+    assert known.address_of("peer") == Address("192.168.1.5:7001", "peer")
 
 
 async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
@@ -160,7 +160,7 @@ async def test_an_advert_moves_a_node_that_does_not_answer():
     known = contacts()
     known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
     known.advert(PeerHint("peer", ("192.168.1.6",), 7005))
-    assert known.address_of("peer") == "192.168.1.6:7005"
+    assert known.address_of("peer") == Address("192.168.1.6:7005", "peer")
 
 
 async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer():
@@ -284,3 +284,20 @@ async def test_an_advert_that_is_passed_over_is_told_of_once_and_not_for_ever(ca
     for number in range(2 * MOST_NODES):
         known.advert(PeerHint(f"x{number}", ("203.0.113.9",), 7001))
     assert len(caplog.records) == MOST_NODES
+
+
+async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
+    """Under `--peer` any member may answer in any name; its state is heard where it has to prove that name."""
+    told, called = [], []
+
+    class Member(Client):
+        async def exchange(self, peer, heartbeat, timeout_s):
+            called.append(peer)
+            return Heartbeat(report("peer"))
+
+    known = contacts(Member())
+    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda answer: told.append(called[-1])})
+    async with running(known, "192.168.1.5:7001", talk=talk):
+        await until(lambda: told)
+    assert called[0] == Address("192.168.1.5:7001")
+    assert set(told) == {Address("192.168.1.5:7001", "peer")}

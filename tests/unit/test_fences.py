@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
-from node.core.types import Fence, Ring, StageSpec
+from node.core.types import Caller, Fence, Ring, StageSpec
 from node.serving.driver import Driver
 from node.serving.rings import Rings
 from node.serving.scheduler import Limits
@@ -67,6 +67,6 @@ async def test_a_ring_that_a_node_is_no_part_of_is_refused():
         yield FRAME
 
     with pytest.raises(StaleFence, match="not part of ring"):
-        await rings.frames(frames())
+        await rings.frames(frames(), Caller("10.0.0.9"))
     with pytest.raises(StaleFence, match="does not drive ring"):
         rings.generate(RING.id, GenerateRequest("r", "m", (1,), 1))

@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.host import identity
-from node.host.identity import DataDirectoryUnusable, open_data_directory
+from node.host.identity import DataDirectoryUnusable, Identity, open_data_directory
+from node.host.node_key import id_of, public_key_of
 
 
 def test_each_start_is_an_incarnation_of_one_id(tmp_path):
@@ -17,7 +20,53 @@ def test_each_start_is_an_incarnation_of_one_id(tmp_path):
         second = data.identity
     assert (first.incarnation, first.term) == (1, 0)
     assert (second.id, second.incarnation, second.term) == (first.id, 2, 0)
-    assert len(first.id) == 16
+    assert len(first.id) == 53
+
+
+def test_the_key_is_the_id_and_nobody_else_s_to_read(tmp_path):
+    with open_data_directory(tmp_path) as data:
+        assert data.identity.id == id_of(data.key.public_key())
+        assert public_key_of(data.identity.id) == data.key.public_key()
+        for name in ("node-key.pem", "node.json"):
+            assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    (tmp_path / "node-key.pem").chmod(0o644)
+    with open_data_directory(tmp_path) as again:
+        assert (tmp_path / "node-key.pem").stat().st_mode & 0o077 == 0
+        assert again.identity.id == data.identity.id
+
+
+def test_a_directory_of_before_keys_gets_a_new_id(tmp_path):
+    (tmp_path / "node.json").write_text('{"id": "0123456789abcdef", "incarnation": 7, "term": 3}')
+    with open_data_directory(tmp_path) as data:
+        assert data.identity == Identity(id_of(data.key.public_key()), 8, 3)
+
+
+def test_a_new_key_is_a_new_node_from_the_next_start_on(tmp_path):
+    with open_data_directory(tmp_path) as data:
+        data.replace_key()
+        data.save_incarnation(40)
+        data.save_term(3)
+    with open_data_directory(tmp_path) as again:
+        assert again.identity.id != data.identity.id
+        assert (again.identity.incarnation, again.identity.term) == (41, 3)
+
+
+@pytest.mark.parametrize("pem", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff" * 99])
+def test_a_damaged_key_is_an_error_that_says_what_to_do(tmp_path, pem):
+    (tmp_path / "node-key.pem").write_bytes(pem)
+    with pytest.raises(DataDirectoryUnusable, match=r"node-key\.pem is damaged"):
+        open_data_directory(tmp_path)
+    (tmp_path / "node-key.pem").unlink()
+    open_data_directory(tmp_path).close()
+
+
+@given(st.text() | st.text("abcdefghijklmnopqrstuvwxyz234567", min_size=53, max_size=53))
+def test_what_is_no_id_is_no_key(text):
+    try:
+        found = public_key_of(text)
+    except ValueError:
+        return
+    assert id_of(found) == text
 
 
 def test_nodes_have_different_ids(tmp_path):
@@ -92,7 +141,6 @@ def test_a_crash_while_saving_loses_nothing(tmp_path, monkeypatch):
         "[]",
         "null",
         '{"id": "x"}',
-        '{"id": 5, "incarnation": 1, "term": 0}',
         '{"id": "x", "incarnation": "1", "term": 0}',
         "\udcff",
     ],

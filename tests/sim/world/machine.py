@@ -250,7 +250,7 @@ class Process:
             raise HubUnavailable("The hub is not reached.")
         return self, Weights({}, {})
 
-    async def _no_tokenizer(self, model: str, peer: str) -> Any:
+    async def _no_tokenizer(self, model: str, peer: Any) -> Any:
         raise AssertionError("clients of the simulation send tokens")
 
     # --- clients ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from, told
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.types import Address, Caller
 
 if TYPE_CHECKING:
     from tests.sim.world.loop import Timeline
@@ -67,9 +68,9 @@ class Network:
         for pipe in list(self.pipes):
             pipe.review()
 
-    def process_at(self, peer: str) -> Process | None:
+    def process_at(self, peer: Address) -> Process | None:
         """Who listens there; None if the connection would be refused."""
-        return self.machines[peer.rpartition(":")[0]].process
+        return self.machines[peer.target.rpartition(":")[0]].process
 
 
 @dataclass(eq=False)
@@ -169,12 +170,13 @@ class SimClient:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.caller = Caller(process.machine.address, process.name)
         self._net = process.world.net
-        self._calls: dict[str, dict[asyncio.Future[Any], None]] = {}
-        self._opened: dict[str, dict[Pipe, None]] = {}
-        self._watched: dict[str, Pipe] = {}
+        self._calls: dict[Address, dict[asyncio.Future[Any], None]] = {}
+        self._opened: dict[Address, dict[Pipe, None]] = {}
+        self._watched: dict[Address, Pipe] = {}
 
-    def drop(self, peer: str) -> None:
+    def drop(self, peer: Address) -> None:
         for future in list(self._calls.pop(peer, ())):
             if not future.done():
                 future.set_exception(PeerUnavailable(f"The connection to {peer} was closed."))
@@ -184,14 +186,14 @@ class SimClient:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def exchange(self, peer: str, heartbeat: Any, timeout_s: float) -> Any:
+    async def exchange(self, peer: Address, heartbeat: Any, timeout_s: float) -> Any:
         async def handle(process: Process) -> Any:
-            return process.control.exchange(heartbeat)
+            return process.control.exchange(heartbeat, self.caller)
 
         self._process.world.observe(self._process, heartbeat)
         return await self._call(peer, handle, timeout_s)
 
-    async def probe(self, peer: str, timeout_s: float) -> float:
+    async def probe(self, peer: Address, timeout_s: float) -> float:
         async def handle(process: Process) -> None:
             pass
 
@@ -199,23 +201,25 @@ class SimClient:
         await self._call(peer, handle, timeout_s)
         return (self._process.loop.time() - begin) * 1000
 
-    async def refuses(self, peer: str) -> bool:
-        there = self._net.machines[peer.rpartition(":")[0]]
+    async def refuses(self, peer: Address) -> bool:
+        there = self._net.machines[peer.target.rpartition(":")[0]]
         await asyncio.sleep(self._net.delay())
         refused = self._net.connected(self._process.machine, there) and there.process is None
         await asyncio.sleep(self._net.delay())
         return refused
 
-    async def leave(self, peer: str, node_id: str, incarnation: int, timeout_s: float) -> None:
+    async def leave(self, peer: Address, node_id: str, incarnation: int, timeout_s: float) -> None:
         async def handle(process: Process) -> None:
             process.control.leave(node_id, incarnation)
 
         await self._call(peer, handle, timeout_s)
 
-    async def want(self, peer: str, model: str) -> None:
+    async def want(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.want(model), 60.0)
 
-    async def _call(self, peer: str, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float) -> Any:
+    async def _call(
+        self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float
+    ) -> Any:
         future: asyncio.Future[Any] = self._process.loop.create_future()
         calls = self._calls.setdefault(peer, {})
         calls[future] = None
@@ -232,10 +236,10 @@ class SimClient:
             calls.pop(future, None)
 
     def _ask(
-        self, peer: str, handle: Callable[[Process], Coroutine[Any, Any, Any]], future: asyncio.Future[Any]
+        self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], future: asyncio.Future[Any]
     ) -> None:
         net, here = self._net, self._process
-        there = net.machines[peer.rpartition(":")[0]]
+        there = net.machines[peer.target.rpartition(":")[0]]
         if here.loop.dead or not net.connected(here.machine, there) or net.lost():
             return
 
@@ -275,10 +279,10 @@ class SimClient:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def _connect(self, peer: str, reached: Callable[[Pipe], None], refused: Callable[[PippinError], None]) -> None:
+    def _connect(self, peer: Address, reached: Callable[[Pipe], None], refused: Callable[[PippinError], None]) -> None:
         """One of the two is called a moment later."""
         net, here = self._net, self._process
-        there = net.machines[peer.rpartition(":")[0]]
+        there = net.machines[peer.target.rpartition(":")[0]]
 
         def arrive() -> None:
             if here.loop.dead:
@@ -296,7 +300,7 @@ class SimClient:
 
         net.timeline.after(net.delay(), arrive)
 
-    async def disconnected(self, peer: str) -> None:
+    async def disconnected(self, peer: Address) -> None:
         """Returns when a connection to the peer, once there is one, is lost."""
         lost: asyncio.Future[bool] = self._process.loop.create_future()
         pipes: list[Pipe] = []
@@ -318,7 +322,7 @@ class SimClient:
         finally:
             self._hang_up(pipes)
 
-    async def generate(self, peer: str, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         events: asyncio.Queue[TokenEvent | PippinError | None] = asyncio.Queue()
         serving: list[asyncio.Task[None]] = []
         pipes: list[Pipe] = []
@@ -350,7 +354,7 @@ class SimClient:
         finally:
             self._hang_up(pipes)
 
-    def link(self, peer: str, on_broken: Callable[[PippinError], None]) -> SimLink:
+    def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> SimLink:
         return SimLink(self, peer, on_broken)
 
     def _hang_up(self, pipes: list[Pipe]) -> None:
@@ -362,7 +366,7 @@ class SimClient:
 class SimLink:
     """In place of node.rpc.link.Link."""
 
-    def __init__(self, client: SimClient, peer: str, on_broken: Callable[[PippinError], None]) -> None:
+    def __init__(self, client: SimClient, peer: Address, on_broken: Callable[[PippinError], None]) -> None:
         self._client = client
         self._peer = peer
         self._on_broken = on_broken
@@ -428,7 +432,7 @@ class SimLink:
     async def _serve(self, pipe: Pipe, process: Process) -> None:
         error: PippinError = PeerUnavailable(f"The link to {self._peer} is closed.")
         try:
-            await process.rings.frames(self._incoming())
+            await process.rings.frames(self._incoming(), self._client.caller)
         except Exception as failure:  # noqa: BLE001 - the RPC boundary
             error = self._client._told(process, failure)
         pipe.send(0, lambda: self._broke(error))

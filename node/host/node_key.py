@@ -1,0 +1,57 @@
+"""A node's own key, which is who it is: its id is the public key, so an id needs no registry and no certificate.
+
+The id is the public key as a compressed point (SEC 1, section 2.3.3; 33 bytes) in base32, lower case, without padding:
+53 characters, which fit a DNS label. A hash of it would be shorter, but then the key would have to be told wherever an id is.
+"""
+
+import base64
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+CURVE = ec.SECP256R1()
+"""P-256: gRPC's TLS (BoringSSL) accepts no Ed25519 certificates."""
+
+NodeKey = ec.EllipticCurvePrivateKey
+
+
+def new_key() -> NodeKey:
+    return ec.generate_private_key(CURVE)
+
+
+def id_of(public: ec.EllipticCurvePublicKey) -> str:
+    point = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return base64.b32encode(point).decode().rstrip("=").lower()
+
+
+def public_key_of(node_id: str) -> ec.EllipticCurvePublicKey:
+    """Raises ValueError for a text that is no node's id."""
+    try:
+        point = base64.b32decode(node_id.upper() + "=" * (-len(node_id) % 8))
+        found = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, point)
+    except ValueError as error:
+        raise ValueError(f"{node_id[:60]!r} is no node's id") from error
+    if id_of(found) != node_id:  # the same key has other writings, which are other ids
+        raise ValueError(f"{node_id[:60]!r} is no node's id")
+    return found
+
+
+def to_pem(key: NodeKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def from_pem(pem: bytes) -> NodeKey:
+    """Raises ValueError for what is no private key of the curve P-256."""
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError as error:
+        raise ValueError("it is encrypted") from error
+    if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
+        return key
+    raise ValueError("it is no key of the curve P-256")

@@ -1,0 +1,124 @@
+"""Who may say what: a placement is the head's to tell, frames the stage before's, and a node's state its own."""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+
+from node.control.agent import Agent
+from node.control.contacts import Contacts
+from node.control.service import ControlService
+from node.core.errors import NotAdmitted
+from node.core.frames import Frame
+from node.core.types import (
+    Caller,
+    Fence,
+    Heartbeat,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    PeerHint,
+    Placement,
+    Ring,
+    StageSpec,
+)
+from node.host.interfaces import Interface
+from node.serving.rings import Rings
+
+RING = Ring("r", "m", (StageSpec("a", 0, 2), StageSpec("b", 2, 4), StageSpec("c", 4, 6)), 512, 2, fence=Fence(3, 1))
+
+
+def info(node: str) -> NodeInfo:
+    return NodeInfo(node, 1, node, "home", "1", 1, (f"10.0.0.{ord(node)}",), 7001, 7002)
+
+
+def contacts() -> Contacts:
+    nobody = SimpleNamespace(drop=lambda peer: None)
+    known = Contacts("c", "home", nobody, (Interface("en0", "ethernet", ("10.0.0.99",)),), anywhere=False)
+    for node in "ab":
+        known.hint(PeerHint(node, info(node).addresses, 7001))
+    return known
+
+
+def agent(known: Contacts) -> Agent:
+    return Agent(info("c"), 0, known, lambda: NodeReport(info("c"), Memory(1, 1)), lambda _: None)
+
+
+def beat(node: str, head: str, placement: Placement | None = None) -> Heartbeat:
+    return Heartbeat(NodeReport(info(node), Memory(1, 1), term=3, head=head), placement)
+
+
+async def test_a_placement_is_taken_from_the_head_alone():
+    c = agent(contacts())
+    c.exchange(beat("a", "a"), Caller("10.0.0.97", "a"))
+    assert c.head == "a"
+    made = Placement(Fence(3, 1), "a", (RING,))
+    c.exchange(beat("b", "a", made), Caller("10.0.0.98", "b"))
+    assert c.placement == Placement()
+    c.heard(beat("b", "a", made))
+    assert c.placement == Placement()
+    c.exchange(beat("a", "a", Placement(Fence(3, 2), "b", (RING,))), Caller("10.0.0.97", "a"))
+    assert c.placement == Placement()
+    c.exchange(beat("a", "a", made), Caller("10.0.0.97", "a"))
+    assert c.placement == made
+
+
+def test_the_head_alone_takes_a_node_out_of_use():
+    asked = []
+    c = SimpleNamespace(head="a")
+    draining = SimpleNamespace(set=lambda node, *, draining: asked.append(draining))
+    service = ControlService(c, None, None, draining)
+    with pytest.raises(NotAdmitted, match="not the head"):
+        service.set_draining("c", Caller("10.0.0.98", "b"), draining=True)
+    assert not asked
+    service.set_draining("c", Caller("10.0.0.97", "a"), draining=True)
+    service.set_draining("c", Caller("10.0.0.98"), draining=False)  # without a secret nobody can be told from the head
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("caller", "taken"),
+    [
+        (Caller("10.0.0.66", "b"), True),
+        (Caller("10.0.0.98", "a"), False),
+        (Caller("10.0.0.98", "c"), False),
+        (Caller("10.0.0.98"), True),
+        (Caller("10.0.0.97"), False),
+        (Caller("192.168.7.7"), True),
+        (Caller(""), False),
+    ],
+)
+async def test_frames_are_taken_from_the_stage_before(caller, taken):
+    """By its certificate; without a secret, from its addresses, and from where its heartbeats come."""
+    known = contacts()
+    known.called("b", "192.168.7.7")
+    known.called("stranger", "10.0.0.66")
+    rings = Rings(SimpleNamespace(info=info("c")), known, None, None, None, max_queue=4, max_batch=4, step_timeout_s=60)
+    came = []
+
+    class Part:
+        async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+            came.append(first)
+
+    rings._parts[RING.id], rings._before[RING.id] = Part(), rings._before_this(RING)
+    frame = Frame(RING.id, RING.fence, 2**63, 0)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield frame
+
+    if taken:
+        await rings.frames(frames(), caller)
+        assert came == [frame]
+    else:
+        with pytest.raises(NotAdmitted, match="stage before"):
+            await rings.frames(frames(), caller)
+        assert not came
+
+
+def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none():
+    rings = Rings(
+        SimpleNamespace(info=info("a")), contacts(), None, None, None, max_queue=4, max_batch=4, step_timeout_s=60
+    )
+    assert rings._before_this(RING) == "c"
+    assert rings._before_this(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
+    assert not contacts().is_from("c", Caller("10.0.0.99")), "a node does not call itself"
