@@ -1,4 +1,4 @@
-"""The `cluster` command: asks a node over HTTP how the cluster is, or to take a node out of use.
+"""The `cluster` command: asks a node over HTTP how the cluster is, or to take a node out of use; and makes secrets.
 
 Exit codes: 0 ready (or idle: nothing is wanted, nothing is wrong), 1 error, 2 usage, 3 no node here, 4 not ready or
 degraded. Ctrl-C ends `--watch` with 0, as that is how it is meant to end, and `wait` with 130.
@@ -19,6 +19,7 @@ from node.cli.drain import drain
 from node.cli.table import render
 from node.cli.wait import Wish, wait
 from node.host.api_keys import parse_key, read_keys
+from node.host.secret import new_secret
 
 EXIT_READY, EXIT_ERROR, EXIT_NO_NODE, EXIT_NOT_READY, EXIT_INTERRUPTED = 0, 1, 3, 4, 130
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        args.api = args.api._replace(key=_key(args.api_key_file))
+        if "api" in args:
+            args.api = args.api._replace(key=_key(args.api_key_file))
     except ValueError as error:
         parser.error(str(error))
     try:
@@ -101,6 +103,11 @@ def _drain(args: argparse.Namespace) -> int:
     return EXIT_NOT_READY
 
 
+def _new_secret(_: argparse.Namespace) -> int:
+    print(new_secret())
+    return EXIT_READY
+
+
 def _progress() -> Callable[[str], None]:
     """On a terminal one line, rewritten; into a log a line for each change. An empty text ends it."""
     if not sys.stderr.isatty():
@@ -111,7 +118,7 @@ def _progress() -> Callable[[str], None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cluster",
-        description="Show a Pippin cluster, wait for it, or take a node out of use.",
+        description="Show a Pippin cluster, wait for it, take a node out of use, or make a secret.",
         epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -132,6 +139,11 @@ def _parser() -> argparse.ArgumentParser:
 
     undrain = commands.add_parser("undrain", help="take a node into use again")
     undrain.add_argument("node", metavar="NODE", help="its name or id")
+
+    secret = commands.add_parser("secret", help="make a secret for the nodes of a cluster")
+    of_secret = secret.add_subparsers(metavar="COMMAND", required=True)
+    new = of_secret.add_parser("new", help="print 128 random bits, for a file that only you can read")
+    new.set_defaults(run=_new_secret)
 
     for command, run in ((status, _status), (wait_for, _wait), (drain_it, _drain), (undrain, _undrain)):
         command.set_defaults(run=run)

@@ -1,26 +1,47 @@
 """The cluster's secret: from a file, or from the environment for those who start nodes by a service manager."""
 
-import logging
+import math
 import os
+import secrets
 import stat
+import string
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from node.core.errors import PippinError
 
-log = logging.getLogger(__name__)
-
 VARIABLE = "PIPPIN_SECRET"
-SHORTEST = 16
-"""Bytes. Whoever sees an advert can try secrets at home, at some 0.2 s each: words are found, these are not."""
+LEAST_BITS = 60
+"""Whoever sees an advert can try secrets at home, at some 0.2 s of a core each: words are found, these are not."""
+NEW_BITS = 128
 LONGEST = 4096
 """Bytes. A longer one is some other file, named by mistake."""
 
 
 class SecretUnusable(PippinError):
-    """It can't be read, or is too short to keep anybody out. The node does not start without it: that would be open."""
+    """It can't be read, or can be guessed, or others can read it. The node does not start without it: that would be open."""
 
     code = "secret_unusable"
+
+
+_MAKE = "Make one with: (umask 077; cluster secret new > FILE)"
+_CLASSES = (string.ascii_lowercase, string.ascii_uppercase, string.digits, string.punctuation + " ")
+
+
+def new_secret() -> str:
+    """128 random bits."""
+    return secrets.token_hex(NEW_BITS // 8)
+
+
+def strength(secret: bytes) -> float:
+    """Bits that a secret has at most, were its characters drawn from the classes of which it has any.
+
+    One that follows the same character for the second time adds nothing: of what is written twice, the second time is free.
+    """
+    text = secret.decode("latin-1")
+    alphabet = sum(len(kind) for kind in _CLASSES if set(kind) & set(text))
+    alphabet += 128 if any(ord(char) > 127 for char in text) else 0
+    return len(set(zip("\0" + text, text, strict=False))) * math.log2(max(alphabet, 2))
 
 
 def read_secret(file: Path | None, environment: MutableMapping[str, str] = os.environ) -> bytes | None:
@@ -42,7 +63,10 @@ def _read(file: Path) -> bytes:
     except OSError as error:
         raise SecretUnusable(f"The secret file {file} can't be read: {error.strerror}.") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        log.warning("other users of this machine can read the secret: chmod 600 %s", file)
+        raise SecretUnusable(
+            f"Other users of this machine can read the secret file {file}.",
+            hint=f"If nobody has read it: chmod 600 {file}. {_MAKE}",
+        )
     return secret
 
 
@@ -50,9 +74,10 @@ def _checked(secret: bytes, source: str) -> bytes:
     if len(secret) > LONGEST:
         raise SecretUnusable(f"{source} has more than {LONGEST:,} bytes: that is no secret.")
     secret = secret.strip()
-    if len(secret) < SHORTEST:
+    bits = strength(secret)
+    if bits < LEAST_BITS:
         raise SecretUnusable(
-            f"The secret in {source} has {len(secret)} bytes; at least {SHORTEST} are needed.",
-            hint="Make one with: openssl rand -hex 16",
+            f"The secret in {source} can be guessed: it has at most {bits:.0f} bits, and {LEAST_BITS} are needed.",
+            hint=_MAKE,
         )
     return secret

@@ -49,7 +49,7 @@ def anchors(page: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [(parse_options, ""), *((cluster, command) for command in ("", "status", "wait", "drain", "undrain"))],
+    [(parse_options, ""), *((cluster, command) for command in ("", "status", "wait", "drain", "undrain", "secret"))],
 )
 def test_help_is_what_the_program_prints(
     program: Callable[[list[str]], object],

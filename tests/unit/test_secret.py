@@ -1,8 +1,7 @@
-import logging
-
 import pytest
 
-from node.host.secret import LONGEST, SHORTEST, SecretUnusable, read_secret
+from node.cli.__main__ import main as cluster
+from node.host.secret import LEAST_BITS, LONGEST, SecretUnusable, new_secret, read_secret, strength
 
 SECRET = "correct horse battery staple"
 
@@ -19,9 +18,8 @@ def test_none_is_none():
     assert read_secret(None, {}) is None
 
 
-def test_from_a_file_without_the_line_s_end(file, caplog):
+def test_from_a_file_without_the_line_s_end(file):
     assert read_secret(file, {}) == SECRET.encode()
-    assert not caplog.records
 
 
 def test_from_the_environment_which_loses_it():
@@ -37,20 +35,49 @@ def test_a_file_comes_before_the_environment(file):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_who_else_can_read_it_is_told(file, mode, caplog):
+def test_a_file_that_others_can_read_is_refused(file, mode):
     file.chmod(mode)
-    with caplog.at_level(logging.WARNING):
-        assert read_secret(file, {}) == SECRET.encode()
-    assert f"chmod 600 {file}" in caplog.text
-    assert SECRET not in caplog.text
+    with pytest.raises(SecretUnusable, match=rf"chmod 600 {file}.*cluster secret new") as error:
+        read_secret(file, {})
+    assert SECRET not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "x" * (SHORTEST - 1)])
-def test_too_short_is_refused_wherever_it_comes_from(file, text):
+WEAK = [
+    "",
+    "  \n",
+    "swordfish",
+    "x" * 400,
+    "ab" * 30,
+    "correcthorse",
+    "passwordpassword",
+    "hunter2hunter2hunter2",
+    "2026" * 9,
+]
+
+
+@pytest.mark.parametrize("text", WEAK)
+def test_what_can_be_guessed_is_refused_wherever_it_comes_from(file, text):
     file.write_text(text)
     for asked, environment in ((file, {}), (None, {"PIPPIN_SECRET": text})):
-        with pytest.raises(SecretUnusable, match=r"at least 16 are needed.*openssl rand"):
+        with pytest.raises(SecretUnusable, match=rf"{LEAST_BITS} are needed.*cluster secret new") as error:
             read_secret(asked, environment)
+        assert not text.strip() or text.strip() not in str(error.value)
+
+
+@pytest.mark.parametrize("text", [SECRET, "Tr0ub4dor&3 and more", "x7#Kq9!vLm2$", "каждый охотник желает"])
+def test_what_is_long_or_varied_enough_is_taken(file, text):
+    file.write_text(text)
+    assert read_secret(file, {}) == text.encode()
+
+
+def test_a_new_secret_is_128_random_bits(capsys, file):
+    made = {new_secret() for _ in range(100)}
+    assert len(made) == 100
+    assert {len(bytes.fromhex(secret)) for secret in made} == {16}
+    assert all(strength(secret.encode()) > LEAST_BITS for secret in made)
+    assert cluster(["secret", "new"]) == 0
+    file.write_text(capsys.readouterr().out)
+    assert len(read_secret(file, {})) == 32
 
 
 def test_some_other_file_is_refused(file):
