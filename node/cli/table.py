@@ -49,7 +49,7 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
         (
             names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
             node["state"],
-            _layers(node["layers"], name_models=name_models),
+            _layers(node["layers"], node["idle"], name_models=name_models),
             _memory(node["memory"]),
             _link(node["link"], names),
             f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
@@ -95,13 +95,14 @@ def _names(nodes: list[Json]) -> dict[str, str]:
     }
 
 
-def _layers(layers: list[Json], *, name_models: bool) -> str:
-    """First and last layer, both included: people count what is there, not its borders."""
-    ranges = [
-        f"{layer['start']}-{layer['end'] - 1}" + (f" {layer['model'].rpartition('/')[2]}" if name_models else "")
-        for layer in layers
-    ]
-    return ", ".join(ranges) or "-"
+def _layers(layers: list[Json], idle: list[Json], *, name_models: bool) -> str:
+    """First and last layer, both included: people count what is there, not its borders. Idle ones are in brackets."""
+
+    def span(layer: Json) -> str:
+        name = f" {layer['model'].rpartition('/')[2]}" if name_models else ""
+        return f"{layer['start']}-{layer['end'] - 1}{name}"
+
+    return ", ".join([*map(span, layers), *(f"({span(layer)})" for layer in idle)]) or "-"
 
 
 def _memory(memory: Json) -> str:

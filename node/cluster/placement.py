@@ -2,7 +2,8 @@
 
 The aim is the fewest seconds per token of one stream: a model goes on as few nodes as hold it with a useful context,
 and those nodes stand in the order with the quickest round. Nodes that are left over get replicas: further rings of the
-same model. A ring that stands and is as good stays as it is, so that nothing is loaded twice.
+same model. A ring that stands and is as good stays as it is, and one that is needed is made of layers that nodes still
+have in memory if it can be, so that nothing is loaded twice. What no ring needs of these counts as free memory.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from node.cluster.footprint import ring_bytes
+from node.cluster.loaded import loaded_rings
 from node.cluster.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
 from node.cluster.speed import TOO_SLOW, is_quicker, token_ms
 from node.cluster.split import edges
@@ -206,7 +208,7 @@ class _Draft:
         """A ring that is as good in all else and much quicker, in memory and on nodes that nothing has to leave."""
         taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
-        ring = self._search(spec, nodes, self._spare(spec, old), self._wish)
+        ring = self._find(spec, nodes, self._spare(spec, old), self._wish)
         if ring is None or self._distance(spec, ring) > self._distance(spec, old):
             return None
         return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
@@ -245,20 +247,37 @@ class _Draft:
         return [node for node in self._nodes if node.info.id not in barred]
 
     def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+        """One that is loaded already is worth more stages or a slower round: it can be moved while it serves."""
+        liked = self._liked(spec, nodes, free)
+        loaded = [ring for ring in loaded_rings(spec, liked, free, wish) if self._closes(spec, ring)]
+        best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
+        if best and self._distance(spec, best)[:2] == (0, False):
+            return self._named(spec, best)
+        found = self._find(spec, liked, free, wish)
+        if best is None or (found and self._distance(spec, found)[:2] < self._distance(spec, best)[:2]):
+            return found
+        return self._named(spec, best)
+
+    def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+        """The best of all, whatever has to be loaded for it."""
         room = {node.info.id: free[node.info.id] for node in nodes}
-        liked = sorted(nodes, key=lambda node: self._liking(node, spec, room))
-        ring = find_ring(spec, liked, room, wish)
-        if ring is None:
-            return None
+        ring = find_ring(spec, self._liked(spec, nodes, free), room, wish)
+        return self._named(spec, ring) if ring else None
+
+    def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
         number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
         # The head is named, too: two heads of one term, each on its side of a partition, may come to the same fence.
         name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
         return replace(ring, id=name, fence=self._fence)
 
-    def _liking(self, node: NodeReport, spec: ModelSpec, room: Mapping[str, int]) -> tuple[bool, bool, int, str]:
+    def _liked(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
         """Order in which nodes are considered: first who has the sessions, then who has the files, then who has room."""
-        known = (spec.id, node.info.id) in self._drivers
-        return (not known, spec.id not in node.models, -room[node.info.id], node.info.id)
+
+        def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
+            name = node.info.id
+            return ((spec.id, name) not in self._drivers, spec.id not in node.models, -free[name], name)
+
+        return sorted(nodes, key=rank)
 
     def _token_ms(self, spec: ModelSpec, ring: Ring) -> float:
         return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes})

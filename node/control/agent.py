@@ -65,7 +65,7 @@ class Agent:
         self.changed = Signal()
         """Anything in the view changed."""
         self.adopted = Signal()
-        """There is a new placement."""
+        """What this node shall hold changed: there is a new placement, or its work shall be moved away."""
         self.head_due = Signal()
         """The head has reason to plan anew."""
         self._contacts = contacts
@@ -81,6 +81,10 @@ class Agent:
     @property
     def is_head(self) -> bool:
         return self._election.is_head and not self.leaving
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
 
     @property
     def term(self) -> int:
@@ -121,6 +125,7 @@ class Agent:
     def set_draining(self, draining: bool) -> None:
         """Whether this node's work shall be moved away."""
         self._draining = draining
+        self.adopted.notify()
         self.touch()
 
     def lead(self, placement: Placement) -> None:

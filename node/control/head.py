@@ -28,7 +28,7 @@ RETRY_S = 15.0
 """When a model that could not be described or loaded is tried again without being asked for."""
 
 FORGET_S = 60.0
-"""How long a model that somebody asked for and that can't be served stays in the status."""
+"""How long a model that somebody asked for stays wanted when it can't be served, or not any more: its nodes may be back."""
 MOST_ASKED = 64
 """Models that were asked for and are not served, at most: the head looks for them, plans for them, and tells of them."""
 
@@ -38,6 +38,8 @@ class _Wanted:
     """A model that shall be served: preloaded ones for good, the others until their memory is needed."""
 
     asked_at: float
+    served_at: float = 0.0
+    """When it last had a ring."""
     preload: bool = False
     spec: ModelSpec | None = None
     failure: Refusal | None = None
@@ -157,8 +159,11 @@ class Head:
     def _update_wanted(self, nodes: Sequence[NodeReport], current: Placement) -> None:
         self._forget_unserved(current)
         preload = {model for node in nodes for model in node.preload}
-        for model in preload | {ring.model for ring in current.rings}:
+        served = {ring.model for ring in current.rings}
+        for model in preload | served:
             self._wanted.setdefault(model, _Wanted(0.0))
+        for model in served:
+            self._wanted[model].served_at = now()
         self._learn(current.specs)
         for model, wanted in self._wanted.items():
             wanted.preload = model in preload
@@ -184,7 +189,8 @@ class Head:
     def _forget_unserved(self, current: Placement) -> None:
         old = now() - FORGET_S
         for model in self._only_asked(current):
-            if self._wanted[model].asked_at < old and model not in self._describing:
+            wanted = self._wanted[model]
+            if max(wanted.asked_at, wanted.served_at) < old and model not in self._describing:
                 del self._wanted[model]
 
     def _only_asked(self, current: Placement) -> list[str]:

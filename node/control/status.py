@@ -162,6 +162,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "chip": info.chip,
         "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
+        "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
         "link": _link(peer, view) if peer.state in HERE else None,
         "last_seen_s": round(peer.last_seen_s, 1),
     }
@@ -175,7 +176,7 @@ def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
     if peer.state is not NodeState.ALIVE:
         return str(peer.state)
     if peer.report.draining:
-        return "draining" if placed or peer.report.loads else "drained"
+        return "draining" if placed or peer.report.loads or peer.report.idle else "drained"
     if any(load.state is LoadState.FAILED for load in peer.report.loads):
         return "error"
     if not placed:

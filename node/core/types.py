@@ -246,6 +246,8 @@ class NodeReport:
     """How late its event loop was at the worst of late."""
     job_s: float = 0.0
     """How long its compute thread has been at one job; 0 if that began within the last second."""
+    idle: tuple[Shard, ...] = ()
+    """Layers that it has in memory though no ring needs them; they make room for any that one needs."""
 
 
 class NodeState(StrEnum):

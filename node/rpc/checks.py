@@ -99,6 +99,10 @@ def _check_report(report: pb.NodeReport) -> None:
         _layers(load.shard.start, load.shard.end)
         _finite(load.progress)
         load.error = load.error[:LONGEST_TEXT]
+    _few("idle shards", report.idle, MOST)
+    for shard in report.idle:
+        _names(shard.model)
+        _layers(shard.start, shard.end)
     _few("rings", report.rings, MOST)
     for ring in report.rings:
         _names(ring.ring)

@@ -1,12 +1,17 @@
-"""Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring."""
+"""Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring.
+
+Weights that no ring needs any more stay in memory until the placement sets that memory aside for others: a ring that comes
+back, as when a node was out of reach for some seconds, has nothing to load.
+"""
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from node.cluster.footprint import ring_bytes
 from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
@@ -47,21 +52,25 @@ class Rings:
         client: RpcClient,
         fetch: Fetch,
         *,
+        usable: int,
         max_queue: int,
         max_batch: int,
         step_timeout_s: float,
     ) -> None:
+        """`usable`: bytes that this node may use for models."""
         self._agent = agent
         self._contacts = contacts
         self._compute = compute
         self._client = client
         self._fetch = fetch
+        self._usable = usable
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._step_timeout = step_timeout_s
         self._runs = run_numbers(agent.info.incarnation)
         """Of all rings, as a ring that this node left may come back to it."""
         self._stages: dict[Shard, Stage] = {}
+        """All that are in memory; idle ones first, from the one that was unused for longest."""
         self._directories: dict[str, Path] = {}
         """Of the files of each model that was loaded."""
         self._parts: dict[str, Driver | Worker] = {}
@@ -70,6 +79,7 @@ class Rings:
         self._reports: dict[str, LoadReport] = {}
         self._placement = Placement()
         """The one that is followed."""
+        self._draining = False
         self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -78,6 +88,11 @@ class Rings:
 
     def reports(self) -> tuple[LoadReport, ...]:
         return tuple(self._reports.values())
+
+    def idle(self) -> tuple[Shard, ...]:
+        """What is in memory though no ring needs it."""
+        used = {report.shard for report in self._reports.values()}
+        return tuple(shard for shard in self._stages if shard not in used)
 
     def loads(self) -> tuple[RingLoad, ...]:
         return tuple(part.load() for part in self._parts.values() if isinstance(part, Driver))
@@ -127,9 +142,9 @@ class Rings:
     async def run(self) -> None:
         async with self._group:
             while True:
-                if self._agent.placement is self._placement:
+                if self._agent.placement is self._placement and self._agent.draining == self._draining:
                     await self._agent.adopted.wait()
-                self._placement = self._agent.placement
+                self._placement, self._draining = self._agent.placement, self._agent.draining
                 await self._release()
                 for ring in self._placement.rings:
                     self._hold(ring)
@@ -141,7 +156,7 @@ class Rings:
         return None
 
     async def _release(self) -> None:
-        """Let go of the rings that are no more, and then of the weights that none of the others needs."""
+        """Let go of the rings that are no more, and then of idle weights as far as their memory is wanted."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
         if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - set(wanted.values())]:
             for loading in unwanted:
@@ -153,13 +168,36 @@ class Rings:
         gone = self._reports.keys() - wanted.keys()
         for ring_id in gone:
             del self._reports[ring_id]
+        used = set(wanted.values())
+        self._stages = dict(sorted(self._stages.items(), key=lambda held: held[0] in used))
         models = []
-        for shard in self._stages.keys() - set(wanted.values()):
+        for shard in self._in_the_way([shard for shard in self._stages if shard not in used]):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             models.append(self._stages.pop(shard).model)
         if gone or models:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
+
+    def _in_the_way(self, idle: Sequence[Shard]) -> list[Shard]:
+        """Which idle weights the memory of the rings' stages takes, or all if this node's work is to be moved away."""
+        room = 0 if self._draining else self._usable - self._set_aside()
+        excess = sum(self._stages[shard].weight_bytes for shard in idle) - max(room, 0)
+        unloaded = []
+        for shard in idle:
+            if excess > 0:
+                unloaded.append(shard)
+                excess -= self._stages[shard].weight_bytes
+        return unloaded
+
+    def _set_aside(self) -> int:
+        """Bytes that the placement counts for this node's stages; all there are if it does not tell enough of a model."""
+        specs = {spec.id: spec for spec in self._placement.specs}
+        stages = [(ring, stage) for ring in self._placement.rings for stage in ring.stages]
+        return sum(
+            ring_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
+            for ring, stage in stages
+            if stage.node == self._agent.info.id
+        )
 
     async def _leave(self, ring_id: str) -> None:
         """Nobody holds on to the part afterwards, and so to the weights."""

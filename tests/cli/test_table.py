@@ -63,6 +63,11 @@ def test_layers_name_their_model_when_there_are_several(status):
     assert "0-21 Qwen3-32B-4bit, 0-3 other" in render(status)
 
 
+def test_idle_layers_are_in_brackets(status):
+    status["nodes"][0] |= {"layers": [], "idle": [{"model": "org/other", "start": 0, "end": 4}]}
+    assert "mini-1    ready    (0-3) " in render(status)
+
+
 def test_nodes_of_one_name_show_their_ids(status):
     status["nodes"][1] |= {"name": "mini-1", "id": "b2345678"}
     status["head"] = "b2345678"

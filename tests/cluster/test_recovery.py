@@ -225,3 +225,29 @@ def test_what_fits_no_more_is_told_at_once(cluster: Cluster) -> None:
     assert (answer.status, answer.error["code"]) == (503, "no_capacity")
     assert int(answer.headers["Retry-After"]) > 0
     assert time.monotonic() - began < 2
+
+
+def test_a_node_that_is_away_for_a_while_costs_nobody_a_load(cluster: Cluster) -> None:
+    """Longer than it takes to fail, where no other node has room for its half."""
+    nodes = cluster.start(2, "--model", MODEL, "--memory", HALF, "--context", "2048", "--max-sessions", "1")
+    before = cluster.ready(*nodes)
+    text = nodes[0].chat("Hello").text
+    head = cluster.head(before)
+    victim = next(node for node in nodes if node is not head)
+    victim.signal(signal.SIGSTOP)
+    try:
+        until(lambda: head.status()["models"][0]["state"] == "refused", 10, "the model has no place")
+        assert [layer["model"] for layer in own(head)["idle"]] == [MODEL]
+    finally:
+        victim.signal(signal.SIGCONT)
+    cluster.ready(*nodes)
+    assert head.chat("Hello").text == text
+    assert not own(head)["idle"]
+    for node in nodes:
+        assert node.written.count(f"loading {MODEL}") == 1
+        assert "unloading" not in node.written
+
+
+def own(node: Node) -> dict[str, Any]:
+    """What a node says of itself."""
+    return next(each for each in node.status()["nodes"] if each["name"] == node.name)

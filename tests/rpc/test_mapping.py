@@ -68,6 +68,7 @@ reports = st.builds(
     links=tuples(st.builds(Link, texts, texts, floats, texts, texts)),
     peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
     draining=st.booleans(),
+    idle=tuples(shards),
 )
 rings = st.builds(
     Ring,

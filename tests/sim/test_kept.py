@@ -72,7 +72,7 @@ def a_driver_comes_back(seed: int) -> bool:
         gateway, *others = world.machines.values()
         gateway.start()
         world.run(3.0)  # it is the head by then, and stays it without a place in the ring
-        gateway.usable = 50 * MB
+        gateway.process.usable = 50 * MB
         for machine in others:
             machine.start()
         world.run(7.0)

@@ -89,9 +89,9 @@ def apart() -> Iterator[tuple[World, Ring]]:
         head, gateway, *others = world.machines.values()
         head.start()
         world.run(3.0)
+        head.process.usable = gateway.usable = 50 * MB
         for machine in (gateway, *others):
             machine.start()
-        head.usable = gateway.usable = 50 * MB
         world.run(7.0)
         (ring,) = head.process.agent.placement.rings
         assert {stage.node for stage in ring.stages} == {machine.name for machine in others}

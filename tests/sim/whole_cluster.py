@@ -199,7 +199,9 @@ def _mishap(world: World, rng: random.Random) -> None:
         case "reset":
             machine.reset_connections(rng.choice([0.3, 1.0]))
         case "memory":
+            machine.kill()
             machine.usable = rng.choice([250, 420, 700]) * MB
+            machine.start()
         case "cancel":
             _some_clients_go_away(world, rng)
         case mishap:
@@ -252,7 +254,7 @@ def _calm_down(world: World) -> None:
 
 def _check_peace(world: World) -> None:
     """The cluster heals, answers at every node, and keeps nothing that it does not need."""
-    if world.can_serve(list(world.machines.values())):
+    if world.can_serve():
         for process in world.processes():
             _insist(world, process)
     world.run(4.0)

@@ -58,6 +58,7 @@ async def test_a_ring_that_a_node_is_no_part_of_is_refused():
         None,
         None,
         None,
+        usable=0,
         max_queue=4,
         max_batch=4,
         step_timeout_s=60,

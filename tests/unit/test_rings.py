@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.core.types import Fence, LoadState, Placement, Ring, StageSpec
+from node.core.types import Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
 from node.serving import rings as serving
 from node.serving.rings import Rings
@@ -18,6 +18,11 @@ from node.serving.rings import Rings
 ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
 SECOND = (StageSpec("b", 0, 2), StageSpec("a", 2, 4))
+MB = 2**20
+LAYER = 100 * MB
+SPECS = tuple(ModelSpec(name, (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other"))
+RESERVE = 164 * MB
+"""What is set aside for a stage beside its weights."""
 
 
 class Weights:
@@ -25,14 +30,14 @@ class Weights:
 
 
 class FakeStage:
-    weight_bytes = 0
     plan = SimpleNamespace(kv=())
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
+        self.weight_bytes = weight_bytes
 
     def sibling(self) -> "FakeStage":
-        return FakeStage(self.weights)
+        return FakeStage(self.weights, self.weight_bytes)
 
     def clear(self) -> None:
         pass
@@ -60,14 +65,15 @@ class FakeCompute(Compute):
 
 class FakeAgent:
     info = SimpleNamespace(id="a", incarnation=1)
+    draining = False
 
     def __init__(self) -> None:
         self.placement = Placement()
         self.adopted = asyncio.Event()
         self.touched = asyncio.Event()
 
-    def adopt(self, placement: Placement) -> None:
-        self.placement = placement
+    def adopt(self, placement: Placement, *, draining: bool = False) -> None:
+        self.placement, self.draining = placement, draining
         self.adopted.set()
         self.adopted = asyncio.Event()
 
@@ -90,7 +96,7 @@ class World:
         monkeypatch.setattr(serving, "Runner", FakeRunner)
         monkeypatch.setattr(serving, "release_memory", self._release)
         self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None)
-        options = {"max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
+        options = {"usable": 4 * LAYER + RESERVE, "max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
         self.rings = Rings(self.agent, contacts, FakeCompute(), None, self._fetch, **options)
 
     async def _fetch(self, *_: Any) -> Any:
@@ -108,7 +114,7 @@ class World:
                 yield 0.5
         finally:
             self.loads.append("closed")
-        return FakeStage(weights)
+        return FakeStage(weights, (end - start) * LAYER)
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -117,12 +123,17 @@ class World:
         self.released.set()
         yield 0.0
 
-    def place(self, *rings: Ring) -> None:
+    def place(self, *rings: Ring, draining: bool = False) -> None:
         epoch = self.agent.placement.fence.epoch + 1
-        self.agent.adopt(Placement(Fence(1, epoch), "a", rings))
+        self.agent.adopt(Placement(Fence(1, epoch), "a", rings, specs=SPECS), draining=draining)
 
     async def until(self, *states: LoadState) -> None:
         while tuple(report.state for report in self.rings.reports()) != states:
+            self.agent.touched.clear()
+            await self.agent.touched.wait()
+
+    async def ready(self, *names: str) -> None:
+        while [(r.ring, r.state) for r in self.rings.reports()] != [(name, LoadState.READY) for name in names]:
             self.agent.touched.clear()
             await self.agent.touched.wait()
 
@@ -137,8 +148,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await asyncio.wait([task])
 
 
-def ring(name: str, stages: tuple[StageSpec, ...] = ALONE) -> Ring:
-    return Ring(name, "m", stages, 512, 2, fence=Fence(1, 1))
+def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> Ring:
+    return Ring(name, model, stages, 512, 2, fence=Fence(1, 1))
 
 
 @pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
@@ -148,9 +159,51 @@ async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
     world.go_on.set()
     world.place(ring("r", stages))
     await world.until(LoadState.READY)
-    world.place()
+    world.place(draining=True)
     await world.released.wait()
     assert world.held == [False]
+    assert world.rings.idle() == ()
+
+
+async def test_weights_that_no_ring_needs_stay_until_a_ring_needs_them_again(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    await world.until(LoadState.READY)
+    world.place()
+    await world.until()
+    assert world.rings.idle() == (Shard("m", 0, 2),)
+    assert world.rings.memory_used() == 2 * LAYER
+    world.place(ring("two", FIRST))
+    await world.until(LoadState.READY)
+    assert world.rings.idle() == ()
+    assert world.loads == ["0-2", "closed"]
+
+
+async def test_idle_weights_make_room_from_the_one_that_was_unused_for_longest(world: World) -> None:
+    world.go_on.set()
+    for start in (2, 1, 3):
+        world.place(ring(f"from {start}", (StageSpec("b", 0, start), StageSpec("a", start, 4))))
+        await world.ready(f"from {start}")
+        world.place()
+        await world.until()
+    assert world.rings.idle() == (Shard("m", 1, 4), Shard("m", 3, 4)), "5 layers and then 6 are too many"
+    world.place(ring("back", (StageSpec("b", 0, 1), StageSpec("a", 1, 4))))
+    await world.ready("back")
+    world.place(ring("other", (StageSpec("b", 0, 3), StageSpec("a", 3, 4)), model="other"))
+    await world.ready("other")
+    assert world.rings.idle() == (Shard("m", 1, 4),)
+    assert world.loads.count("1-4") == 1
+
+
+async def test_room_is_made_before_anything_is_loaded(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one"))
+    await world.until(LoadState.READY)
+    world.place(ring("two", FIRST, model="other"))
+    await world.ready("two")
+    assert world.held == [False]
+    assert world.loads == ["0-4", "closed", "0-2", "closed"]
+    assert world.rings.memory_used() == 2 * LAYER
 
 
 async def test_rings_that_need_the_same_layers_load_them_once(world: World) -> None:

@@ -43,6 +43,8 @@ class World:
         self.trimmable = self.rng.random() < 0.7
         self.computed = 0
         """Positions that stages have run."""
+        self.loads = 0
+        """Stages that were loaded."""
         self.failing_steps = 0.0
         self.failing_loads = 0.0
         self.found_once = False
@@ -154,12 +156,12 @@ class World:
         if stages != ring.stages or not covered or marks[-1] != LAYERS or len(nodes) != len(ring.stages):
             self.timeline.violated(f"{process.name} holds with a ring that covers {marks} of {LAYERS}: {ring}")
 
-    def can_serve(self, machines: list[Machine]) -> bool:
-        """Whether these hold the model, without regard to what they hold now."""
+    def can_serve(self) -> bool:
+        """Whether the nodes hold the model, without regard to what they hold now."""
         nodes = []
-        for machine in machines:
-            info = NodeInfo(machine.name, 1, machine.name, "home", "1", 1, (), 1, 2)
-            nodes.append(NodeReport(info, Memory(machine.usable, machine.usable)))
+        for process in self.processes():
+            info = NodeInfo(process.name, 1, process.name, "home", "1", 1, (), 1, 2)
+            nodes.append(NodeReport(info, Memory(process.usable, process.usable)))
         return bool(nodes) and not place([SPEC], nodes, fence=Fence(1, 1), head="x").refused
 
     def check_ends(self, *, gentle: bool) -> None:
@@ -189,8 +191,8 @@ class World:
                 if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.sessions()):
                     self.timeline.violated(f"{process.name} still has {len(left)} sessions")
             used = process.rings.memory_used()
-            if used > process.machine.usable:
-                self.timeline.violated(f"{process.name} uses {used} bytes of {process.machine.usable}")
+            if used > process.usable:
+                self.timeline.violated(f"{process.name} uses {used} bytes of {process.usable}")
             names = [task.get_name() for task in process.loop.tasks()]
             strays = [name for name in names if name in ("generate", "request", "call")]
             rings = len(process.rings._parts)

@@ -67,6 +67,7 @@ class Machine:
         self.name = f"n{number}"
         self.address = f"10.0.0.{number}"
         self.usable = usable
+        """Of its next process."""
         self.powered = True
         self.term = 0
         self.incarnation = 0
@@ -153,6 +154,7 @@ class Process:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.world, self.name = machine, machine.world, machine.name
+        self.usable = machine.usable
         self.loop = ProcessLoop(self.world.timeline, f"{machine.name}/{machine.incarnation}")
         self.inbound: dict[Callable[[], None], None] = {}
         self.pipes: dict[Pipe, None] = {}
@@ -183,6 +185,7 @@ class Process:
             compute,
             client,
             self._fetch,
+            usable=self.usable,
             max_queue=self.world.max_queue,
             max_batch=8,
             step_timeout_s=60,
@@ -228,11 +231,11 @@ class Process:
     # --- what it has instead of a disk, a hub and an engine -----------------------------------------------------------
 
     def _report(self) -> NodeReport:
-        usable = self.machine.usable
         return NodeReport(
             info=self.agent.info,
-            memory=Memory(usable, usable, self.rings.memory_used()),
+            memory=Memory(self.usable, self.usable, self.rings.memory_used()),
             loads=self.rings.reports(),
+            idle=self.rings.idle(),
             rings=self.rings.loads(),
             models=(MODEL,),
             preload=(MODEL,) if self.world.preload else (),

@@ -280,6 +280,7 @@ def fake_load(directory: Any, start: int, end: int, _tensors: Any) -> Generator[
     """In place of node.engine.load.load_stage; `directory` is the process that loads."""
     yield 0.0
     yield 0.5
+    directory.world.loads += 1
     return FakeStage(directory, start, end)
 
 
