@@ -1,22 +1,29 @@
 """Model files: gives them to peers, and gets those of a stage from wherever they are: this disk, a peer, the hub."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
+from node.core.errors import ModelNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.pool import Pools
 from node.core.types import Address, Shard
 from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
 from node.store.hub import Hub
-from node.store.transfer import File, Receiver, digest, needed, offer, read, small
+from node.store.incoming import Incoming
+from node.store.transfer import File, Receiver, needed, offer, read, small
 from node.store.weights import Weights, described
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[float], None]
+TELL_S = 0.1
+"""How often a download tells how far it is."""
+LOOK_S = 0.2
+"""How often a load that waits for another one's file looks whether that has come."""
 
 
 class Files:
@@ -42,15 +49,9 @@ class Files:
         return await self._pools.offers.run(lambda: [(file.name, file.size) for file in offer(self._here(model))])
 
     async def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        chunks = self._chunks(model, name, offset)
+        chunks = await self._pools.offers.run(lambda: read(self._here(model), name, offset))
         while chunk := await self._pools.offers.run(next, chunks, None):
             yield chunk
-
-    def _chunks(self, model: str, name: str, offset: int) -> Iterator[tuple[bytes, str]]:
-        directory = self._here(model)
-        for chunk in read(directory, name, offset):
-            yield chunk, ""
-        yield b"", digest(directory, name)
 
     def _here(self, model: str) -> Path:
         directory = self._catalogue.partial(model)
@@ -86,10 +87,23 @@ class Files:
         return await self._from_hub(shard, ends, progress)
 
     async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
-        def tell(done: int, total: int) -> None:
-            progress(done / max(total, 1))
+        """Cancelled, it returns at once; its thread ends with the next bytes, or when none have come for a while."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        told_at = 0.0
 
-        return await self._pools.downloads.run(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
+        def tell(done: int, total: int) -> None:
+            nonlocal told_at
+            if stop.is_set():
+                raise NotReady(f"The load of {shard} was broken off.")
+            if done == total or loop.time() - told_at > TELL_S:
+                told_at = loop.time()
+                loop.call_soon_threadsafe(progress, done / max(total, 1))
+
+        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
+        try:
+            return await self._pools.downloads.run(fetch)
+        finally:
+            stop.set()
 
     async def of_tokenizer(self, model: str, peer: Address | None) -> Path:
         """A directory with the model's small files; from `peer`, the model's driver, if they are not here.
@@ -126,16 +140,27 @@ class Files:
         return [File(name, size) for name, size in await self._client.listing(peer, model)]
 
     async def _copy(self, peer: Address, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
-        receiver = Receiver(target)
-        if await self._pools.files.run(receiver.holds, file):
-            return
-        incoming = await self._pools.files.run(receiver.open, file)
+        receiver, pool = Receiver(target), self._pools.downloads
+        while not await self._pools.files.run(receiver.holds, file):
+            try:
+                incoming = await pool.run(receiver.open, file)
+            except NotReady:  # another load or request fetches it
+                await asyncio.sleep(LOOK_S)
+                continue
+            try:
+                await self._receive(peer, model, file.name, incoming, progress)
+            finally:
+                pool.submit(incoming.close)  # a write may be under way
+
+    async def _receive(
+        self, peer: Address, model: str, name: str, incoming: Incoming, progress: Callable[[int], None]
+    ) -> None:
         sha256 = ""
-        with incoming:
-            async for data, sha256 in self._client.read(peer, model, file.name, incoming.offset):  # noqa: B007
-                await self._pools.files.run(incoming.write, data)
+        async for data, sha256 in self._client.read(peer, model, name, incoming.offset):  # noqa: B007
+            if data:
+                await self._pools.downloads.run(incoming.write, data)
                 progress(incoming.offset)
-            await self._pools.files.run(incoming.finish, sha256)
+        await self._pools.downloads.run(incoming.finish, sha256)
 
 
 def _tell(progress: Progress, before: int, total: int, count: int) -> None:

@@ -104,7 +104,8 @@ class Pools:
     """Peers read this node's files."""
     hub: Pool = field(default_factory=lambda: Pool("hub", 4, 64, 120))
     """Look-ups, each of which ends by a time-out of its own."""
-    downloads: Pool = field(default_factory=lambda: Pool("download", 4, 64))
+    downloads: Pool = field(default_factory=lambda: Pool("download", 16, 256))
+    """Files come from the hub, one thread for as long as a load takes, or from peers."""
 
     def stuck(self) -> list[str]:
         """The names of those whose jobs do not end."""

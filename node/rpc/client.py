@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
-from node.core.errors import PippinError
+from node.core.errors import PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Heartbeat, ModelSpec
@@ -32,6 +32,8 @@ REFUSE_TIMEOUT_S = 0.3
 """A machine that is there refuses in a round trip."""
 DESCRIBE_TIMEOUT_S = 60.0
 """Reading the headers of a big model's files from a slow disk."""
+STALL_TIMEOUT_S = 30.0
+"""A peer whose disk has to wake up sends nothing of a file for some 10 s."""
 
 
 class RpcClient:
@@ -168,15 +170,22 @@ class RpcClient:
         return [(entry.name, entry.size) for entry in answer.files]
 
     async def read(self, peer: Address, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
-        """Chunks of a file; the last, empty one carries the whole file's SHA-256."""
+        """Chunks of a file, some of them empty; the last one carries the whole file's SHA-256."""
         stub = FilesStub(self._channel(peer, "files"))
         call = stub.Read(serving_pb2.FileRequest(model=model, name=name, offset=offset))
         try:
             with calling(peer.target):
-                async for chunk in call:
+                while (chunk := await self._next(call, peer.target, name)) is not grpc.aio.EOF:
                     yield chunk.data, chunk.sha256
         finally:
             call.cancel()
+
+    async def _next(self, call: grpc.aio.UnaryStreamCall[Any, Any], peer: str, name: str) -> Any:
+        try:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                return await call.read()
+        except TimeoutError as error:
+            raise PeerUnavailable(f"{peer} has sent nothing of {name} for {STALL_TIMEOUT_S:.0f} s.") from error
 
     def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> Link:
         return Link(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

@@ -46,4 +46,4 @@ class FilesHandler(Protocol):
         """Names and sizes in bytes. Raises ModelNotFound, Overloaded."""
 
     def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        """Chunks of a file from `offset`; the last, empty one carries the whole file's SHA-256. Raises what `listing` does."""
+        """Chunks of a file from `offset`, some empty; the last one carries the whole file's SHA-256. Raises what `listing` does."""

@@ -6,7 +6,6 @@ back, as when a node was out of reach for some seconds, has nothing to load.
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
-of the model's weights are."""
+of the model's weights are. Cancelled, it breaks off and keeps what came."""
 
 
 class Rings:
@@ -247,20 +246,10 @@ class Rings:
         ]
 
     async def _loaded(self, shard: Shard, ends: bool) -> Stage:
-        """When this task is cancelled, the threads that fetch and load break off."""
-        stop = threading.Event()
-
-        def progress(share: float) -> None:
-            if stop.is_set():
-                raise RingLost(f"No ring needs {shard} any more.")
-            self._progress(shard, LoadState.FETCHING, share)
-
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
-        try:
-            directory, weights = await self._fetch(shard, ends, progress)
-        finally:
-            stop.set()
+        told = partial(self._progress, shard, LoadState.FETCHING)
+        directory, weights = await self._fetch(shard, ends, told)
         self._progress(shard, LoadState.LOADING, 0.0)
         self._agent.touch()
         self._directories[shard.model] = directory
@@ -314,6 +303,6 @@ class Rings:
         self._agent.touch()
 
     def _progress(self, shard: Shard, state: LoadState, share: float) -> None:
-        """May be called from other threads; read with the next heartbeat."""
+        """Told with the next heartbeat."""
         for ring in self._waiting(shard):
             self._reports[ring.id] = LoadReport(ring.id, shard, state, share)

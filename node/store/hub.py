@@ -1,27 +1,38 @@
 """Models from the Hugging Face hub, only the files that a stage needs."""
 
 import json
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.utils.tqdm import tqdm
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from node.core.errors import ModelBroken, NoCapacity
+from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
+from node.core.pool import Pool
 from node.core.types import Tensor
 from node.core.units import format_bytes
-from node.store.files import DESCRIPTION, INDEX, is_small, is_weights
+from node.store.download import Source, download
+from node.store.files import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.store.formats import unloadable
 from node.store.headers import make_tensor
 from node.store.hub_errors import HUB_ERRORS, translated
 from node.store.weights import Weights, described
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _READERS = 8
@@ -44,6 +55,7 @@ class Hub:
     def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
         self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
+        self._readers = Pool("header", _READERS, most_waiting=4096)
         self._download = partial(
             hf_hub_download, cache_dir=self._cache, endpoint=endpoint, token=token, library_name="pippin"
         )
@@ -71,9 +83,8 @@ class Hub:
     ) -> Path:
         """Downloads what the stage [start, end) lacks and tells `progress(bytes done, bytes in all)` on the way.
 
-        A lost connection is taken up again in the middle of a file, some times; whole files are kept when the fetch is
-        broken off, so that the next one goes on from there. An exception that `progress` raises breaks it off, at the latest
-        when the file at hand is whole: Xet does not look at it before.
+        What came is kept when the fetch is broken off, in whatever way, and the next one goes on from there. An exception
+        that `progress` raises breaks it off.
         """
         metadata = self.metadata(model_id, revision)
         directory, sizes = metadata.directory, metadata.weights.sizes
@@ -84,12 +95,25 @@ class Hub:
         self._check_space(model_id, total - done)
         progress(done, total)
         for file in missing:
+            log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(sizes[file]))
+            before = done
             with _told(model_id):
-                bar = _bar(done, total, progress)
-                self._download(model_id, file, revision=directory.name, tqdm_class=bar)
+                self._fetch(model_id, directory, file, lambda here: progress(before + here, total))  # noqa: B023
             done += sizes[file]
             progress(done, total)
         return directory
+
+    def _fetch(self, model_id: str, directory: Path, file: str, progress: Callable[[int], None]) -> None:
+        """Puts the file among the cache's blobs, and then has huggingface_hub take it into the snapshot."""
+        url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
+        found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
+        if found.size is None or found.etag is None or not is_safe(found.etag):
+            raise HubUnavailable(f"The hub tells neither size nor ETag of {file} of {model_id}.")
+        headers = build_hf_headers(token=self._api.token, library_name="pippin")
+        blobs = directory.parent.parent / "blobs"
+        blobs.mkdir(exist_ok=True)
+        download(Source(url, headers, found.size, found.etag), blobs / found.etag, progress)
+        self._download(model_id, file, revision=directory.name)
 
     def _resolved(self, model_id: str, revision: str | None) -> Path:
         """The directory of the commit that the branch is at: all else is asked of this commit, its name."""
@@ -109,8 +133,7 @@ class Hub:
             raise unloadable(f"{model_id} on the hub", sizes)
 
         header = partial(self._header, model_id, directory.name)
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="headers") as readers:
-            tensors = {name: tensor for part in readers.map(header, files) for name, tensor in part.items()}
+        tensors = {name: tensor for part in self._readers.map(header, files) for name, tensor in part.items()}
         weights = Weights(tensors, {file: sizes[file] for file in files})
         part = directory / f"{DESCRIPTION}.{uuid.uuid4().hex}.part"  # nodes on one machine share the cache
         part.write_bytes(weights.to_json())
@@ -145,24 +168,6 @@ def _weight_files(directory: Path, present: set[str]) -> list[str]:
         if indexed and indexed <= loadable:
             return sorted(indexed)
     return sorted(loadable)
-
-
-def _bar(before: int, total: int, progress: Callable[[int, int], None]) -> type[tqdm]:
-    """A progress bar, shown on terminals only, that also tells of its file's bytes on top of those before it."""
-
-    class Bar(tqdm):
-        came = 0
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.came += int(n or 0)
-            progress(min(before + self.came, total), total)
-            shown: bool | None = super().update(n)
-            return shown
-
-        def update_transfer(self, n: float | None = 1) -> None:
-            """Bytes on the wire, which Xet tells beside those written; to count them too would count twice."""
-
-    return Bar
 
 
 @contextmanager

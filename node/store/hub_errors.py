@@ -36,13 +36,24 @@ HUB_ERRORS = (
 )
 
 
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+"""Statuses that a server answers with for a while."""
+
+
+def passes(error: Exception) -> bool:
+    """Whether the same request may succeed a moment later: the connection broke, or the hub is in trouble."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in _PASSING
+    return isinstance(error, TransportError)
+
+
 def translated(error: Exception, model_id: str) -> PippinError:
     if isinstance(error, HfHubHTTPError):
         return _refused(error, model_id)
     if isinstance(error, HFValidationError):
         return _unknown(model_id)
     if isinstance(error, SafetensorsParsingError):
-        return ModelBroken(f"The weights of {model_id} on the hub are damaged: {_first_line(error)}")
+        return ModelBroken(f"The weights of {model_id} on the hub are damaged: {first_line(error)}")
     # Of the OSErrors only those of the system have a number; huggingface_hub derives its own from it, too.
     if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
         return _disk(error, model_id)
@@ -91,7 +102,7 @@ def _unreachable(error: Exception, model_id: str) -> HubUnavailable:
             hint="Unset HF_HUB_OFFLINE, or copy the model into a directory given with --models-dir.",
         )
     return HubUnavailable(
-        f"The hub cannot be reached for {model_id} ({_first_line(cause)}).",
+        f"The hub cannot be reached for {model_id} ({first_line(cause)}).",
         hint="Check the network, or copy the model into a directory given with --models-dir.",
     )
 
@@ -105,5 +116,5 @@ def _disk(error: OSError, model_id: str) -> PippinError:
     return PippinError(f"{model_id} cannot be stored: {error}.", hint="Check the rights of the hub's cache directory.")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

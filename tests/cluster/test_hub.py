@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MODEL, ROOT, Cluster, chat_body
+from tests.conftest import MODEL, ROOT, Cluster, chat_body, until
 from tests.store.conftest import FakeHub, Server
 
 pytestmark = pytest.mark.slow
@@ -28,8 +29,14 @@ def hub() -> Iterator[FakeHub]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield hub
+        hub.stalled.set()
         server.shutdown()
         thread.join()
+
+
+def of_hub(hub: FakeHub, home: Path) -> dict[str, str]:
+    """The environment of a node that asks this hub and keeps its files in `home`."""
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
 
 def weights(home: Path) -> set[str]:
@@ -50,19 +57,7 @@ def files_of(hub: FakeHub, start: int, end: int) -> set[str]:
 
 def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: dict[str, str]) -> None:
     homes = [cluster.directory / f"home-{number}" for number in (1, 2)]
-    launched = [
-        cluster.launch(
-            "--stages",
-            "2",
-            environment={
-                "HF_ENDPOINT": hub.url,
-                "HF_HOME": str(home),
-                "HF_HUB_OFFLINE": "0",
-                "HF_HUB_DISABLE_XET": "1",
-            },
-        )
-        for home in homes
-    ]
+    launched = [cluster.launch("--stages", "2", environment=of_hub(hub, home)) for home in homes]
     nodes = [node.started() for node in launched]
     cluster.agreed(*nodes)
     for node in nodes:
@@ -81,3 +76,34 @@ def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: d
         unknown = list(pool.map(lambda node: node.post("/v1/chat/completions", body), nodes * 2))
     assert {(answer.status, answer.error["code"]) for answer in unknown} == {(404, "model_not_found")}
     assert nodes[1].chat("Hello", model=ID, max_tokens=64).text == stock["Hello"]
+
+
+def test_a_download_goes_on_after_kill_and_after_ctrl_c(cluster: Cluster, hub: FakeHub, stock: dict[str, str]) -> None:
+    """Each time the rest of the file is fetched, and nothing twice."""
+    home, (name, size) = cluster.directory / "home", largest(hub)
+    parts = [size // 3, size // 3]
+    for number, end in enumerate((signal.SIGKILL, signal.SIGINT)):
+        hub.stalls[name] = parts[number]
+        node = cluster.launch("--model", ID, environment=of_hub(hub, home)).started()
+        came = sum(parts[: number + 1])
+        until(lambda came=came: incomplete(home) == came, 60, f"{came} bytes of {name}")  # type: ignore[misc]
+        node.signal(end)
+        if end is signal.SIGKILL:
+            node.kill()
+        else:
+            assert node.wait(10) == 0, "it does not wait for the hub"
+    node = cluster.launch("--model", ID, environment=of_hub(hub, home)).started()
+    assert node.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64)).text == stock["Hello"]
+    assert hub.begins(name) == [0, parts[0], sum(parts)]
+
+
+def largest(hub: FakeHub) -> tuple[str, int]:
+    """Name and size of a weight file."""
+    sizes = {name: len(content) for name, content in hub.repos[ID].items() if name.endswith(".safetensors")}
+    name = max(sizes, key=lambda name: sizes[name])
+    return name, sizes[name]
+
+
+def incomplete(home: Path) -> int:
+    """Bytes of files that have come in part."""
+    return sum(path.stat().st_size for path in home.glob("hub/models--*/blobs/*.incomplete"))

@@ -68,6 +68,10 @@ def make_safetensors() -> Callable[[Mapping[str, int]], bytes]:
     return safetensors
 
 
+HEADER = " bytes=0-100000"
+"""What a reader of headers asks for."""
+
+
 class FakeHub:
     """The hub's protocol as far as a download needs it. `log` lists the requests, as `METHOD path`."""
 
@@ -76,6 +80,11 @@ class FakeHub:
         self.gated: set[str] = set()
         self.breaks: dict[str, int] = {}
         """Files whose next download breaks off after so many bytes."""
+        self.stalls: dict[str, int] = {}
+        """Files whose next download sends so many bytes, and no more until `stalled` is set."""
+        self.stalled = threading.Event()
+        self.sends_parts = True
+        """Whether it heeds a Range."""
         self.status = 200
         self.log: list[str] = []
         self.url = ""
@@ -85,9 +94,14 @@ class FakeHub:
         return hashlib.sha1(b"".join(files.values())).hexdigest()
 
     def fetched(self) -> list[str]:
-        """Weight files read in whole, in order."""
-        found = (re.fullmatch(r"GET \S+/([\w.-]+\.safetensors)( bytes=[1-9]\d*-)?", line) for line in self.log)
-        return [match[1] for match in found if match]
+        """Weight files of which more than the header was read, in order."""
+        found = (re.fullmatch(r"GET \S+/([\w.-]+\.safetensors)( bytes=.*)?", line) for line in self.log)
+        return [match[1] for match in found if match and match[2] != HEADER]
+
+    def begins(self, name: str) -> list[int]:
+        """Of each request for a file, but those for headers, the first byte that it asked for."""
+        found = (re.fullmatch(rf"GET \S+/{re.escape(name)} bytes=(\d+)-(\d*)", line) for line in self.log)
+        return [int(match[1]) for match in found if match and not match[0].endswith(HEADER)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -136,7 +150,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound", **commit})
         content = files[name]
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Accept-Ranges": "bytes", **commit}
-        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if span and hub.sends_parts:
             start, end = int(span[1]), min(int(span[2] or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
             return self.send(206, content[start : end + 1], headers, name)
@@ -150,9 +165,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        ranged = self.headers.get("Range", "").startswith("bytes=0-")  # a reader of headers, not a download
-        if not ranged and (keep := self.server.hub.breaks.pop(name, None)) is not None:
+        hub, is_header = self.server.hub, f" {self.headers.get('Range')}" == HEADER
+        if not is_header and (keep := hub.breaks.pop(name, None)) is not None:
             self.wfile.write(body[:keep])
+            self.close_connection = True
+        elif not is_header and (keep := hub.stalls.pop(name, None)) is not None:
+            self.wfile.write(body[:keep])
+            hub.stalled.wait(60)
             self.close_connection = True
         else:
             self.wfile.write(body)
@@ -174,5 +193,6 @@ def fake_hub() -> Iterator[FakeHub]:
         thread.start()
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
         yield hub
+        hub.stalled.set()
         server.shutdown()
         thread.join()

@@ -7,7 +7,7 @@ import pytest
 from node.core.errors import ModelBroken, ModelNotFound, NoCapacity, NotReady
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
-from node.store.transfer import File, Receiver, digest, needed, offer, read, small
+from node.store.transfer import File, Receiver, needed, offer, read, small
 from node.store.weights import Weights
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -19,21 +19,27 @@ def source(tmp_path, make_model):
     return make_model(tmp_path / "source")
 
 
+def content_of(directory, name, offset=0):
+    chunks = list(read(directory, name, offset))
+    assert chunks[-1][0] == b""
+    return b"".join(chunk for chunk, _ in chunks)
+
+
 def copy(source, receiver, file):
     with receiver.open(file) as incoming:
-        for chunk in read(source, file.name, incoming.offset):
+        for chunk, sha256 in read(source, file.name, incoming.offset):  # noqa: B007
             incoming.write(chunk)
-        return incoming.finish(digest(source, file.name))
+        return incoming.finish(sha256)
 
 
 def test_offer(source):
     (source / "folder").mkdir()
     (source / "folder.json").mkdir()
-    (source / f"{FIRST}.part").touch()
+    (source / f"{FIRST}.incomplete").touch()
     (source / ".secret.json").touch()
     listing = offer(source)
     assert {file.name for file in listing} == SMALL | {FIRST, SECOND, THIRD}
-    assert all(file.size == len(b"".join(read(source, file.name))) for file in listing)
+    assert all(file.size == len(content_of(source, file.name)) for file in listing)
     assert {file.name for file in small(listing)} == SMALL
 
 
@@ -41,12 +47,12 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
     receiver = Receiver(catalogue.target("org/model"))
     listing = offer(source)
-    weights = Weights.from_json(b"".join(read(source, DESCRIPTION)))
+    weights = Weights.from_json(content_of(source, DESCRIPTION))
     files = needed(listing, weights, 1, 3, ends=False)
     assert {file.name for file in files} == SMALL | {SECOND}
     for file in files:
         assert not receiver.holds(file)
-        assert copy(source, receiver, file).read_bytes() == b"".join(read(source, file.name))
+        assert copy(source, receiver, file).read_bytes() == content_of(source, file.name)
         assert receiver.holds(file)
     directory = catalogue.directory_for("org/model", 1, 3, ends=False)
     assert directory == catalogue.target("org/model")
@@ -71,8 +77,8 @@ def test_links_of_the_hub_cache_are_followed(source, tmp_path):
     (source / SECOND).rename(blob)
     (source / SECOND).symlink_to(blob)
     assert SECOND in {file.name for file in offer(source)}
-    assert b"".join(read(source, SECOND)) == blob.read_bytes()
-    assert digest(source, SECOND) == hashlib.sha256(blob.read_bytes()).hexdigest()
+    assert content_of(source, SECOND) == blob.read_bytes()
+    assert list(read(source, SECOND))[-1] == (b"", hashlib.sha256(blob.read_bytes()).hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -95,12 +101,10 @@ def test_names_not_offered(source, tmp_path, name):
     (tmp_path / "secret.json").write_text("secret")
     with pytest.raises(ModelNotFound):
         read(source, name, 0)
-    with pytest.raises(ModelNotFound):
-        digest(source, name)
 
 
 @pytest.mark.parametrize(
-    "name", ["../config.json", "/tmp/config.json", "x.py", "config.json.part", ".ssh.json", "a\nb.json"]
+    "name", ["../config.json", "/tmp/config.json", "x.py", "config.json.incomplete", ".ssh.json", "a\nb.json"]
 )
 def test_names_not_taken(tmp_path, name):
     receiver = Receiver(tmp_path / "target")
@@ -113,9 +117,14 @@ def test_names_not_taken(tmp_path, name):
 def test_large_files_come_in_chunks(tmp_path):
     content = bytes(range(256)) * 10_000
     (tmp_path / "model.safetensors").write_bytes(content)
-    chunks = list(read(tmp_path, "model.safetensors", 100))
-    assert [len(chunk) for chunk in chunks] == [1 << 20, 1 << 20, len(content) - 100 - (2 << 20)]
-    assert b"".join(chunks) == content[100:]
+    digest = (b"", hashlib.sha256(content).hexdigest())
+    *chunks, last = read(tmp_path, "model.safetensors", 100)
+    assert last == digest
+    assert [len(chunk) for chunk, _ in chunks] == [(1 << 20) - 100, 1 << 20, len(content) - (2 << 20)]
+    assert b"".join(chunk for chunk, _ in chunks) == content[100:]
+    *chunks, last = read(tmp_path, "model.safetensors", (1 << 20) + 1)
+    assert [len(chunk) for chunk, _ in chunks] == [0, (1 << 20) - 1, len(content) - (2 << 20)]
+    assert list(read(tmp_path, "model.safetensors", 1 << 60))[-1] == digest
 
 
 def test_resume(source, tmp_path):
@@ -129,15 +138,15 @@ def test_resume(source, tmp_path):
     assert not receiver.holds(file)
     with receiver.open(file) as incoming:
         assert incoming.offset == 1_500
-        for chunk in read(source, SECOND, incoming.offset):
+        for chunk, sha256 in read(source, SECOND, incoming.offset):  # noqa: B007
             incoming.write(chunk)
-        incoming.finish(digest(source, SECOND))
+        incoming.finish(sha256)
     assert (tmp_path / "target" / SECOND).read_bytes() == content
     assert [path.name for path in (tmp_path / "target").iterdir()] == [SECOND]
 
 
 def test_a_part_longer_than_the_file_is_dropped(tmp_path):
-    (tmp_path / "config.json.part").write_bytes(b"longer than that")
+    (tmp_path / "config.json.incomplete").write_bytes(b"longer than that")
     with Receiver(tmp_path).open(File("config.json", 2)) as incoming:
         assert incoming.offset == 0
         incoming.write(b"{}")
