@@ -37,13 +37,14 @@ class Topology:
             rtt_ms = known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms)
         paths[address] = _Path(Link(peer, address, rtt_ms, interface, kind), now)
 
-    def failed(self, peer: str, address: str) -> None:
-        """A probe of the address did not come back."""
+    def failed(self, peer: str, address: str) -> bool:
+        """A probe of the address did not come back. Whether it counts as lost by now."""
         path = self._paths.get(peer, {}).get(address)
         if path:
             path.failures += 1
             if path.failures >= _FAILURES:
                 del self._paths[peer][address]
+        return address not in self._paths.get(peer, {})
 
     def forget(self, peer: str) -> None:
         """The peer is gone; when it is back its addresses are measured anew."""

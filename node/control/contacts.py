@@ -5,10 +5,12 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from node.cluster.topology import Topology
+from node.control.race import race
 from node.core.addresses import is_near
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
@@ -191,7 +193,7 @@ class Contacts:
     async def _contact(self, node: str, talk: Talk) -> None:
         """Ended as one, by `forget`: a node that is hinted at again gets all of it anew, and none of it twice."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep(node, talk), name=f"beat {node}")
+            group.create_task(self._keep(node, talk, group), name=f"beat {node}")
             group.create_task(self._measure_all(node), name=f"probe {node}")
             group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
 
@@ -234,13 +236,12 @@ class Contacts:
                 failure = error
         raise failure
 
-    async def _keep(self, node: str, talk: Talk) -> None:
+    async def _keep(self, node: str, talk: Talk, group: asyncio.TaskGroup) -> None:
         """Exchange heartbeats for as long as the node is remembered."""
-        exchange = Retried(f"The exchange with node {node} failed")
+        tried = Retried(f"The exchange with node {node} failed")
         while hint := self._hints.get(node):
             told = self._news
-            with exchange:
-                await self._beat(hint, talk)
+            await self._beat(hint, talk, tried, group)
             state = talk.state_of(node)
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
@@ -285,27 +286,41 @@ class Contacts:
             name, kind = (way.name, way.kind) if way else ("", "")
             self._topology.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
 
-    async def _beat(self, hint: PeerHint, talk: Talk) -> None:
-        """One exchange over the best way, or over any that works."""
+    async def _beat(self, hint: PeerHint, talk: Talk, tried: Retried, group: asyncio.TaskGroup) -> None:
+        """One exchange over the best way, or over any that works: all within the time in which silence means failure."""
         best = self._topology.best(hint.id, now())
-        refused = False
-        for address in dict.fromkeys((*([best.address] if best else []), *hint.addresses)):
-            peer = _at(hint, address)
-            try:
-                answer = await self._client.exchange(peer, talk.heartbeat_for(hint.id), EXCHANGE_TIMEOUT_S)
-            except PippinError as error:
-                log.debug("heartbeat to %s: %s", peer, error)
-                self._topology.failed(hint.id, address)
-                refused |= not isinstance(error, PeerTimeout)
-            else:
-                if answer.report.info.id == hint.id:
-                    _tell(talk, answer)
-                    return
-        if refused:  # no mere slowness, which membership measures itself
+        addresses = dict.fromkeys((*([best.address] if best else []), *hint.addresses))
+        beat = _Beat(hint)
+
+        async def ask(address: str) -> bool:
+            with tried:
+                return await self._ask(beat, address, talk)
+            return False
+
+        if await race([partial(ask, address) for address in addresses], group):
+            return
+        if beat.refused:  # no mere slowness, which membership measures itself
             asked_at = now()
             # Only where it did answer: elsewhere another machine may have its address.
             gone = best is not None and await self._client.refuses(_at(hint, best.address))
             talk.unreachable(hint.id, asked_at if gone else None)
+
+    async def _ask(self, beat: "_Beat", address: str, talk: Talk) -> bool:
+        """Whether the node answered there."""
+        node, peer = beat.hint.id, _at(beat.hint, address)
+        try:
+            answer = await self._client.exchange(peer, talk.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
+        except PippinError as error:
+            log.debug("heartbeat to %s: %s", peer, error)
+            beat.refused |= not isinstance(error, PeerTimeout)
+            if self._topology.failed(node, address) and beat.answered:
+                self._client.drop(peer)  # what waits there, as a ring's frames, is to take a way that works
+            return False
+        if answer.report.info.id != node:
+            return False
+        beat.answered = True
+        _tell(talk, answer)
+        return True
 
     async def say_goodbye(self, nodes: Sequence[str], incarnation: int) -> None:
         addresses = [address for node in nodes if (address := self.address_of(node))]
@@ -313,6 +328,16 @@ class Contacts:
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 log.debug("goodbye: %s", answer)
+
+
+@dataclass(slots=True)
+class _Beat:
+    """One exchange with a node, over as many of its addresses as it takes."""
+
+    hint: PeerHint
+    answered: bool = False
+    refused: bool = False
+    """Some address did not just stay silent."""
 
 
 def _tell(talk: Talk, answer: Heartbeat) -> None:

@@ -70,34 +70,39 @@ class Host:
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Host]]:
-    """Three, each with one cable to one switch. What is made is deleted, however far it came."""
+    """Three, with one network."""
+    with ExitStack() as cleanup:
+        yield make_hosts(cleanup, 3)
+
+
+def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
+    """Each with one cable to one switch. What is made is deleted, however far it came."""
     if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("network namespaces need Linux, root and the `ip` command")
     run = uuid.uuid4().hex[:8]
     switch = f"pippin-{run}-switch"
-    with ExitStack() as cleanup:
 
-        def add(space: str) -> None:
-            ip("netns", "add", space)
-            cleanup.callback(ip, "netns", "delete", space)
-            ip("-n", space, "link", "set", "lo", "up")
+    def add(space: str) -> None:
+        ip("netns", "add", space)
+        cleanup.callback(ip, "netns", "delete", space)
+        ip("-n", space, "link", "set", "lo", "up")
 
-        try:
-            add(switch)
-            # Without a querier on the network, a snooping switch would forget who listens to multicast.
-            ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
-        ip("-n", switch, "link", "set", "bridge", "up")
-        made = [Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}") for n in (1, 2, 3)]
-        for host in made:
-            add(host.space)
-            cable = ("type", "veth", "peer", "name", "eth0", "netns", host.space)
-            ip("-n", switch, "link", "add", host.port, *cable)
-            ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
-            ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
-            ip("-n", host.space, "link", "set", "eth0", "up")
-        yield made
+    try:
+        add(switch)
+        # Without a querier on the network, a snooping switch would forget who listens to multicast.
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
+    ip("-n", switch, "link", "set", "bridge", "up")
+    made = [Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}") for n in range(1, count + 1)]
+    for host in made:
+        add(host.space)
+        cable = ("type", "veth", "peer", "name", "eth0", "netns", host.space)
+        ip("-n", switch, "link", "add", host.port, *cable)
+        ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
+        ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
+        ip("-n", host.space, "link", "set", "eth0", "up")
+    return made
 
 
 @contextmanager

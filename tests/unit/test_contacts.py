@@ -9,7 +9,8 @@ import pytest
 
 from node.control import contacts as module
 from node.control.contacts import MOST_NODES, Contacts
-from node.core.errors import PeerUnavailable, SecretMismatch
+from node.control.race import race
+from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
 from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
 from node.host.interfaces import Interface
 from node.rpc.guard import host_of
@@ -301,3 +302,83 @@ async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
         await until(lambda: told)
     assert called[0] == Address("192.168.1.5:7001")
     assert set(told) == {Address("192.168.1.5:7001", "peer")}
+
+
+class Cables(Client):
+    """At some addresses nobody says anything any more, as after a cable was pulled: each call there ends by its timeout."""
+
+    def __init__(self, answers):
+        super().__init__(answers)
+        self.silent = set()
+        self.timed_out = []
+
+    async def call(self, peer, answer):
+        if peer.target in self.silent:
+            self.called.append(peer.target)
+            await asyncio.sleep(module.EXCHANGE_TIMEOUT_S)
+            self.timed_out.append(peer.target)
+            raise PeerTimeout(f"{peer} did not answer in time.")
+        return await super().call(peer, answer)
+
+
+THREE = ("169.254.1.5", "169.254.1.6", "192.168.1.5")
+
+
+async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up():
+    """And what waits on the way that is lost is told so, once it is sure that the other one works."""
+    peers = [f"{address}:7001" for address in THREE]
+    client, heard = Cables(peers), asyncio.Event()
+    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda _: heard.set()})
+    known = contacts(client)
+    known.hint(PeerHint("peer", THREE, 7001))
+    async with running(known, talk=talk):
+        await until(known.links)
+        best = known.address_of("peer").target
+        client.silent = {best, next(peer for peer in peers if peer != best)}
+        heard.clear()
+        known.hurry()
+        await asyncio.wait_for(heard.wait(), 5)
+        assert not client.timed_out
+        assert not client.dropped
+        await until(lambda: known.address_of("peer").target not in client.silent)
+        await until(lambda: best in client.dropped)
+        assert set(client.dropped) <= client.silent
+
+
+async def test_a_node_that_is_slow_everywhere_keeps_its_connections():
+    told = []
+    talk = SimpleNamespace(**{**vars(TALK), "unreachable": lambda node, gone_at=None: told.append(node)})
+    peers = [f"{address}:7001" for address in THREE]
+    client = Cables(peers)
+    known = contacts(client)
+    known.hint(PeerHint("peer", THREE, 7001))
+    async with running(known, talk=talk):
+        await until(known.links)
+        client.silent = set(peers)
+        await until(lambda: len(client.timed_out) > 6)
+    assert not client.dropped
+    assert not told
+
+
+async def test_a_try_that_fails_lets_the_next_one_begin_at_once_and_none_is_broken_off():
+    begun, ended, hold = [], [], asyncio.Event()
+
+    def attempt(number, result, *, wait=False):
+        async def run():
+            begun.append(number)
+            if wait:
+                await hold.wait()
+            ended.append(number)
+            return result
+
+        return run
+
+    async with asyncio.TaskGroup() as group:
+        tries = [attempt(0, False), attempt(1, True, wait=True), attempt(2, False), attempt(3, True), attempt(4, True)]
+        assert await race(tries, group)
+        assert (begun, ended) == ([0, 1, 2, 3], [0, 2, 3])
+        hold.set()
+    assert ended == [0, 2, 3, 1]
+    async with asyncio.TaskGroup() as group:
+        assert not await race([attempt(5, False), attempt(6, False)], group)
+        assert not await race([], group)

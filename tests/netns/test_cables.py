@@ -1,0 +1,93 @@
+"""Two hosts joined by three networks, with several addresses on each, of which those in use go."""
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cluster, Node, until
+from tests.netns.conftest import Host, cluster_on, ip, make_hosts
+
+pytestmark = pytest.mark.slow
+
+NETWORKS = 3
+ADDRESSES = 3
+"""On each interface; all of them are silent when its cable is pulled."""
+
+
+@pytest.fixture(scope="module")
+def cables() -> Iterator[list[list[Host]]]:
+    """By host: its cables, each as a host of that network alone."""
+    with ExitStack() as cleanup:
+        first, second = make_hosts(cleanup, 2)
+        run = uuid.uuid4().hex[:6]
+        made = [[first], [second]]
+        for network in range(1, NETWORKS):
+            bridge = f"bridge{network}"
+            ip("-n", first.switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
+            ip("-n", first.switch, "link", "set", bridge, "up")
+            for number, host in enumerate((first, second), start=1):
+                port, address = f"{run}{network}{number}", f"10.213.{100 + network}.{number}"
+                made[number - 1].append(replace(host, address=address, port=port))
+                ip(
+                    "-n",
+                    host.switch,
+                    "link",
+                    "add",
+                    port,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    f"eth{network}",
+                    "netns",
+                    host.space,
+                )
+                ip("-n", host.switch, "link", "set", port, "master", bridge, "up")
+                ip("-n", host.space, "address", "add", f"{address}/24", "dev", f"eth{network}")
+                ip("-n", host.space, "link", "set", f"eth{network}", "up")
+        for host_cables in made:
+            for network, cable in enumerate(host_cables):
+                for more in range(1, ADDRESSES):
+                    address = re.sub(r"\d+$", lambda last, more=more: str(int(last[0]) + 10 * more), cable.address)
+                    ip("-n", cable.space, "address", "add", f"{address}/24", "dev", f"eth{network}")
+        yield made
+
+
+def link(node: Node) -> str:
+    """The interface by which it sends frames."""
+    (here,) = [each for each in node.status()["nodes"] if each["name"] == node.name]
+    return here["link"]["interface"]
+
+
+def test_the_networks_in_use_go(cables: list[list[Host]], tmp_path: Path, stock: dict[str, str]) -> None:
+    """All but one that neither node uses: many addresses are silent, and none of the nodes is taken for gone."""
+    hosts = [host_cables[0] for host_cables in cables]
+    with cluster_on(hosts, tmp_path, "--stages", "2") as cluster:
+        driver, stage = holders(cluster)
+        with stage.stream("Count from 1 to 100", max_tokens=300) as events:
+            next(iter(events))
+            used = {link(driver), link(stage)}
+            left = max(network for network in range(NETWORKS) if f"eth{network}" not in used)
+            for network, cable in enumerate(cables[cluster.nodes.index(driver)]):
+                if network != left:
+                    cable.pull_cable()
+            assert events.rest() == stock["Count from 1 to 100"]
+        until(lambda: {link(driver), link(stage)} == {f"eth{left}"}, 20, "the network that is left is used")
+        assert driver.streamed("Hello") == stock["Hello"]
+        cluster.ready(driver, stage)
+        for node in cluster.nodes:
+            assert "is failed" not in node.written
+            assert ": left" not in node.written
+
+
+def holders(cluster: Cluster) -> list[Node]:
+    """The nodes of the ring, its driver first."""
+    status = cluster.ready(*cluster.nodes)
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    nodes = {node.name: node for node in cluster.nodes}
+    return [nodes[names[stage["node"]]] for stage in status["models"][0]["rings"][0]["stages"]]
