@@ -3,13 +3,19 @@
 Headers in which proxies tell for whom they ask (`X-Forwarded-For` and its like) are not looked at: anybody can send them.
 """
 
+import secrets
 from collections.abc import Collection
+from hashlib import blake2b
+from ipaddress import ip_address, ip_network
 
 from aiohttp import hdrs, web
 
 from api.errors import HostNotAllowed
 from node.core.addresses import host_in, is_address, is_local_name, is_near, share_link
 from node.core.errors import NotAdmitted
+
+CLIENT = web.RequestKey("client", str)
+"""Of a request that was taken: whom it counts for where clients share a ring."""
 
 
 class Callers:
@@ -20,6 +26,7 @@ class Callers:
     def __init__(self, *, anywhere: bool, names: Collection[str] | None) -> None:
         self._anywhere = anywhere
         self._names = None if names is None else frozenset(name.lower() for name in names)
+        self._salt = secrets.token_bytes(16)
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises NotAdmitted, HostNotAllowed."""
@@ -27,6 +34,14 @@ class Callers:
             self._check_address(*ends(request))
         if self._names is not None:
             self._check_host(request.headers.get(hdrs.HOST, ""))
+
+    def client(self, request: web.BaseRequest, key: str | None) -> str:
+        """A name for who asks: by the API key if there is one, else by the address.
+
+        It is told to other nodes. It is salted, anew in each process, so that keys can't be found out by trying.
+        """
+        known = key or _household(*ends(request))
+        return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
 
     def _check_address(self, caller: str, own: str) -> None:
         if not is_near(caller) and not share_link(caller, own):
@@ -48,6 +63,13 @@ class Callers:
             f"This node is not called {authority[:100]!r}, as far as it knows.",
             hint="Start it with --allow-host NAME if the name is its own.",
         )
+
+
+def _household(caller: str, own: str) -> str:
+    """An address, or of a distant IPv6 address its /64, in which somebody else may choose among 2**64."""
+    if ":" not in caller or is_near(caller) or share_link(caller, own) or not is_address(caller):
+        return caller
+    return str(ip_network((ip_address(caller), 64), strict=False))
 
 
 def ends(request: web.BaseRequest) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.body import read_object
+from api.callers import CLIENT
 from api.generation import Choice, Job
 from api.guide import make_guide
 from api.logprobs import chat_logprobs
@@ -43,6 +44,7 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(
         id=job_id,
+        client=request[CLIENT],
         model=model,
         body=body,
         sampling=body.sampling(body.wanted_logprobs),

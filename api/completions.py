@@ -10,6 +10,7 @@ from aiohttp import web
 from api.answer import Delta
 from api.backend import Model
 from api.body import read_object
+from api.callers import CLIENT
 from api.echo import Echo, spell
 from api.generation import Choice, Job, check_tokens
 from api.logprobs import legacy_logprobs
@@ -28,6 +29,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     model = await open_model(env, request, body)
     job = Job(
         id=new_id("cmpl"),
+        client=request[CLIENT],
         model=model,
         body=body,
         sampling=body.sampling(body.wanted_logprobs),
@@ -43,14 +45,16 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     for prompt in body.prompt:
         tokens = await encode(model, prompt, param="prompt")
         name = f"{job.id}-{len(choices)}-prompt"
-        echo = await _echo(name, model, prompt, tokens, body.logprobs) if body.echo else None
+        wanted = None
+        if body.echo and body.logprobs is not None:
+            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, job.client)
+        echo = await _echo(model, prompt, tokens, wanted) if body.echo else None
         choices += job.choices(tokens, first=len(choices), echo=echo)
     return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
 
 
-async def _echo(name: str, model: Model, prompt: str | list[int], tokens: Sequence[int], top: int | None) -> Echo:
+async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None) -> Echo:
     text = prompt if isinstance(prompt, str) else None
-    wanted = None if top is None else EvaluateRequest(name, model.id, tuple(tokens), top)
     return Echo(await asyncio.to_thread(spell, model.tokenizer, tokens, text), text, wanted)
 
 

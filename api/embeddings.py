@@ -9,6 +9,7 @@ from aiohttp import web
 
 from api.backend import Model
 from api.body import read_object
+from api.callers import CLIENT
 from api.completions import encode
 from api.generation import at_once
 from api.response import Env, new_id
@@ -22,7 +23,10 @@ async def create(env: Env, request: web.Request) -> web.Response:
     model = await env.backend.open(body.model)
     texts = [await _tokens(model, text) for text in body.input]
     name = new_id("embd")
-    asked = [EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens)) for index, tokens in enumerate(texts)]
+    asked = [
+        EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=request[CLIENT])
+        for index, tokens in enumerate(texts)
+    ]
     found = await at_once([partial(env.backend.evaluate, each) for each in asked])
     written = _base64 if body.encoding_format == "base64" else list
     data = [

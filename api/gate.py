@@ -4,7 +4,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from api.auth import ApiKeys
-from api.callers import Callers
+from api.callers import CLIENT, Callers
 from api.cors import READING, Cors
 from api.drain import Drain
 
@@ -20,7 +20,8 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, body_limit: 
         callers.check(request)
         if request.method == hdrs.METH_OPTIONS:  # a browser's preflight cannot carry a key
             return cors.preflight(request)
-        keys.check(request)
+        key = keys.check(request)
+        request[CLIENT] = callers.client(request, key)
         cors.check(request)
         if request.method in READING:  # also of a node that is stopping
             return await handler(request)

@@ -28,6 +28,8 @@ class Job:
     """What all choices of one request have in common."""
 
     id: str
+    client: str
+    """Whom it counts for where clients share a ring."""
     model: Model
     body: GenerationRequest
     sampling: Sampling
@@ -63,6 +65,7 @@ class Job:
             stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else tokenizer.eos,
             sampling=self.sampling,
             grammar=self.grammar,
+            client=self.client,
         )
         return [
             Choice(

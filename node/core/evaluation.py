@@ -13,6 +13,8 @@ class EvaluateRequest:
     prompt: tuple[int, ...]
     top: int | None = None
     """k: scores, each with the k likeliest tokens in its place; None: the embedding."""
+    client: str = ""
+    """As in GenerateRequest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class GenerateRequest:
     """What the answer must follow, as node/engine/grammar.py writes it; it ends only where that is complete."""
     resume: tuple[int, ...] = ()
     """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
+    client: str = ""
+    """Whom a ring's time is shared with: tells clients from each other, and of a client nothing else."""
 
 
 Finish = Literal["stop", "length"]

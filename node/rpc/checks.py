@@ -55,7 +55,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
 def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.GenerateRequest:
     """Numbers that no array takes would fail the step of all who share it. Raises Incompatible."""
     sampling = message.sampling
-    _names(message.id, message.ring, message.model)
+    _names(message.id, message.ring, message.model, message.client)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty prompt.")
     _below("tokens", 1 << 31, message.max_tokens, sampling.top_k, sampling.logprobs)
@@ -67,7 +67,7 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
 
 def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.EvaluateRequest:
     """Raises Incompatible."""
-    _names(message.id, message.ring, message.model)
+    _names(message.id, message.ring, message.model, message.client)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty text.")
     _below("candidates", MOST, message.top)

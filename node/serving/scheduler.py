@@ -1,18 +1,20 @@
 """Decides what steps next: which sessions share a lane, whose prompt advances, and which caches are kept. Pure.
 
-Sessions wait in order of arrival until there is KV for them; while enough long prompts are run, short ones go past the
-rest. Then their prompt is run in a lane of its own, in chunks, or together with others when they are short; such lanes
+Sessions wait until there is KV for them, in an order that is fair among clients; while enough long prompts are run, short
+ones go past the rest. Then their prompt is run in a lane of its own, in chunks, or together with others when they are short; such lanes
 take turns. Done, they join one of as many lanes as the ring has stages, where all rows step together. Between two chunks
 every lane steps once, and a chunk is no longer than streams may be held up.
 
 KV is accounted in tokens: the placement set aside `max_sessions` times the context. Sessions are charged for what their
 caches have allocated, a lane for its longest row times its rows; what is left holds the KV of finished sessions for
-those that begin alike. When a session grows beyond what is left, the last to join is put back and will be replayed.
+those that begin alike. When a session grows beyond what is left, the last to join is put back and will be replayed. So is
+the last of a client that has several places when another client has none.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
@@ -22,6 +24,7 @@ from node.serving.prefixes import SHORTEST, Match, Prefixes
 from node.serving.prompts import Pace, Prompts
 from node.serving.session import Seat, Session
 from node.serving.step import Step
+from node.serving.waiting import Waiting
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that are run in turn: none becomes slow for want of turns. Short ones go past the others."""
@@ -45,7 +48,7 @@ class Scheduler:
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prompts: deque[Prompts] = deque()
         self._pace = Pace(limits.chunk)
-        self._waiting: deque[Session] = deque()
+        self._waiting = Waiting()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
         self._left: dict[int, tuple[int, ...]] = {}
@@ -72,8 +75,11 @@ class Scheduler:
         """Running, lane by lane, and waiting."""
         return [*(seat.session for lane in self._lanes for seat in lane.seats()), *self._waiting]
 
-    def submit(self, session: Session) -> None:
-        """Raises BadRequest, ContextExceeded, or Overloaded when the queue is full."""
+    def submit(self, session: Session) -> Session | None:
+        """Tells whom it replaces, if anybody: when the queue is full, the client with the most waiting makes room.
+
+        Raises BadRequest, ContextExceeded, or Overloaded when that is this one.
+        """
         nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluates
         if not session.request.prompt or nothing_to_do:
             raise BadRequest("There is nothing to begin from, or nothing left to generate.")
@@ -84,9 +90,13 @@ class Scheduler:
                 hint="Send a shorter prompt or ask for fewer tokens.",
             )
         # A session that lost its ring has begun already: refusing it now would break its stream.
+        replaced = None
         if not session.request.resume and len(self._waiting) >= self._limits.max_queue:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already.", hint="Try again in a moment.")
-        self._waiting.append(session)
+            replaced = self._waiting.crowding(session)
+            if replaced is None:
+                raise Overloaded(f"{len(self._waiting)} requests are waiting already.", hint="Try again in a moment.")
+        self._waiting.add(session)
+        return replaced
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """It is done, or nobody wants it any more; `keep` its KV for later sessions if there is room."""
@@ -94,7 +104,7 @@ class Scheduler:
         if session.seat:
             session.seat.gone, session.seat.keep = True, keep
             self._clear_prompts()
-        elif session in self._waiting:
+        else:
             self._waiting.remove(session)
 
     def rewind(self) -> None:
@@ -162,6 +172,8 @@ class Scheduler:
                 prompts.token_s = self._pace.took(step.tokens, seconds)
                 if step.samples and not prompts.gone:
                     self._join(prompts)
+        for seat in step.rows if step.samples else ():
+            self._waiting.charge(seat.session, 1)
         self._clear_prompts()
 
     def goes_on(self, step: Step) -> bool:
@@ -249,22 +261,43 @@ class Scheduler:
 
     def _admit(self) -> None:
         while session := self._next_in_line():
-            homes = [lane for lane in self._lanes if len(lane.seats()) < self._max_rows]
-            home = min(
-                homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.seats())), default=None
-            )
-            if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
-                return
-            self._waiting.remove(session)
+            while (home := self._home(session)) is None:
+                if not self._yield_to(session):
+                    return
+            self._waiting.admit(session)
             self._begin(session, home)
             self._evict()
 
+    def _home(self, session: Session) -> Lane | None:
+        """The lane that the session makes least larger; None if there is no room."""
+        homes = [lane for lane in self._lanes if len(lane.seats()) < self._max_rows]
+        home = min(
+            homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.seats())), default=None
+        )
+        if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
+            return None
+        return home
+
+    def _yield_to(self, session: Session) -> bool:
+        """Whether a place was freed for a session whose client has none: the last one of the client with the most, if
+        that has several. Its KV is kept if there is room, and what is not is computed anew.
+        """
+        seats = [seat for lane in self._lanes for seat in lane.seats()]
+        places = Counter(seat.session.request.client for seat in seats)
+        client, most = max(places.items(), key=itemgetter(1), default=("", 0))
+        if most < 2 or session.request.client in places:
+            return False
+        last = max((seat for seat in seats if seat.session.request.client == client), key=lambda seat: seat.number)
+        last.gone = last.keep = True
+        last.session.seat = None
+        self._waiting.put_first(last.session)
+        self._clear_prompts()
+        return True
+
     def _next_in_line(self) -> Session | None:
-        """Who came first; while enough long prompts are run, the first whose prompt takes one step."""
+        """Whose turn it is; while enough long prompts are run, only prompts that take one step have one."""
         long = sum(1 for prompts in self._prompts if prompts.seats[0].ahead > self._limits.chunk)
-        if long < LONG_PROMPTS:
-            return self._waiting[0] if self._waiting else None
-        return next((session for session in self._waiting if len(session.tokens) <= self._limits.chunk), None)
+        return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
         match = self._match(session)
@@ -272,6 +305,7 @@ class Scheduler:
         own = match is not None and match.prefix == session.kv
         lane = session.kv if own else self._number()  # its name stays, so a stage that misses this still knows it
         seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
+        self._waiting.charge(session, seat.ahead)
         home.coming.append(seat)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
         if own:
@@ -313,7 +347,7 @@ class Scheduler:
         """The session gives up its KV and is next in line; its tokens will be replayed."""
         seat.gone = True
         seat.session.seat = None
-        self._waiting.appendleft(seat.session)
+        self._waiting.put_back(seat.session)
 
     def _evict(self, room: int = 0) -> None:
         """Let go of kept KV until the rest, and `room` tokens more, are within the budget."""

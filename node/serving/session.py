@@ -43,7 +43,8 @@ class Session:
     @classmethod
     def of_evaluation(cls, request: EvaluateRequest) -> "Session":
         """One that ends with its prompt."""
-        return cls(GenerateRequest(request.id, request.model, request.prompt, max_tokens=0), evaluates=request)
+        asked = GenerateRequest(request.id, request.model, request.prompt, max_tokens=0, client=request.client)
+        return cls(asked, evaluates=request)
 
     @property
     def generated(self) -> int:

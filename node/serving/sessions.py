@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from node.core.errors import BadRequest, ModelUnsupported, PippinError
+from node.core.errors import BadRequest, ModelUnsupported, Overloaded, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Findings
 from node.core.generation import GenerateRequest, TokenEvent
 from node.engine.runner import Runner
@@ -76,7 +76,9 @@ class Sessions:
     def _submit(self, session: Session) -> None:
         if self.closed:
             raise self.closed
-        self._scheduler.submit(session)
+        if replaced := self._scheduler.submit(session):
+            most = "The requests that wait are as many as may, and most of them are this client's."
+            self.fail(replaced, Overloaded(most, hint="Try again in a moment, with fewer at once."))
         self._wake.set()
 
     # --- what comes back --------------------------------------------------------------------------------------------

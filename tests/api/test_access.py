@@ -323,3 +323,48 @@ async def test_strangers_get_nothing_but_a_reason(serve, monkeypatch):
     assert (server.backend.requests, server.backend.drained) == ([], None)
     assert (await opened.post("/v1/chat/completions", CHAT)).status == 200
     assert (await keyed.post("/v1/chat/completions", CHAT)).status == 401
+
+
+# --- whom a request counts for ----------------------------------------------------------------------------------------
+
+
+def names_of(callers, *froms):
+    return [callers.client(request_from(*one), None) for one in froms]
+
+
+def test_clients_are_told_by_their_addresses():
+    callers = Callers(anywhere=True, names=None)
+    one, same, other = names_of(callers, ("192.168.1.9",), ("192.168.1.9",), ("192.168.1.10",))
+    assert one == same != other
+    link_local, neighbour = names_of(callers, ("fe80::5%en0",), ("fe80::6%en0",))
+    assert link_local != neighbour
+    at_home, also = names_of(callers, ("2001:db8::5", "2001:db8::1"), ("2001:db8::6", "2001:db8::1"))
+    assert at_home != also
+    far, elsewhere, further = names_of(callers, ("2001:db8::5",), ("2001:db8::6:7",), ("2001:db8:0:1::5",))
+    assert far == elsewhere != further
+    assert names_of(callers, ("",)) == names_of(callers, ("",))
+
+
+def test_clients_are_told_by_their_keys_where_there_are_keys():
+    callers, others = Callers(anywhere=True, names=None), Callers(anywhere=True, names=None)
+    request = request_from("192.168.1.9")
+    names = [callers.client(request, key) for key in (*KEYS, KEYS[0])]
+    assert names[0] == names[2] != names[1]
+    assert names[0] != callers.client(request, None)
+    assert names[0] != others.client(request, KEYS[0]), "salted: whoever is told it can't find the key by trying"
+    assert all(len(name) == 16 and KEYS[0] not in name for name in names)
+
+
+async def test_each_request_to_a_ring_names_its_client(serve, backend):
+    server = await serve(api_keys=KEYS)
+    for key in KEYS:
+        headers = {"Authorization": f"Bearer {key}"}
+        await server.post("/v1/chat/completions", {**CHAT, "n": 2}, headers=headers)
+        await server.post("/v1/responses", {"model": CHAT["model"], "input": "Hello"}, headers=headers)
+        body = {"model": CHAT["model"], "prompt": "Hello", "logprobs": 1, "echo": True}
+        await server.post("/v1/completions", body, headers=headers)
+        await server.post("/v1/embeddings", {"model": CHAT["model"], "input": "Hello"}, headers=headers)
+    asked, evaluated = [one.client for one in backend.requests], [one.client for one in backend.evaluated]
+    assert (len(asked), len(evaluated)) == (8, 4)
+    assert len({*asked[:4], *evaluated[:2]}) == len({*asked[4:], *evaluated[2:]}) == 1
+    assert asked[0] != asked[4]

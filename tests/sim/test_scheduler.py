@@ -138,7 +138,10 @@ class World:
         self.in_flight: deque[tuple[Step, list[int]]] = deque()
         self.sessions: list[Session] = []
         self.cancelled: set[Session] = set()
+        self.of_clients = random.Random(seed)
+        self.clients = self.of_clients.choice(["a", "aaab", "abcdef"])
         self.refused = 0
+        self.replaced = 0
         self.kept = 0
         """Tokens of sessions whose KV outlived a break."""
         self.cached = 0
@@ -157,16 +160,22 @@ class World:
             return
         stops = frozenset(self.random.sample(range(5000), 60))
         most = min(room, self.random.choice([4, 250]))
-        request = GenerateRequest("x", "m", prompt, self.random.randint(1, most), stops, Sampling())
-        session = Session(request)
+        client = self.of_clients.choice(self.clients)
+        tokens = self.random.randint(1, most)
+        session = Session(GenerateRequest("x", "m", prompt, tokens, stops, Sampling(), client=client))
         if self.random.random() < 0.2:
-            session = Session.of_evaluation(EvaluateRequest("x", "m", prompt, top=0))
+            session = Session.of_evaluation(EvaluateRequest("x", "m", prompt, top=0, client=client))
         try:
-            self.scheduler.submit(session)
+            replaced = self.scheduler.submit(session)
         except Overloaded:
             self.refused += 1
-        else:
-            self.sessions.append(session)
+            return
+        self.sessions.append(session)
+        if replaced:
+            assert not replaced.generated
+            self.scheduler.finish(replaced, keep=False)
+            self.sessions.remove(replaced)
+            self.replaced += 1
 
     def send(self) -> bool:
         if len(self.in_flight) >= self.stages:
@@ -307,6 +316,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 100
+    assert sum(world.replaced for world in worlds) > 0
     assert sum(len(world.sessions) for world in worlds) > 500
 
 
@@ -315,9 +325,9 @@ def limits(**changed: int) -> Limits:
     return Limits(**values)
 
 
-def request(prompt: int, max_tokens: int, first: int = 0) -> Session:
+def request(prompt: int, max_tokens: int, first: int = 0, client: str = "") -> Session:
     tokens = tuple((first + n) % 5000 for n in range(prompt))
-    return Session(GenerateRequest("x", "m", tokens, max_tokens, frozenset(), Sampling()))
+    return Session(GenerateRequest("x", "m", tokens, max_tokens, frozenset(), Sampling(), client=client))
 
 
 def turn(scheduler: Scheduler) -> Step:
@@ -356,6 +366,69 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
             scheduler.submit(request(10, 20, first=turns))
         turn(scheduler)
     assert large.finished
+
+
+def test_a_greedy_client_keeps_nobody_waiting() -> None:
+    """200 long answers for one, of which as many run as can; another's short one is next, and not after one of them."""
+    scheduler = Scheduler(limits(max_rows=16), stages=1, batchable=True, pads=True, trimmable=True)
+    greedy = [request(prompt=20, max_tokens=200, first=100 + n, client="a") for n in range(200)]
+    for session in greedy:
+        scheduler.submit(session)
+    for _ in range(100):
+        turn(scheduler)
+    places = scheduler.running
+    others = [request(prompt=20, max_tokens=5, first=1000 * n, client=f"b{n}") for n in range(3)]
+    for session in others:
+        scheduler.submit(session)
+    for _ in range(30):
+        turn(scheduler)
+    assert all(session.finished for session in others)
+    assert scheduler.running == places, "the greedy client has them all again"
+    assert scheduler.queued == 200 - places
+    assert not any(session.finished for session in greedy)
+
+
+def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
+    scheduler = Scheduler(limits(max_rows=4), stages=1, batchable=True, pads=True, trimmable=True)
+    for client in "aaaaaaaabbbbcde":
+        scheduler.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
+    for _ in range(50):
+        turn(scheduler)
+    running = {session.request.client for session in scheduler.sessions() if session.seat}
+    assert len(running) == scheduler.running == 4, "with as many clients as places nobody has two"
+
+
+def test_a_place_that_was_given_up_costs_little() -> None:
+    """Where KV is not what is short, a session goes on with its own when it is its turn again."""
+    scheduler = Scheduler(limits(max_rows=2), stages=1, batchable=True, pads=True, trimmable=True)
+    greedy = [request(prompt=100, max_tokens=200, first=100 * n, client="a") for n in range(2)]
+    for session in greedy:
+        scheduler.submit(session)
+    for _ in range(60):
+        turn(scheduler)
+    scheduler.submit(request(prompt=5, max_tokens=2, first=4000, client="b"))
+    steps = [turn(scheduler) for _ in range(20)]
+    assert scheduler.running == 2
+    replayed = [sum(map(len, step.tokens)) for step in steps if step.lane >= FIRST_PROMPT_LANE]
+    assert sum(replayed) <= 5 + 2
+
+
+def test_a_full_queue_is_shared() -> None:
+    scheduler = Scheduler(limits(max_rows=1, max_queue=8), stages=1, batchable=True, pads=True, trimmable=True)
+    for n in range(9):
+        assert scheduler.submit(request(prompt=5, max_tokens=50, first=n, client="a")) is None
+        if n == 0:
+            turn(scheduler)
+    with pytest.raises(Overloaded):
+        scheduler.submit(request(prompt=5, max_tokens=50, client="a"))
+    for client in "bcdbcd":
+        replaced = scheduler.submit(request(prompt=5, max_tokens=50, client=client))
+        assert replaced
+        assert replaced.request.client == "a"
+        scheduler.finish(replaced, keep=False)
+    assert scheduler.queued == 8
+    with pytest.raises(Overloaded):
+        scheduler.submit(request(prompt=5, max_tokens=50, client="b"))
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:

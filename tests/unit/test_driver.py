@@ -1,14 +1,14 @@
 """A driver of a ring of one node, with a runner that fails where it is told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
 import pytest
 
-from node.core.errors import RingLost
+from node.core.errors import Overloaded, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
@@ -67,6 +67,26 @@ async def driven(runner: FakeRunner | None = None) -> AsyncIterator[Driver]:
 
 async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> list[TokenEvent]:
     return [event async for event in driver.sessions.generate(GenerateRequest("x", "m", prompt, max_tokens))]
+
+
+async def test_who_has_all_places_of_the_queue_loses_one_to_another_client() -> None:
+    def ask(client: str, first: int, max_tokens: int) -> AsyncGenerator[TokenEvent, None]:
+        return driver.sessions.generate(GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
+
+    async with driven() as driver:
+        running = [ask("a", first, 4000) for first in range(20, 24)]
+        for stream in running:
+            await anext(stream)
+        waiting = [asyncio.ensure_future(anext(ask("a", first, 4000))) for first in range(30, 34)]
+        await asyncio.sleep(0)
+        assert driver.load().queued == 4
+        assert len([event async for event in ask("b", 40, 3)]) == 3
+        assert [task.done() for task in waiting] == [False, False, False, True]
+        assert isinstance(waiting[-1].exception(), Overloaded)
+        assert [(await anext(stream)).position for stream in running] == [1, 1, 1, 1], "also the one that made room"
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:

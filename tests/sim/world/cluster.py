@@ -104,7 +104,8 @@ class World:
         prompt = (*known, *(rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 5, 20, 60]))))
         sampling = Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(1000))
         stops = frozenset(rng.sample(range(VOCABULARY), 40))
-        how = {"max_tokens": rng.choice([1, 8, 30, 80]), "stop_tokens": stops, **given}
+        client = str(len(self.asks) % 3)
+        how = {"max_tokens": rng.choice([1, 8, 30, 80]), "stop_tokens": stops, "client": client, **given}
         return GenerateRequest(f"r{len(self.asks)}", MODEL, prompt, sampling=sampling, **how)
 
     def ask(self, gateway: Process, **given: Any) -> Ask:
