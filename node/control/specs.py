@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from node.core.errors import ModelNotFound, PeerUnavailable, PippinError
+from node.core.errors import HubUnavailable, ModelNotFound, PeerUnavailable, PippinError
 from node.core.pool import Pools
 from node.core.types import Address, ModelSpec
 from node.engine.compute import Compute
@@ -55,9 +55,15 @@ class Specs:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
             raise failure  # what a holder says of its files is worth more than that the hub is not reached
+        flaw = await self._pools.files.run(self._catalogue.flaw, model)
         if "/" not in model:
-            raise failure or ModelNotFound(f"No node has a model {model}.")
-        metadata = await self._pools.hub.run(self._hub.metadata, model)
+            raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
+        try:
+            metadata = await self._pools.hub.run(self._hub.metadata, model)
+        except (ModelNotFound, HubUnavailable) as error:
+            if flaw:
+                raise flaw from error
+            raise
         return await self._made(model, metadata.config, metadata.weights)
 
     async def _made(self, model: str, config: dict[str, Any], weights: Weights) -> ModelSpec:

@@ -77,7 +77,7 @@ class Pool(Executor):
             try:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - told to the caller, as every executor does
-                future.set_exception(error)
+                future.set_exception(tellable(error))
             del future, job  # or what they hold would live until the next job
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]]:
@@ -88,6 +88,19 @@ class Pool(Executor):
             self._idle -= 1
             future = next(iter(self._waiting))
             return future, self._waiting.pop(future)
+
+
+def tellable(error: BaseException) -> Exception:
+    """The error of a job as whoever waits for the job can be told it.
+
+    That is another one for StopIteration, which a future of asyncio refuses, so that the waiting would never end, and for
+    what is no Exception, such as a panic in Rust code, which would pass by all handlers.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 @dataclass(frozen=True, slots=True)

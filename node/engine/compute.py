@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 
 from node.core.errors import NotReady
+from node.core.pool import tellable
 from node.engine.device import wire_memory
 
 P = ParamSpec("P")
@@ -73,6 +74,10 @@ class Compute:
         self.job = Job()
         try:
             return fn()
+        except BaseException as error:
+            if (told := tellable(error)) is error:
+                raise
+            raise told from error
         finally:
             self.job = None
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
+from mlx_lm.models.cache import ArraysCache
 
 from node.core.errors import ModelUnsupported
 from node.engine.caches import parts
@@ -13,8 +14,8 @@ from node.engine.ghosts import Layer, fill, find_layers, pattern_of
 from node.engine.trace import arrays_in, sources
 
 ROWS, LENGTH = -1, -2
-_STEPS = (5, 1)
-"""Lengths of the two steps: models may go other ways for a prefill than for a decode."""
+_PREFILL, _LONG, _DECODE = 5, 300, 1
+"""Lengths of the steps: models may go other ways for a decode, and for a prompt that is longer than a window."""
 
 
 class Weights(NamedTuple):
@@ -33,7 +34,7 @@ class DryRun:
     """
 
     def __init__(self, model: Module, caches: list[Any], dtype: mx.Dtype) -> None:
-        """Runs the two steps, which fill `caches`. The model's weights are replaced by ones of `dtype` without memory.
+        """Runs the steps, which fill `caches`. The model's weights are replaced by ones of `dtype` without memory.
 
         Raises ModelUnsupported for a model whose layers don't run once each, in order.
         """
@@ -50,10 +51,15 @@ class DryRun:
         self._given: list[set[tuple[int, int]]] = [set() for _ in layers]
         self._patterns: list[Any] = []
         weights = hollow(model, layers, dtype)
-        tokens = [mx.zeros((1, length), mx.int32) for length in _STEPS]
         self._live[:] = [Layer(layer, self._record) for layer in layers]
-        logits = [self._step(model, step) for step in tokens]
+        tokens, logits = [], []
+        for length in (_PREFILL, _LONG, _DECODE):
+            if length == _LONG and self._is_slow(tokens[0]):
+                continue
+            tokens.append(mx.zeros((1, length), mx.int32))
+            logits.append(self._step(model, tokens[-1]))
         self._live[:] = layers
+        self._lengths = tuple(step.shape[1] for step in tokens)
         self.vocabulary = int(logits[0].shape[-1])
         self._depends(weights, tokens, logits)
 
@@ -64,6 +70,13 @@ class DryRun:
         if len(self._outputs[-1]) != self.count:
             raise ModelUnsupported(f"Only {len(self._outputs[-1])} of the model's {self.count} layers run.")
         return logits
+
+    def _is_slow(self, tokens: mx.array) -> bool:
+        """Whether each token of a step takes time even here: of recurrent layers, whose code goes through the tokens one by
+        one, and of a model that evaluates its first layer's input (dbrx), which then has no graph any more.
+        """
+        recurrent = any(isinstance(part, ArraysCache) for cache in self._caches for part in parts(cache))
+        return recurrent or not sources(self._outputs[0][:1], [tokens])[0]
 
     def _record(self, layer: Module, *args: Any, **kwargs: Any) -> Any:
         index = len(self._outputs[-1])
@@ -156,12 +169,12 @@ class DryRun:
         """Of what travels at the cut: the axis that follows the step's length is LENGTH, that before it ROWS."""
         found = []
         for leaf in leaves:
-            long, short = (step[cut - 1][leaf].shape for step in self._outputs)
-            shape = list(long)
-            for axis, (a, b) in enumerate(zip(long, short, strict=False)):
-                if (a, b) == _STEPS:
+            shapes = [step[cut - 1][leaf].shape for step in self._outputs]
+            shape = list(shapes[0])
+            for axis, sizes in enumerate(zip(*shapes, strict=False)):
+                if sizes == self._lengths:
                     shape[axis] = LENGTH
-                    if axis > 0 and long[axis - 1] == 1:
+                    if axis > 0 and shape[axis - 1] == 1:
                         shape[axis - 1] = ROWS
             found.append(tuple(shape))
         return tuple(found)

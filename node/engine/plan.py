@@ -19,6 +19,7 @@ from node.engine.architectures import ALONE, UNPADDED, WITHOUT_EMBEDDINGS, check
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
 from node.engine.failures import FAILURES
+from node.engine.sizes import check_sizes
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -76,12 +77,17 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     Raises ModelUnsupported, with the reason, for a model that Pippin does not run.
     """
     model_type = check_supported(config)
+    check_sizes(config)
     model = build(config)
-    caches = make_prompt_cache(model)
     try:
-        run = DryRun(model, caches, _dtype(config))
+        return _plan(model_type, model, config)
     except FAILURES as error:
-        raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r}") from error
+        raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r:.500}") from error
+
+
+def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
+    caches = make_prompt_cache(model)
+    run = DryRun(model, caches, _dtype(config))
     cuts, carried = run.cuts()
     kv = [KvCost(0)] * run.count
     paid: set[int] = set()

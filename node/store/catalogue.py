@@ -6,11 +6,12 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from node.core.errors import ModelNotFound
+from node.core.errors import ModelBroken, ModelNotFound, PippinError
 from node.core.types import LONGEST_NAME, MOST_MODELS
 from node.store.files import id_parts
 from node.store.listing import Folder, Listing
 from node.store.names import canonical
+from node.store.weights import Weights
 
 
 class Catalogue:
@@ -63,6 +64,8 @@ class Catalogue:
                 return model_id
         if len(id_parts(wanted)) == 2:
             return wanted
+        if flaw := self.flaw(wanted):
+            raise flaw
         near = difflib.get_close_matches(name, held, n=1)
         hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
@@ -75,6 +78,21 @@ class Catalogue:
         """Where the files of one stage are: of a model that is here whole, or in the part that the stage needs."""
         places = self._places(model_id)
         return next((place.path for place in places if self._listing.has_stage(place, start, end, ends)), None)
+
+    def flaw(self, model_id: str) -> PippinError | None:
+        """Why a folder of that name which somebody put here is no model, if there is one."""
+        for root in self._roots:
+            path = root.joinpath(*id_parts(model_id))
+            try:
+                if path.is_dir():
+                    Weights.read(path)
+                    if not (path / "config.json").is_file():
+                        return ModelBroken(f"{path} has no config.json.", hint="Fetch the model again.")
+            except PippinError as error:
+                return error
+            except OSError:
+                continue
+        return None
 
     def partial(self, model_id: str) -> Path | None:
         """A directory of the model that has its small files, config and tokenizer, and maybe weights."""

@@ -41,6 +41,26 @@ async def test_exceptions_come_back(compute):
     assert await compute.run(lambda: 1) == 1
 
 
+class Panic(BaseException):
+    """As pyo3 raises it when Rust code panics."""
+
+
+@pytest.mark.parametrize("error", [StopIteration(3), StopAsyncIteration(), GeneratorExit(), SystemExit(1), Panic("index")])
+async def test_no_exception_leaves_who_waits_for_a_job_waiting_or_passes_by_its_handlers(compute, error):
+    def fail():
+        raise error
+
+    def pieces():
+        yield 1
+        raise error
+
+    for job in (compute.run(fail), compute.run_pieces(pieces())):
+        with pytest.raises((RuntimeError, StopAsyncIteration)) as caught:
+            await asyncio.wait_for(job, 60)
+        assert type(error).__name__ in repr(caught.value)
+    assert await compute.run(lambda: 1) == 1
+
+
 async def test_a_cancelled_job_that_has_not_begun_is_skipped(compute):
     hold, ran = threading.Event(), []
     running = asyncio.ensure_future(compute.run(hold.wait))

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from node.core.errors import ModelNotFound
+from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
 from node.store.weights import Weights
@@ -127,6 +127,18 @@ def test_a_name_without_end_is_refused_before_anything_is_compared_with_it(catal
         with pytest.raises(ModelNotFound, match="512 are the most") as caught:
             catalogue.find(name)
         assert len(caught.value.message) < 200
+
+
+def test_a_folder_that_is_no_model_is_told_why(places, catalogue, make_model):
+    make_model(places / "mine" / "Qwen3-8B-GGUF", {"qwen3-8b-q4_k_m.gguf": b"GGUF"})
+    make_model(places / "mine" / "org" / "old", {"config.json": b"{}", "pytorch_model.bin": b"PK"})
+    (make_model(places / "mine" / "broken") / SECOND).unlink()
+    with pytest.raises(ModelUnsupported, match="GGUF, the format of llama.cpp"):
+        catalogue.find("Qwen3-8B-GGUF")
+    with pytest.raises(ModelBroken, match=f"{SECOND} is missing"):
+        catalogue.find("broken")
+    assert "PyTorch" in str(catalogue.flaw("org/old"))
+    assert catalogue.flaw("org/none") is None
 
 
 @pytest.mark.parametrize(

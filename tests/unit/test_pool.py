@@ -97,3 +97,12 @@ async def test_jobs_of_hours_do_not_make_a_pool_stuck(blocked):
     assert not pool.is_stuck()
     blocked.go_on.set()
     await job
+
+
+@pytest.mark.parametrize("error", [StopIteration(3), GeneratorExit(), SystemExit(1)])
+async def test_no_exception_leaves_who_waits_for_a_job_waiting(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=type(error).__name__):
+        await asyncio.wait_for(Pool("test", 1, 1).run(fail), 60)
