@@ -64,10 +64,11 @@ class Specs:
             if flaw:
                 raise flaw from error
             raise
-        return await self._made(model, metadata.config, metadata.weights)
+        config = await self._pools.files.run(read_config, metadata.directory)
+        return await self._made(model, config, metadata.weights)
 
     async def _made(self, model: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
-        plan = await self._compute.run(make_plan, config)
+        plan = await self._compute.run(make_plan, config, weights.total_bytes)
         return ModelSpec(
             id=model,
             layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),

@@ -133,7 +133,7 @@ SUPPORTED = frozenset(
 )
 
 REFUSED: Mapping[str, str] = {
-    "afm7": "its upper layers read the keys and values of a lower one, so no cut is left that helps",
+    "afm7": "its code goes through two lists of layers, and only one list can be cut",
     "bitnet": "it computes with a Metal kernel of its own, so no test proves that cutting it is right",
     "deepseek_v41": "its layers read each other's caches and candidates, and its caches are of a class of their own",
     "iquestloopcoder": "it runs its layers twice for each token",
@@ -147,6 +147,7 @@ REFUSED: Mapping[str, str] = {
 ALONE: Mapping[str, str] = {
     "gemma2": "with grouped attention its masks do not fit a batch",
     "gpt_bigcode": "its positions are made for one sequence",
+    "minimax_m3_vl": "the blocks of its sparse attention are counted from the padding on the left",
     "phi3small": "its block-sparse masks do not fit a batch",
 }
 """Architectures whose sessions cannot share a batch in mlx-lm, though their caches could."""
@@ -194,7 +195,7 @@ def check_supported(config: Mapping[str, Any]) -> str:
 
 
 def _module(model_type: str, architectures: Any) -> str:
-    for architecture in [architectures] if isinstance(architectures, str) else architectures or ():
-        if (model_type, architecture) in MODEL_ARCHITECTURE_REMAPPING:
+    for architecture in architectures if isinstance(architectures, list) else [architectures]:
+        if isinstance(architecture, str) and (model_type, architecture) in MODEL_ARCHITECTURE_REMAPPING:
             return str(MODEL_ARCHITECTURE_REMAPPING[model_type, architecture])
     return str(MODEL_REMAPPING.get(model_type, model_type))

@@ -52,7 +52,8 @@ class DryRun:
         self._patterns: list[Any] = []
         weights = hollow(model, layers, dtype)
         self._live[:] = [Layer(layer, self._record) for layer in layers]
-        tokens, logits = [], []
+        tokens: list[mx.array] = []
+        logits = []
         for length in (_PREFILL, _LONG, _DECODE):
             if length == _LONG and self._is_slow(tokens[0]):
                 continue

@@ -6,21 +6,22 @@ from typing import Any
 from mlx_lm.utils import load_config
 
 from node.core.errors import ModelBroken
+from node.engine.failures import FAILURES
+
+_MOST_BYTES = 16 << 20
+"""Of a config.json."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The model's config.json. Raises ModelBroken when it is missing or is no JSON object with a model_type."""
     try:
+        size = (directory / "config.json").stat().st_size
+        if size > _MOST_BYTES:
+            raise ModelBroken(f"{directory / 'config.json'} has {size:,} bytes; {_MOST_BYTES:,} are the most.")
         config = load_config(directory)
     except FileNotFoundError as error:
         raise ModelBroken(f"{directory} has no config.json.") from error
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:  # JSON and UTF-8 errors are ValueErrors
+    except FAILURES as error:  # JSON and UTF-8 errors are ValueErrors
         raise ModelBroken(f"{directory / 'config.json'} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"{directory / 'config.json'} names no model_type.")

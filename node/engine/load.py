@@ -50,7 +50,7 @@ def load_stage(directory: Path, start: int, end: int, tensors: Mapping[str, Tens
     are damaged, lack tensors or have others than the model takes.
     """
     config = read_config(directory)
-    plan = make_plan(config)
+    plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()))
     plan.check_stage(start, end)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}

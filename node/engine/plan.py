@@ -19,9 +19,12 @@ from node.engine.architectures import ALONE, UNPADDED, WITHOUT_EMBEDDINGS, check
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
 from node.engine.failures import FAILURES
-from node.engine.sizes import check_sizes
+from node.engine.sizes import check_sizes, check_weights
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+_LONGEST = 2**31 - 1
+"""Tokens of a context, whatever a config says."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,17 @@ class Plan:
             )
 
 
-def make_plan(config: Mapping[str, Any]) -> Plan:
+def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None) -> Plan:
     """The plan of a model, from its config.json as a dict. Takes about 0.1 s; must run in the compute thread.
 
-    Raises ModelUnsupported, with the reason, for a model that Pippin does not run.
+    Raises ModelUnsupported, with the reason, for a model that Pippin does not run, and ModelBroken when a number is out of
+    all proportion, by itself or to the bytes of the weights.
     """
     model_type = check_supported(config)
     check_sizes(config)
     model = build(config)
+    if weight_bytes is not None:
+        check_weights(model, weight_bytes)
     try:
         return _plan(model_type, model, config)
     except FAILURES as error:
@@ -152,7 +158,7 @@ def max_context(config: Mapping[str, Any]) -> int:
             ):
                 value = part.get(key)
                 if isinstance(value, int) and value > 0:
-                    return value
+                    return min(value, _LONGEST)
     return 32768
 
 

@@ -67,7 +67,7 @@ class Hub:
             weights = described(directory) or self._described(model_id, directory)
         try:
             config = json.loads((directory / "config.json").read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelBroken(f"config.json of {model_id} is no JSON: {error}.") from error
         return Metadata(config, weights, directory)
 

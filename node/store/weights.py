@@ -73,6 +73,11 @@ class Weights:
         """How many layers the files hold; may exceed the config's by layers for multi-token prediction."""
         return max((layer for layer in self._by_layer if layer is not None), default=-1) + 1
 
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def layer_bytes(self, layer: int) -> int:
         return self._by_layer[layer]
 

@@ -45,7 +45,9 @@ class Panic(BaseException):
     """As pyo3 raises it when Rust code panics."""
 
 
-@pytest.mark.parametrize("error", [StopIteration(3), StopAsyncIteration(), GeneratorExit(), SystemExit(1), Panic("index")])
+@pytest.mark.parametrize(
+    "error", [StopIteration(3), StopAsyncIteration(), GeneratorExit(), SystemExit(1), Panic("index")]
+)
 async def test_no_exception_leaves_who_waits_for_a_job_waiting_or_passes_by_its_handlers(compute, error):
     def fail():
         raise error
