@@ -9,10 +9,14 @@ never both command one stage under the same fence.
 
 Every node of a fully connected group comes to the same head and term. Where A reaches B and B reaches C but A not C,
 a node that can't reach its neighbours' head stays without one rather than fight over it.
+
+Terms of nodes that were apart differ by the elections that each side held. What a peer tells is taken as `REACH` above this
+node's own term at most: who is further behind catches up in a few heartbeats, and nobody can push terms up to where peers
+would refuse the next one (it takes 2⁴³ heartbeats).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.core.types import Fence, NodeReport
 
@@ -55,6 +59,14 @@ class HeadLost:
 
 
 Effect = PersistTerm | BecameHead | Follow | SteppedDown | HeadLost
+
+
+REACH = 1024
+
+
+def within_reach(report: NodeReport, term: int) -> NodeReport:
+    """A peer's report as a node of that term takes it."""
+    return replace(report, term=min(report.term, term + REACH))
 
 
 def rank(report: NodeReport) -> tuple[int, str]:

@@ -51,6 +51,10 @@ RETURN_S = 0.5
 """How soon a node whose connection was reset must be heard again. Within it, at least one new connection is tried."""
 OWN_STALL_S = 0.5
 """Time between two ticks that is nothing unusual; what is beyond it does not count as the others' silence."""
+ENDED_S = 10.0
+"""A report or a goodbye is on its way for a second or two at most. A node that still speaks so long after a later
+incarnation of it, or its goodbye, was heard last has not ended, whatever was said of it: its data directory may have been
+restored from a backup."""
 
 _PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
 
@@ -97,7 +101,7 @@ class Membership:
         if info.id == self._info.id:
             return self._heard_own(report)
         peer = self._peers.get(info.id)
-        if peer and _outdated(info, peer):
+        if peer and _outdated(info, peer, now):
             return []
         forgotten: list[Change] = []
         if peer is None and len(self._peers) >= self._most_nodes:
@@ -217,8 +221,10 @@ class Membership:
         self._ticked = now
 
 
-def _outdated(info: NodeInfo, peer: _Peer) -> bool:
+def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:
     """Whether a report comes from a process that has ended: an older one, or the one that said goodbye."""
+    if peer.state not in _PRESENT and now - peer.seen >= ENDED_S:
+        return False
     known = peer.report.info.incarnation
     return info.incarnation < known or (peer.state is NodeState.LEFT and info.incarnation == known)
 

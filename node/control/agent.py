@@ -13,7 +13,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown
+from node.cluster.election import (
+    BecameHead,
+    Effect,
+    Election,
+    Follow,
+    HeadLost,
+    PersistTerm,
+    SteppedDown,
+    within_reach,
+)
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, IdTaken, Joined, Membership
 from node.control.contacts import Contacts
 from node.control.reunion import Reunion
@@ -159,7 +168,7 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """A peer told its state, in a call or in an answer."""
-        self._note(self._membership.heard(heartbeat.report, now()))
+        self._note(self._membership.heard(within_reach(heartbeat.report, self.term), now()))
         for hint in heartbeat.report.peers:
             if self._contacts.hint_of(hint.id) is None:
                 self._contacts.hint(hint)

@@ -118,7 +118,7 @@ class Head:
             raise NotReady(
                 "The head of the cluster is still finding out what is placed.", hint="Try again in a moment."
             )
-        fence = Fence(self._agent.term, current.fence.epoch + 1)
+        fence = self._next_fence(current)
         marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
         plan = self._try(self._ready(), marked, fence, current)
         if all(ring.retiring or node not in [stage.node for stage in ring.stages] for ring in plan.rings):
@@ -144,7 +144,7 @@ class Head:
         self._note_failed_loads(nodes, view)
         if self._lacks_spec(standing):
             return
-        fence = Fence(self._agent.term, current.fence.epoch + 1)
+        fence = self._next_fence(current)
         standing = replace(standing, rings=self._hand_over.remaining(view, at))
         plan = self._place(nodes, fence, standing)
         if not plan.refused:
@@ -155,6 +155,11 @@ class Head:
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.lead(plan)
+
+    def _next_fence(self, current: Placement) -> Fence:
+        """Epochs count within a term, of which this node is the only head: no other one says where they begin."""
+        term = self._agent.term
+        return Fence(term, current.fence.epoch + 1 if current.fence.term == term else 1)
 
     def _update_wanted(self, nodes: Sequence[NodeReport], current: Placement) -> None:
         self._forget_unserved(current)

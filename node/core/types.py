@@ -6,6 +6,8 @@ from enum import StrEnum
 LONGEST_NAME = 512
 """Characters of an id, a name or an address that nodes take from each other. A file's name has 255 at most, a model's id
 two of them."""
+COUNTER_LIMIT = 1 << 53
+"""Terms, epochs and incarnations that nodes take from each other are below it."""
 LONGEST_TEXT = 65_536
 """Characters of an error that nodes take from each other."""
 MOST_MODELS = 16_384

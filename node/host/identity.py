@@ -11,6 +11,7 @@ twice gives two nodes, each of which finds its own identity again at the next st
 
 import fcntl
 import json
+import logging
 import os
 import stat
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import Self
 
 from node.core.errors import PippinError
+from node.core.types import COUNTER_LIMIT
 from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY = Path("~/.pippin")
 _MOST_NODES = 64
@@ -158,7 +162,18 @@ def _parse(text: str, node_id: str) -> Identity:
     identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
         raise TypeError("its incarnation or its term is no number")
-    return identity
+    return Identity(node_id, _sane("incarnation", identity.incarnation), _sane("term", identity.term))
+
+
+def _sane(what: str, count: int) -> int:
+    """Starts and elections never come near half of what peers take: such a count is damaged, and begins anew.
+
+    Peers take the lower incarnation once they have not heard the higher one for a while, and tell the term to go on from.
+    """
+    if 0 <= count < COUNTER_LIMIT // 2:
+        return count
+    log.warning("the saved %s of %d is beyond all reason and begins anew at 0", what, count)
+    return 0
 
 
 def _write(target: Path, data: bytes) -> None:

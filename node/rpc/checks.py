@@ -9,15 +9,13 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
-from node.core.types import LONGEST_NAME, LONGEST_TEXT, MOST_MODELS
+from node.core.types import COUNTER_LIMIT, LONGEST_NAME, LONGEST_TEXT, MOST_MODELS
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
 MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
 MOST_LAYERS = 65_536
-_COUNTER = 1 << 53
-"""Terms, epochs and incarnations are below it, so that there is always a next one."""
 _SIZE = 1 << 60
 """Bytes and tokens."""
 
@@ -86,7 +84,7 @@ def _check_report(report: pb.NodeReport) -> None:
     if not info.id:
         raise Incompatible("A node without an id speaks.")
     _few("addresses", info.addresses, MOST)
-    _below("counters", _COUNTER, info.incarnation, report.term, report.fence.term, report.fence.epoch)
+    _below("counters", COUNTER_LIMIT, info.incarnation, report.term, report.fence.term, report.fence.epoch)
     _below("ports", 1 << 16, info.grpc_port, info.api_port)
     _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
     _names(report.head)
@@ -120,7 +118,7 @@ def _check_report(report: pb.NodeReport) -> None:
 
 
 def _check_placement(placement: pb.Placement) -> None:
-    _below("counters", _COUNTER, placement.fence.term, placement.fence.epoch)
+    _below("counters", COUNTER_LIMIT, placement.fence.term, placement.fence.epoch)
     _names(placement.head)
     _few("rings", placement.rings, MOST)
     for ring in placement.rings:
@@ -139,7 +137,7 @@ def _check_ring(ring: pb.Ring) -> None:
     """Its stages hold each layer once, in order, each on a node of its own."""
     _names(ring.id, ring.model)
     _few("stages", ring.stages, MOST)
-    _below("counters", _COUNTER, ring.fence.term, ring.fence.epoch)
+    _below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
     _below("tokens", 1 << 31, ring.context, ring.max_sessions)
     starts = [stage.start for stage in ring.stages]
     ends = [stage.end for stage in ring.stages]

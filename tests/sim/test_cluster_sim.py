@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from node.cluster.election import BecameHead, Effect, Election, Follow, PersistTerm
+from node.cluster.election import REACH, BecameHead, Effect, Election, Follow, PersistTerm, within_reach
 from node.cluster.membership import Membership
-from node.core.types import Fence, Memory, NodeInfo, NodeReport, NodeState
+from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, NodeState
 
 HEARTBEAT_S, TICK_S = 0.5, 0.25
 CHAOS_S, SETTLE_S, CALM_S = 40.0, 8.0, 4.0
@@ -80,7 +80,7 @@ class Machine:
 
     def hear(self, report: NodeReport) -> None:
         if self.process:
-            self.process.membership.heard(report, self.world.net.now)
+            self.process.membership.heard(within_reach(report, self.process.election.term), self.world.net.now)
             self.process.decide()
 
     def unreachable(self, node: str, gone_at: float | None) -> None:
@@ -202,6 +202,7 @@ class World:
             opinions = {(p.election.head, p.election.term) for p in side}
             assert len(opinions) == 1, f"no agreement: {opinions}"
             assert opinions.pop()[0] in {p.machine.name for p in side}
+            assert all(p.election.term < 1000 * REACH for p in side)
             for p in side:
                 assert {r.info.id for r in p.membership.alive()} == {q.machine.name for q in side}
 
@@ -209,7 +210,7 @@ class World:
 def chaos_step(world: World) -> None:
     rng, net = world.net.rng, world.net
     machine = rng.choice(list(world.machines.values()))
-    match rng.choice(["stop", "start", "start", "split", "cut", "heal", "weather", "memory"]):
+    match rng.choice(["stop", "start", "start", "split", "cut", "heal", "weather", "memory", "poison"]):
         case "stop":
             machine.stop(rng.choice(["silence", "reset", "ended", "goodbye"]))
         case "start" if not machine.process:
@@ -228,6 +229,15 @@ def chaos_step(world: World) -> None:
             world.tell(f"loss {net.loss}, delay up to {net.slowest_s}")
         case "memory":
             machine.usable = rng.choice([8, 16, 64])
+        case "poison":
+            machine.hear(poison(head=rng.choice(["", "stranger", machine.name, "n0"])))
+
+
+def poison(head: str = "") -> NodeReport:
+    """What a stranger may say: the highest numbers that pass the checks."""
+    most = COUNTER_LIMIT - 1
+    info = NodeInfo("stranger", most, "stranger", "home", "1", 1, (), 1, 2)
+    return NodeReport(info, Memory(most, most), term=most, head=head, fence=Fence(most, most))
 
 
 def simulate(seed: int, *, loud: bool = False) -> None:
@@ -354,6 +364,46 @@ def test_a_restart_of_all_never_reuses_a_term():
     world.start_all()
     world.run(6)
     assert heads(world) == {("n0", 2)}
+
+
+@pytest.mark.parametrize("head", ["", "stranger", "n0", "n1"])
+def test_a_term_after_which_none_can_come_is_no_end(head):
+    world = started(3)
+    for machine in world.machines.values():
+        machine.hear(poison(head))
+    world.run(8)
+    world.check_agreement()
+    ((name, term),) = heads(world)
+    assert name != "stranger"
+    assert term < 4 * REACH
+
+
+def test_a_stranger_that_goes_on_and_on_moves_terms_by_little():
+    world = started(3)
+    for _ in range(200):
+        for machine in world.machines.values():
+            machine.hear(poison("stranger"))
+        world.run(0.05)
+    world.run(8)
+    world.check_agreement()
+    assert {term for _, term in heads(world)}.pop() < 2000 * REACH
+
+
+@pytest.mark.parametrize("ahead", [REACH - 1, REACH, REACH + 1, 8 * REACH + 7])
+def test_nodes_that_were_apart_for_any_number_of_elections_agree_on_the_later_head(ahead):
+    world = started(5)
+    world.net.side = {"n3": 1, "n4": 1}
+    world.run(8)
+    for name in ("n3", "n4"):
+        world.machines[name].term += ahead
+        world.machines[name].stop("silence")
+        world.machines[name].start()
+    world.run(8)
+    assert heads(world) == {("n0", 1), ("n3", ahead + 3)}
+    world.net.side = {}
+    world.run(10)
+    world.check_agreement()
+    assert heads(world) == {("n3", ahead + 3)}
 
 
 if __name__ == "__main__":

@@ -185,7 +185,9 @@ def _wild(world: World, rng: random.Random) -> None:
 
 def _mishap(world: World, rng: random.Random) -> None:
     machine = rng.choice(list(world.machines.values()))
-    match rng.choice(["kill", "plug", "leave", *3 * ["start"], "stop", "memory", "cancel", "reset", "reset", *NETWORK]):
+    match rng.choice(
+        ["kill", "plug", "leave", *3 * ["start"], "stop", "memory", "cancel", "reset", "reset", *NETWORK, "poison"]
+    ):
         case "kill":
             machine.kill()
         case "plug":
@@ -202,6 +204,8 @@ def _mishap(world: World, rng: random.Random) -> None:
             machine.kill()
             machine.usable = rng.choice([250, 420, 700]) * MB
             machine.start()
+        case "poison":
+            world.poison(machine, head=rng.choice(["", "stranger", machine.name]))
         case "cancel":
             _some_clients_go_away(world, rng)
         case mishap:
@@ -259,6 +263,7 @@ def _check_peace(world: World) -> None:
             _insist(world, process)
     world.run(4.0)
     world.check_left_over()
+    world.check_terms()
     world.run(0.0)
     if world.timeline.violations:
         raise Violation("; ".join(world.timeline.violations))

@@ -1,7 +1,19 @@
 """Single steps of an election; whole histories are in tests/sim."""
 
-from node.cluster.election import BecameHead, Election, Follow, HeadLost, PersistTerm, SteppedDown
-from node.core.types import Fence, Memory, NodeInfo, NodeReport
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.cluster.election import (
+    REACH,
+    BecameHead,
+    Election,
+    Follow,
+    HeadLost,
+    PersistTerm,
+    SteppedDown,
+    within_reach,
+)
+from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport
 
 
 def node(name: str, usable: int = 16, term: int = 0, head: str = "", fence: Fence | None = None) -> NodeReport:
@@ -141,3 +153,12 @@ def test_who_has_not_noticed_yet_that_the_head_has_ended_is_not_waited_for():
 
 def test_a_restarted_head_does_not_take_followers_of_its_past_for_a_head():
     assert settled(7).tick(0.0, [node("b", 99), node("c", 8, 7, "b")]) == [PersistTerm(8), BecameHead(8)]
+
+
+@given(st.lists(st.tuples(st.integers(0, COUNTER_LIMIT - 1), st.sampled_from(["", "c", "d", "b"])), max_size=50))
+def test_whatever_peers_tell_terms_stay_such_as_peers_take(told):
+    election = settled(5)
+    for now, (term, head) in enumerate(told):
+        before = election.term
+        election.tick(float(now), [node("b"), within_reach(node("c", 99, term, head), before)])
+        assert before <= election.term <= before + REACH + 1

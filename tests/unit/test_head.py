@@ -9,7 +9,18 @@ import pytest
 from node.control.agent import Agent
 from node.control.head import MOST_ASKED, Head
 from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
-from node.core.types import Fence, KvCost, Memory, ModelSpec, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.types import (
+    COUNTER_LIMIT,
+    Fence,
+    KvCost,
+    Memory,
+    ModelSpec,
+    NodeInfo,
+    NodeReport,
+    Placement,
+    Ring,
+    StageSpec,
+)
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
@@ -116,3 +127,10 @@ async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatc
     agent.placement = Placement(Fence(1, 1), "old", (RING,))
     with pytest.raises(NotReady):
         head.check_drain("me")
+
+
+async def test_no_other_head_says_where_epochs_begin(monkeypatch):
+    async with elected(monkeypatch) as (_, agent, _specs):
+        agent.placement = Placement(Fence(agent.term + 7, COUNTER_LIMIT - 1), "other")
+        await agent.adopted.wait()
+        assert agent.placement.fence == Fence(agent.term, 1)

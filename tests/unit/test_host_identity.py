@@ -154,6 +154,15 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, text):
     open_data_directory(tmp_path).close()  # the error left no lock behind
 
 
+@pytest.mark.parametrize("count", [-1, (1 << 53) - 1, 1 << 52, 1 << 64])
+@pytest.mark.parametrize("what", ["incarnation", "term"])
+def test_counts_beyond_all_reason_begin_anew(tmp_path, what, count):
+    (tmp_path / "node.json").write_text(json.dumps({"id": "x", "incarnation": 8, "term": 9, what: count}))
+    with open_data_directory(tmp_path) as data:
+        found = data.identity
+    assert (found.incarnation, found.term) == ((1, 9) if what == "incarnation" else (9, 0))
+
+
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryUnusable, match="can't be used: Not a directory") as caught:

@@ -144,6 +144,20 @@ def test_goodbye_holds_for_its_incarnation_only(members):
     assert state(members, 11.1) is NodeState.ALIVE
 
 
+def test_who_speaks_on_is_here_whatever_was_said_of_it(members):
+    """As a node whose data directory was restored from a backup, or of which somebody told a later incarnation."""
+    members.heard(report(incarnation=(1 << 53) - 1), 1.0)
+    now = 1.5
+    while now < 10.9:
+        members.tick(now)
+        assert members.heard(report(), now) == []
+        now += 0.5
+    assert members.heard(report(), 11.1) == [Joined("peer", 3)]
+    members.goodbye("peer", 11.2, (1 << 53) - 1)
+    assert members.heard(report(), 21.0) == []
+    assert members.heard(report(), 21.3) == [Joined("peer", 3)]
+
+
 def test_another_cluster_does_not_exist(members):
     assert members.heard(report(id="other", cluster="work"), 1.0) == []
     assert state(members, 1.0, "other") is None

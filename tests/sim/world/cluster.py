@@ -8,10 +8,21 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from node.cluster.election import REACH
 from node.cluster.placement import place
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
-from node.core.types import Fence, Heartbeat, Memory, NodeInfo, NodeReport, Ring, StageSpec
+from node.core.types import (
+    COUNTER_LIMIT,
+    Fence,
+    Heartbeat,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    Placement,
+    Ring,
+    StageSpec,
+)
 from node.serving.worker import Worker
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
@@ -126,6 +137,17 @@ class World:
     def ended(self, ask: Ask) -> bool:
         return ask.ended_at is not None or self.lost(ask)
 
+    def poison(self, machine: Machine, head: str) -> None:
+        """A stranger tells it the highest numbers that pass the checks."""
+        most = COUNTER_LIMIT - 1
+        info = NodeInfo("stranger", most, "stranger", "home", "1", 1, (), 1, 2)
+        fence = Fence(most, most)
+        report = NodeReport(info, Memory(most, 0), term=most, head=head, fence=fence)
+        if process := machine.process:
+            self.tell(f"a stranger follows {head!r} and talks to {machine.name}")
+            heartbeat = Heartbeat(report, Placement(fence, head))
+            process.loop.call_soon(lambda: process.agent.heard(heartbeat))
+
     # --- invariants ---------------------------------------------------------------------------------------------------
 
     def observe(self, process: Process, heartbeat: Heartbeat) -> None:
@@ -181,6 +203,13 @@ class World:
         if error.code == "hub_unavailable":
             return self.failing_loads > 0
         return error.code in PASSING and error.retry_after is not None
+
+    def check_terms(self) -> None:
+        """Nobody came near to where there is no next one."""
+        for process in self.processes():
+            fence = process.agent.placement.fence
+            if max(process.agent.term, fence.term, fence.epoch) > 1000 * REACH:
+                self.timeline.violated(f"{process.name} is in term {process.agent.term} and follows {fence}")
 
     def check_left_over(self) -> None:
         """No session, no KV but kept prefixes, no connection but those of the rings, and no task that nobody needs."""
