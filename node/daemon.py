@@ -197,7 +197,7 @@ class Daemon:
                 self._head.run(),
                 self._keep_listing(listing),
                 self._keep_addresses(),
-                self._keep_name(),
+                self._be_found(),
                 self._keep_computing(),
             )
             tasks = [group.create_task(part) for part in parts]
@@ -309,16 +309,9 @@ class Daemon:
         self._rings.give_up(stuck)
         self._stop.set()
 
-    async def _keep_name(self) -> None:
-        """Be found, and have the cluster's name lead here for as long as this node is head."""
-        if self._discovery is None or not await self._discovery.start():
-            return
-        named = False
-        while True:
-            if self._agent.is_head != named:
-                named = self._agent.is_head
-                await (self._discovery.serve_name() if named else self._discovery.drop_name())
-            await self._agent.changed.wait()
+    async def _be_found(self) -> None:
+        if self._discovery:
+            await self._discovery.run(lambda: self._agent.is_head, self._agent.changed)
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ to 127.0.0.1 with that address as multicast interface reaches other processes of
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,6 +24,10 @@ from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is docum
 )
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from node.cluster.meter import Meter
+from node.core.clock import now
+from node.core.retried import Retried
+from node.core.signal import Signal
 from node.core.types import Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 
 SERVICE = "_pippin._tcp.local."
@@ -39,6 +44,13 @@ _MOST_REFUSED = 64
 """Shown at most: anybody on the network can invent adverts."""
 _MOST_HINTS = 256
 """Remembered at most, for the same reason."""
+
+RETRY_S = 30.0
+"""After which multicast is tried again, where it does not work or is misused: the permission may have been given meanwhile
+(macOS), or the network be another one."""
+_DEAF_S = 10.0
+"""A node that has heard nothing by then, not even itself, is not let hear anything."""
+_LOOK_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +73,14 @@ class Discovery:
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._resolver: asyncio.Task[None] | None = None
-        self._unresolved: asyncio.Queue[str] = asyncio.Queue()
+        self._meter = Meter()
+        self._unresolved: dict[str, None] = {}
+        """Names of adverts that left something out, in the order in which they came."""
+        self._to_resolve = asyncio.Event()
+        self._unusable = ""
+        """Why it has to be started anew."""
+        self._failure = ""
+        """Why there is no multicast, as far as the log has told of it."""
         self._hints: dict[str, PeerHint] = {}
         """All that was heard of, for telling the cluster's own machines from strangers."""
         self._first_check: asyncio.Task[set[str]] | None = None
@@ -78,25 +97,69 @@ class Discovery:
         """Nodes that are here under the cluster's name, and have another secret."""
         return tuple(self._refused.values())
 
+    async def run(self, is_head: Callable[[], bool], changed: Signal) -> None:
+        """Be found for as long as this task runs, and have the cluster's name lead here while this node is the head.
+
+        `changed` tells when `is_head` is to be asked again. Where multicast does not work it is tried again and again.
+        """
+        tried = Retried("Multicast DNS failed")
+        while True:
+            with tried:
+                if await self.start():
+                    self._fail(await self._trouble(is_head, changed))
+                    await self.stop()
+            await asyncio.sleep(RETRY_S)
+
+    async def _trouble(self, is_head: Callable[[], bool], changed: Signal) -> str:
+        """Serve the name as it is due; returns when there is reason to stop."""
+        named, deaf_at = False, now() + _DEAF_S
+        while not self._meter.excess:
+            if self._unusable:
+                return self._unusable
+            if self._meter.packets:
+                if self._failure:
+                    _log.info("multicast DNS works")
+                self._failure, deaf_at = "", math.inf
+            elif now() >= deaf_at:
+                return "nothing is heard, not even this node's own adverts"
+            if is_head() != named:
+                named = is_head()
+                await (self.serve_name() if named else self.drop_name())
+            await changed.wait(_LOOK_S)
+        return f"there are {self._meter.excess}"
+
+    def _fail(self, why: str) -> None:
+        level = logging.DEBUG if why == self._failure else logging.WARNING
+        self._failure = why
+        _log.log(
+            level,
+            "Other nodes can't be found by themselves, as multicast DNS does not work here (%s); it is tried again. "
+            "Allow UDP port 5353 and local network access, or give the others' addresses with --peer.",
+            why,
+        )
+
     async def start(self) -> bool:
         """Advertise and listen; False, with a warning, if the network has no multicast."""
+        self._meter, self._unusable = Meter(), ""
+        self._unresolved.clear()
         try:
             self._zeroconf = AsyncZeroconf(_choice(self._interfaces), ip_version=IPVersion.V4Only)
             await self._zeroconf.zeroconf.async_wait_for_start()
+            self._measure(self._zeroconf)
             self._resolver = asyncio.create_task(self._resolve(), name="discovery")
             self._first_check = asyncio.create_task(self._named_so(self._zeroconf.zeroconf), name="name check")
             self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._heard])
             # The id is in the name, so nobody else has it: no need to spend a second on asking.
             await (await self._zeroconf.async_register_service(self._advert(), cooperating_responders=True))
         except (OSError, RuntimeError, Error) as error:
-            _log.warning(
-                "Other nodes can't be found by themselves, as multicast DNS does not work here (%s). "
-                "Allow UDP port 5353 and local network access, or give the others' addresses with --peer.",
-                error or type(error).__name__,
-            )
+            self._fail(str(error) or type(error).__name__)
             await self.stop()
             return False
         return True
+
+    def _measure(self, zeroconf: AsyncZeroconf) -> None:
+        for reader in zeroconf.zeroconf.engine.readers:
+            self._meter.watch(reader.transport)
 
     async def stop(self) -> None:
         """Say goodbye and close. Harmless if not started."""
@@ -117,12 +180,13 @@ class Discovery:
             return
         try:
             await self._zeroconf.async_update_interfaces(_choice(interfaces))
+            self._measure(self._zeroconf)
             await (await self._zeroconf.async_update_service(self._advert()))
             if self._name:
                 self._name = self._named(str(self._name.server).removesuffix(".local."))
                 await (await self._zeroconf.async_update_service(self._name))
         except (OSError, RuntimeError, Error) as error:
-            _log.warning("New addresses could not be advertised: %s", error or type(error).__name__)
+            self._unusable = f"new addresses can't be advertised: {error or type(error).__name__}"
 
     async def serve_name(self) -> bool:
         """Point `<cluster>.local` to this node; for the head. False, with a warning, if another machine has the name."""
@@ -197,18 +261,28 @@ class Discovery:
         if state_change is ServiceStateChange.Removed:
             self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
             return
+        if not name.endswith(f".{SERVICE}") or not self._meter.count(name):
+            return
         advert = AsyncServiceInfo(service_type, name)
         if advert.load_from_cache(zeroconf):
             self._tell(advert)
         else:
-            self._unresolved.put_nowait(name)
+            self._unresolved[name] = None
+            self._to_resolve.set()
 
     async def _resolve(self) -> None:
         """Ask for what an advert left out; rare, as most carry all in one packet."""
+        tried = Retried("An advert could not be read")
         while True:
-            advert = AsyncServiceInfo(SERVICE, await self._unresolved.get())
-            if self._zeroconf and await advert.async_request(self._zeroconf.zeroconf, _RESOLVE_MS):
-                self._tell(advert)
+            await self._to_resolve.wait()
+            self._to_resolve.clear()
+            while self._unresolved:
+                name = next(iter(self._unresolved))
+                del self._unresolved[name]
+                with tried:
+                    advert = AsyncServiceInfo(SERVICE, name)
+                    if self._zeroconf and await advert.async_request(self._zeroconf.zeroconf, _RESOLVE_MS):
+                        self._tell(advert)
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties

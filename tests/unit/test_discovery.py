@@ -4,14 +4,19 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-from zeroconf import AddressResolver, IPVersion
+import pytest
+from zeroconf import AddressResolver, DNSOutgoing, DNSPointer, IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.cluster import discovery as module
-from node.cluster.discovery import Discovery
+from node.cluster import meter
+from node.cluster.discovery import SERVICE, Discovery
+from node.cluster.meter import MOST_NAMES, Meter
 from node.core.signal import Signal
 from node.core.types import NodeInfo, PeerHint
 
@@ -140,6 +145,123 @@ async def test_without_multicast_a_node_goes_on_with_a_warning(monkeypatch, capl
     await lonely.drop_name()
     await lonely.update(info("a"), LOOPBACK)
     await lonely.stop()
+
+
+@contextlib.asynccontextmanager
+async def running(found: Started) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(found.discovery.run(lambda: False, Signal()))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await found.discovery.stop()
+
+
+async def until(ask: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if ask():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_multicast_that_works_later_is_found_out(monkeypatch, caplog):
+    """As when a person gives the permission."""
+    works, tries = AsyncZeroconf, []
+
+    def at_the_third_try(*args: Any, **options: Any) -> AsyncZeroconf:
+        tries.append(args)
+        if len(tries) < 3:
+            raise OSError(65, "No route to host")
+        return works(*args, **options)
+
+    monkeypatch.setattr(module, "AsyncZeroconf", at_the_third_try)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    late = Started(info("a"))
+    async with running(late):
+        await until(lambda: len(tries) == 3)
+        async with started(info("b", port=7003)):
+            await late.hears("b", 7003)
+    assert [record.levelname for record in caplog.records if "No route" in record.message] == ["WARNING"]
+
+
+async def test_who_hears_nothing_tries_again(monkeypatch, caplog):
+    """Where a program may not use the network, it may well open sockets."""
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module, "_DEAF_S", 0.2)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    hear = Meter.watch
+    monkeypatch.setattr(Meter, "watch", lambda *_: None)
+    late = Started(info("a"))
+    async with running(late):
+        await until(lambda: "nothing is heard" in caplog.text)
+        monkeypatch.setattr(Meter, "watch", hear)
+        async with started(info("b", port=7003)):
+            await late.hears("b", 7003)
+
+
+def adverts(first: int, count: int, *, suffix: str = SERVICE) -> bytes:
+    """A packet with the names of nodes that do not exist."""
+    out = DNSOutgoing(0x8400)
+    for number in range(first, first + count):
+        out.add_answer_at_time(DNSPointer(SERVICE, 12, 1, 2**31 - 1, f"x{number}-{RUN}.{suffix}"), 0)
+    (packet,) = out.packets()
+    return packet
+
+
+def heard_by(found: Started) -> asyncio.DatagramProtocol:
+    """Takes packets as from the network."""
+    zeroconf = found.discovery._zeroconf
+    assert zeroconf
+    protocol: Any = zeroconf.zeroconf.engine.readers[0].transport.get_protocol()
+    return protocol
+
+
+async def test_a_flood_of_names_stops_the_listening_for_a_while(monkeypatch, caplog):
+    """And what was remembered of it is forgotten."""
+    monkeypatch.setattr(module, "RETRY_S", 0.5)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(meter, "BURST_S", 1e9)
+    flooded = Started(info("a"))
+    async with running(flooded):
+        await until(lambda: flooded.discovery._zeroconf)
+        zeroconf = flooded.discovery._zeroconf
+        assert zeroconf
+        await zeroconf.zeroconf.async_wait_for_start()
+        protocol = heard_by(flooded)
+        for number in range(200):
+            protocol.datagram_received(adverts(25 * number, 25), ("127.0.0.1", 5353))
+        assert len(flooded.discovery._unresolved) <= MOST_NAMES
+        assert sum(map(len, zeroconf.zeroconf.cache.cache.values())) < 2 * MOST_NAMES
+        await until(lambda: flooded.discovery._zeroconf is None)
+        assert f"more than {MOST_NAMES} names" in caplog.text
+        async with started(info("b", port=7003)):
+            await flooded.hears("b", 7003)
+        assert not flooded.discovery._unresolved
+
+
+async def test_a_flood_of_packets_costs_so_much_and_no_more(monkeypatch):
+    monkeypatch.setattr(meter, "SHARE", 0.0)
+    monkeypatch.setattr(meter, "MOST_NAMES", 10**9)
+    packets = [adverts(25 * number, 25) for number in range(2000)]
+    async with started(info("a")) as (flooded,):
+        protocol = heard_by(flooded)
+        begun = time.thread_time()
+        for packet in packets:
+            protocol.datagram_received(packet, ("127.0.0.1", 5353))
+        spent = time.thread_time() - begun
+        assert flooded.discovery._meter.excess
+        assert flooded.discovery._meter.packets >= len(packets)
+    assert spent < 2 * meter.BURST_S
+
+
+@pytest.mark.parametrize("suffix", ["_http._tcp.local.", "local.", "_pippin._udp.local.", "x" * 60 + ".", SERVICE[1:]])
+async def test_odd_names_are_passed_over(suffix, caplog):
+    async with started(info("a")) as (a,):
+        heard_by(a).datagram_received(adverts(0, 5, suffix=suffix), ("127.0.0.1", 5353))
+        assert not a.discovery._unresolved
+    assert not caplog.records
 
 
 async def test_an_address_that_this_machine_lacks_is_passed_over(caplog):

@@ -1,0 +1,75 @@
+"""What multicast DNS may cost: anybody on the network can send as many packets as it carries.
+
+zeroconf bounds its caches, but neither the time that packets take nor what its browser remembers of each name. So the time
+is measured here, names are counted, and whoever uses this stops to listen for a while when it is too much.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from node.core.retried import Retried
+
+SHARE = 0.05
+"""Of the event loop's time that packets may take. A hundred ordinary ones a second take a third of it."""
+BURST_S = 0.25
+"""What they may take at once, as when this node starts and all others answer."""
+MOST_NAMES = 1024
+"""Of adverts. Four times the nodes that are kept in touch with."""
+
+
+class Meter:
+    """Of one start of zeroconf."""
+
+    def __init__(self) -> None:
+        self.packets = 0
+        """Heard; this node's own among them, if multicast works."""
+        self.excess = ""
+        """What there was too much of; then all else is dropped unread."""
+        self._names: set[str] = set()
+        self._left = BURST_S
+        self._measured_at = time.monotonic()
+        self.tried = Retried("A packet of multicast DNS could not be read")
+
+    def count(self, name: str) -> bool:
+        """Whether an advert of that name may be remembered."""
+        if name not in self._names and len(self._names) >= MOST_NAMES:
+            self.excess = self.excess or f"more than {MOST_NAMES} names"
+        if not self.excess:
+            self._names.add(name)
+        return not self.excess
+
+    def spend(self, seconds: float) -> None:
+        """Of the event loop's time, for one packet."""
+        present = time.monotonic()
+        self._left = min(BURST_S, self._left + SHARE * (present - self._measured_at)) - seconds
+        self._measured_at = present
+        if self._left < 0:
+            self.excess = self.excess or f"more packets than {SHARE:.0%} of this node's time is enough for"
+
+    def watch(self, transport: asyncio.DatagramTransport) -> None:
+        """Measure what the packets of a transport cost, once."""
+        protocol = transport.get_protocol()
+        if not isinstance(protocol, _Metered):
+            transport.set_protocol(_Metered(protocol, self))
+
+
+class _Metered(asyncio.DatagramProtocol):
+    def __init__(self, protocol: Any, meter: Meter) -> None:
+        self._protocol = protocol
+        self._meter = meter
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        self._meter.packets += 1
+        if self._meter.excess:
+            return
+        begun = time.thread_time()
+        with self._meter.tried:
+            self._protocol.datagram_received(data, addr)
+        self._meter.spend(time.thread_time() - begun)
+
+    def error_received(self, exc: Exception) -> None:
+        self._protocol.error_received(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
