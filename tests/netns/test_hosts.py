@@ -1,17 +1,18 @@
 """Three hosts on one switch: they find each other by multicast, and outlive a pulled cable."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.conftest import Cluster, Node, until
-from tests.netns.conftest import Host, cluster_on
+from tests.netns.conftest import Host, cluster_on, ip
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,48 @@ def test_any_host_answers_at_its_address(cluster: Cluster, hosts: list[Host], st
     status = cluster.ready(*cluster.nodes)
     assert {node["address"].rpartition(":")[0] for node in status["nodes"]} == {host.address for host in hosts}
     assert {node["link"]["interface"] for node in status["nodes"] if node["link"]} == {"eth0"}
+
+
+@contextmanager
+def set_up(*commands: tuple[str, ...]) -> Iterator[None]:
+    """What is added to a host, for so long."""
+    with ExitStack() as cleanup:
+        for space, kind, *what in commands:
+            ip("-n", space, *kind.split(), "add", *what)
+            cleanup.callback(ip, "-n", space, *kind.split(), "delete", *[word for word in what if word != "nodad"])
+        yield
+
+
+def test_a_public_address_gets_nothing(cluster: Cluster, hosts: list[Host]) -> None:
+    """Unless the two ends are in one IPv6 /64, as on a home network."""
+    here, there = hosts[0].space, hosts[-1].space
+    with set_up(
+        (there, "address", "203.0.113.9/32", "dev", "eth0"),
+        (here, "route", "203.0.113.9/32", "dev", "eth0"),
+        (here, "address", "2001:db8:7::1/64", "dev", "eth0", "nodad"),
+        (there, "address", "2001:db8:7::9/64", "dev", "eth0", "nodad"),
+        (there, "address", "2001:db8:8::9/64", "dev", "eth0", "nodad"),
+        (here, "-6 route", "2001:db8:8::/64", "dev", "eth0"),
+    ):
+
+        def asked_from(source: str, host: str) -> Node:
+            def connect(address: Any, timeout: float, _: object = None) -> socket.socket:
+                return hosts[-1].connect(address, timeout, (source, 0))
+
+            return replace(cluster.nodes[0], host=host, connect=connect)
+
+        for stranger in (
+            asked_from("203.0.113.9", hosts[0].address),
+            asked_from("2001:db8:8::9", "2001:db8:7::1"),
+        ):
+            for answer in (
+                stranger.get("/health"),
+                stranger.chat("Hello"),
+                stranger.post(f"/cluster/nodes/{cluster.nodes[0].name}/drain", {}),
+            ):
+                assert (answer.status, answer.error["code"]) == (403, "not_admitted")
+        assert asked_from("2001:db8:7::9", "2001:db8:7::1").chat("Hello").status == 200
+        assert asked_from(hosts[-1].address, hosts[0].address).chat("Hello").status == 200
 
 
 @pytest.fixture(scope="module")
