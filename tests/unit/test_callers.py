@@ -93,7 +93,17 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
     known = contacts()
     known.called("b", "192.168.7.7")
     known.called("stranger", "10.0.0.66")
-    rings = Rings(SimpleNamespace(info=info("c")), known, None, None, None, max_queue=4, max_batch=4, step_timeout_s=60)
+    rings = Rings(
+        SimpleNamespace(info=info("c")),
+        known,
+        None,
+        None,
+        None,
+        max_queue=4,
+        max_batch=4,
+        step_timeout_s=60,
+        usable=100,
+    )
     came = []
 
     class Part:
@@ -117,7 +127,15 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
 
 def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none():
     rings = Rings(
-        SimpleNamespace(info=info("a")), contacts(), None, None, None, max_queue=4, max_batch=4, step_timeout_s=60
+        SimpleNamespace(info=info("a")),
+        contacts(),
+        None,
+        None,
+        None,
+        max_queue=4,
+        max_batch=4,
+        step_timeout_s=60,
+        usable=100,
     )
     assert rings._before_this(RING) == "c"
     assert rings._before_this(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
