@@ -17,6 +17,7 @@ from node.cluster.discovery import Discovery
 from node.control.agent import Agent
 from node.control.allowed import Allowed
 from node.control.contacts import Contacts
+from node.control.doubles import Doubles
 from node.control.draining import Draining, is_missed
 from node.control.files import Files
 from node.control.head import Head
@@ -55,6 +56,8 @@ EXIT_S = 5.0
 EXIT_STUCK = 70
 """The exit code of a node that could compute no more: EX_SOFTWARE of sysexits.h."""
 NETWORK_S = 5.0
+EXIT_DOUBLE = 78
+"""EX_CONFIG of sysexits.h."""
 LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
 LISTING_SHARE = 20
@@ -130,7 +133,9 @@ class Daemon:
         )
         draining = Draining(self._agent, self._head, self._contacts, self._client)
         allowed = Allowed(self._agent, options.allow_models)
-        self._control = ControlService(self._agent, self._head, allowed, specs, draining)
+        self._data = data
+        self._doubles = Doubles(self._agent, self._contacts, self._client, data.key, data.save_incarnation)
+        self._control = ControlService(self._agent, self._head, allowed, specs, draining, self._doubles)
         self._gateway = Gateway(
             self._agent,
             self._contacts,
@@ -150,6 +155,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
         self._code = 0
+        self._gave_way = False
 
     def _info(self, data: DataDirectory, chip: str, addresses: tuple[str, ...]) -> NodeInfo:
         return NodeInfo(
@@ -163,6 +169,7 @@ class Daemon:
             grpc_port=self._rpc.port,
             api_port=self._api.port,
             chip=chip,
+            started_at=time.time_ns() // 1_000_000,
         )
 
     async def run(self) -> int:
@@ -199,6 +206,7 @@ class Daemon:
                 self._keep_addresses(),
                 self._be_found(),
                 self._keep_computing(),
+                self._keep_id(),
             )
             tasks = [group.create_task(part) for part in parts]
             app = create_app(
@@ -217,7 +225,12 @@ class Daemon:
                 task.cancel()
 
     async def _end(self) -> None:
-        """Let the answers under way be finished or go to other nodes, unless told to quit; then tell the others."""
+        """Let the answers under way be finished or go to other nodes, unless told to quit; then tell the others.
+
+        What a node that gave way to its double told them would be taken for the other's word.
+        """
+        if self._gave_way:
+            return
         log.info("stopping: waiting up to %.0f s for answers under way; press Ctrl-C again to quit at once", DRAIN_S)
         drain = asyncio.create_task(self._wind_down())
         quit_now = asyncio.create_task(self._quit.wait())
@@ -307,6 +320,21 @@ class Daemon:
         self._code = EXIT_STUCK
         self._agent.set_draining(True)
         self._rings.give_up(stuck)
+        self._stop.set()
+
+    async def _keep_id(self) -> None:
+        """Two nodes of one id undo each other's work, so the younger one ends at once."""
+        older = await self._doubles.older()
+        where = ", ".join(older.addresses)
+        log.critical("%s (%s) runs with a copy of this node's data directory, and longer", older.name, where)
+        try:
+            self._data.replace_key()
+            log.critical("this node has made itself a new id, and ends with %d: start it again", EXIT_DOUBLE)
+        except OSError as error:
+            log.critical(
+                "this node ends with %d, as it can't save a new id in %s: %s", EXIT_DOUBLE, self._data.path, error
+            )
+        self._code, self._gave_way = EXIT_DOUBLE, True
         self._stop.set()
 
     async def _be_found(self) -> None:

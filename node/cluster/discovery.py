@@ -287,7 +287,7 @@ class Discovery:
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
         node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())
-        if text.get("cluster") != self._info.cluster or not node or node == self._info.id:
+        if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
             return
         if (text.get("secret") or "") != self._fingerprint:
             self._refuse(node, text, addresses, advert.port or 0)
@@ -298,6 +298,11 @@ class Discovery:
             if len(self._hints) > _MOST_HINTS:
                 del self._hints[next(iter(self._hints))]
             self._on_hint(hint)
+
+    def _is_own(self, node: str, port: int | None, addresses: Sequence[str]) -> bool:
+        """With another port or address it is told: another process may have a copy of this node's key."""
+        info = self._info
+        return node == info.id and port == info.grpc_port and set(_bare(addresses)) <= set(_bare(info.addresses))
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
         known = self._refused.get(node)

@@ -34,14 +34,7 @@ class Forgotten:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class IdTaken:
-    """Another process uses this node's own id, as after copying a data directory to a second Mac."""
-
-    report: NodeReport
-
-
-Change = Joined | Changed | Forgotten | IdTaken
+Change = Joined | Changed | Forgotten
 
 FAIL_AFTER_S = 1.8
 """Silence that means that a node hangs or can't be reached; half of it makes the node suspect. Looked at five times a
@@ -89,8 +82,6 @@ class Membership:
         self._most_nodes = most_nodes
         self._peers: dict[str, _Peer] = {}
         self._own: NodeReport | None = None
-        self._taken_by: tuple[int, str, int] | None = None
-        """The other process with this node's id that was told of last."""
         self._ticked: float | None = None
 
     def heard(self, report: NodeReport, now: float) -> list[Change]:
@@ -99,7 +90,8 @@ class Membership:
         if info.cluster != self._info.cluster:
             return []
         if info.id == self._info.id:
-            return self._heard_own(report)
+            self._own = report
+            return []
         peer = self._peers.get(info.id)
         if peer and _outdated(info, peer, now):
             return []
@@ -169,15 +161,6 @@ class Membership:
         """Nodes whose processes are known to have ended, and that have not started again."""
         return {node for node, peer in self._peers.items() if peer.ended}
 
-    def _heard_own(self, report: NodeReport) -> list[Change]:
-        process = _process(report.info)
-        if process == _process(self._info):
-            self._own = report
-        elif process != self._taken_by and report.info.incarnation >= self._info.incarnation:
-            self._taken_by = process  # a lower one is an echo of our own earlier process
-            return [IdTaken(report)]
-        return []
-
     def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
         info = report.info
         wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
@@ -227,8 +210,3 @@ def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:
         return False
     known = peer.report.info.incarnation
     return info.incarnation < known or (peer.state is NodeState.LEFT and info.incarnation == known)
-
-
-def _process(info: NodeInfo) -> tuple[int, str, int]:
-    """What tells two processes of one id apart. Not the addresses: they come and go with cables and Wi-Fi."""
-    return (info.incarnation, info.name, info.grpc_port)

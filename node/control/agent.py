@@ -23,7 +23,7 @@ from node.cluster.election import (
     SteppedDown,
     within_reach,
 )
-from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, IdTaken, Joined, Membership
+from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.control.contacts import Contacts
 from node.control.reunion import Reunion
 from node.core.clock import now
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 """How often time's passing is looked at: a ninth of what it takes a node to fail."""
+DOUBLE_SHOWN_S = 300.0
+"""How long the status tells of another process with this node's key after it was last there."""
 LAG_FADES = 0.995
 """With each tick: a loop that was late once is thought to be late again for a minute or so."""
 
@@ -84,6 +86,8 @@ class Agent:
         self.lag_s = 0.0
         """How late the event loop was at the worst of late."""
         self._election = Election(info.id, term)
+        self._double = ""
+        self._double_until = -math.inf
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
@@ -105,7 +109,8 @@ class Agent:
 
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement)
+        double = self._double if now() < self._double_until else ""
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, double)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the nodes that take part, this one included."""
@@ -147,6 +152,17 @@ class Agent:
         self._contacts.readdress(interfaces)
         self.touch()
 
+    def outlive(self, double: NodeInfo) -> None:
+        """Another process was started with this node's key, and gives way: what it said in this node's name is over."""
+        self._double, self._double_until = double.name, now() + DOUBLE_SHOWN_S
+        log.warning(
+            "%s at %s was started with a copy of this node's data directory: it gives way and takes an id of its own",
+            double.name,
+            ", ".join(double.addresses),
+        )
+        self.info = replace(self.info, incarnation=max(self.info.incarnation, double.incarnation + 1))
+        self.touch()
+
     async def leave(self) -> None:
         """Say goodbye to all, so that nobody has to wait for this node to fail. As head, decides nothing any more."""
         self.leaving = True
@@ -162,6 +178,8 @@ class Agent:
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
         if not self._contacts.knows(hint):
             self._contacts.hint(hint)
+        if info.id == self.info.id:  # this node itself, or a double: not to be taken for what it says of itself
+            return self.heartbeat_for(None)
         self._contacts.called(info.id, caller.address)
         self.heard(heartbeat)
         return self.heartbeat_for(info.id)
@@ -248,8 +266,6 @@ class Agent:
                 case Forgotten(node):
                     self._contacts.forget(node)
                     self.reunion.forgotten(node)
-                case IdTaken(report):
-                    log.error("another node, %s, uses this node's id: give it its own --data-dir", report.info.name)
             self._tell()
 
     def _tell(self) -> None:

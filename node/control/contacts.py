@@ -33,6 +33,8 @@ GONE_INTERVAL_S = 2.0
 """How often a node that is gone is tried: it may come back at its old address without an advert."""
 MOST_NODES = 256
 """To keep in touch with. Anybody on the network can invent adverts."""
+MOST_NAMESAKES = 16
+"""That wait to be looked at; they are told again and again."""
 
 
 class Talk(Protocol):
@@ -64,6 +66,8 @@ class Contacts:
         """Adverts that the log has told of."""
         self._callers: dict[str, str] = {}
         """The address from which each node that is hinted at called last."""
+        self.namesakes: asyncio.Queue[PeerHint] = asyncio.Queue(MOST_NAMESAKES)
+        """Hints of this node's own id: itself, as a rule."""
         self._topology = Topology()
         self._hinted = Signal()
         self._urgent = Signal()
@@ -87,7 +91,7 @@ class Contacts:
         known = self._hints.get(hint.id)
         if known and known.grpc_port != hint.grpc_port and self._topology.best(hint.id, now()):
             return
-        if not self._anywhere and not any(map(is_near, hint.addresses)):
+        if not self._anywhere and hint.id != self._self_id and not any(map(is_near, hint.addresses)):
             self._pass_over(hint)
         self.hint(hint)
 
@@ -109,7 +113,11 @@ class Contacts:
         return self._anywhere or is_near(address)
 
     def _learn(self, hint: PeerHint) -> None:
-        if hint.id == self._self_id or not hint.addresses or self._hints.get(hint.id) == hint:
+        if not hint.addresses or self._hints.get(hint.id) == hint:
+            return
+        if hint.id == self._self_id:
+            if not self.namesakes.full():
+                self.namesakes.put_nowait(hint)
             return
         if hint.id not in self._hints and len(self._hints) >= MOST_NODES:
             present = now()
@@ -213,8 +221,6 @@ class Contacts:
             else:
                 told.clear()
                 info = answer.report.info
-                if info.id == self._self_id:
-                    return
                 if info.cluster == self._cluster and info.id not in self._hints:
                     others = filter(self._may_call, info.addresses)
                     self._learn(PeerHint(info.id, tuple(dict.fromkeys((address, *others))), int(port)))

@@ -2,26 +2,33 @@
 
 from node.control.agent import Agent
 from node.control.allowed import Allowed
+from node.control.doubles import Doubles
 from node.control.draining import Draining
 from node.control.head import Head
 from node.control.specs import Specs
 from node.core.errors import NotAdmitted
-from node.core.types import Caller, Heartbeat, ModelSpec
+from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
 
 
 class ControlService:
-    def __init__(self, agent: Agent, head: Head, allowed: Allowed, specs: Specs, draining: Draining) -> None:
+    def __init__(
+        self, agent: Agent, head: Head, allowed: Allowed, specs: Specs, draining: Draining, doubles: Doubles
+    ) -> None:
         self._agent = agent
         self._head = head
         self._allowed = allowed
         self._specs = specs
         self._draining = draining
+        self._doubles = doubles
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         return self._agent.exchange(heartbeat, caller)
 
     def leave(self, node_id: str, incarnation: int) -> None:
         self._agent.left(node_id, incarnation)
+
+    def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
+        return self._doubles.prove(nonce)
 
     async def want(self, model: str) -> None:
         self._allowed.check(model)

@@ -37,6 +37,7 @@ class Code(StrEnum):
     COMPUTE_STUCK = "compute-stuck"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
+    DOUBLE = "double"
     SLOW_LINK = "slow-link"
     LOADING = "loading"
     OPEN_CLUSTER = "open-cluster"
@@ -124,6 +125,16 @@ def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     )
 
 
+def double(name: str) -> Issue:
+    """Another process has this node's key."""
+    return Issue(
+        Code.DOUBLE,
+        Severity.WARNING,
+        f"{name} was started with a copy of this node's data directory; it has given way.",
+        f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories.",
+    )
+
+
 def slow_link(node: str, neighbour: str, link: Link) -> Issue:
     if link.kind == "wi-fi":
         text = f"{node} reaches {neighbour} over Wi-Fi ({link.rtt_ms:.1f} ms per token)."
@@ -166,6 +177,7 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += _node_issues(view)
     found += _load_issues(view)
     found += _link_issues(view)
+    found += [double(view.double)] if view.double else []
     found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
     gravity = list(Severity)

@@ -118,6 +118,8 @@ class NodeInfo:
     grpc_port: int
     api_port: int
     chip: str = ""
+    started_at: int = 0
+    """Unix milliseconds, by this node's clock."""
 
 
 class LoadState(StrEnum):
@@ -346,3 +348,5 @@ class ClusterView:
     peers: tuple[PeerView, ...]
     """Every node known, this one included."""
     placement: Placement
+    double: str = ""
+    """Name of another node that was started with a copy of this one's key lately."""

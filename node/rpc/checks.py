@@ -16,6 +16,7 @@ from node.wire import serving_pb2
 MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
 MOST_LAYERS = 65_536
+NONCE_BYTES = 32
 _SIZE = 1 << 60
 """Bytes and tokens."""
 
@@ -78,14 +79,31 @@ def checked_file(message: serving_pb2.FileRequest) -> serving_pb2.FileRequest:
     return message
 
 
-def _check_report(report: pb.NodeReport) -> None:
-    info = report.info
+def checked_challenge(message: pb.Challenge) -> pb.Challenge:
+    """Raises Incompatible."""
+    if len(message.nonce) != NONCE_BYTES:
+        raise Incompatible(f"A peer wants {len(message.nonce):,} bytes signed; {NONCE_BYTES} are due.")
+    return message
+
+
+def checked_proof(message: pb.Proof) -> pb.Proof:
+    """Raises Incompatible."""
+    _check_info(message.info)
+    return message
+
+
+def _check_info(info: pb.NodeInfo) -> None:
     _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
     if not info.id:
         raise Incompatible("A node without an id speaks.")
     _few("addresses", info.addresses, MOST)
-    _below("counters", COUNTER_LIMIT, info.incarnation, report.term, report.fence.term, report.fence.epoch)
+    _below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
     _below("ports", 1 << 16, info.grpc_port, info.api_port)
+
+
+def _check_report(report: pb.NodeReport) -> None:
+    _check_info(report.info)
+    _below("counters", COUNTER_LIMIT, report.term, report.fence.term, report.fence.epoch)
     _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
     _names(report.head)
     del report.models[MOST_MODELS:]

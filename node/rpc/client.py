@@ -11,10 +11,10 @@ import grpc
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Address, Heartbeat, ModelSpec
+from node.core.types import Address, Heartbeat, ModelSpec, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS
-from node.rpc.checks import checked_heartbeat, checked_spec
+from node.rpc.checks import checked_heartbeat, checked_proof, checked_spec
 from node.rpc.link import Link
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -117,6 +117,12 @@ class RpcClient:
         message = control_pb2.Departure(id=node_id, incarnation=incarnation)
         with calling(peer.target):
             await self._control(peer).Leave(message, timeout=timeout_s)
+
+    async def prove(self, peer: Address, nonce: bytes, timeout_s: float) -> tuple[NodeInfo, bytes]:
+        """Who is there, and a signature that is to be looked at."""
+        with calling(peer.target):
+            answer = await self._control(peer).Prove(control_pb2.Challenge(nonce=nonce), timeout=timeout_s)
+        return from_message(checked_proof(answer).info, NodeInfo), answer.signature
 
     async def want(self, peer: Address, model: str) -> None:
         with calling(peer.target):

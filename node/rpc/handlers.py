@@ -6,7 +6,7 @@ from typing import Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Caller, Heartbeat, ModelSpec
+from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
 
 
 class ControlHandler(Protocol):
@@ -14,6 +14,9 @@ class ControlHandler(Protocol):
         """Take a peer's state, its own if that can be proven, and give one's own. Raises Incompatible for another cluster's."""
 
     def leave(self, node_id: str, incarnation: int) -> None: ...
+
+    def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
+        """This process, and its signature with the node's key; of 32 bytes."""
 
     async def want(self, model: str) -> None:
         """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotAllowed, …"""

@@ -8,7 +8,14 @@ import grpc
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
-from node.rpc.checks import checked_evaluation, checked_file, checked_heartbeat, checked_model, checked_request
+from node.rpc.checks import (
+    checked_challenge,
+    checked_evaluation,
+    checked_file,
+    checked_heartbeat,
+    checked_model,
+    checked_request,
+)
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -82,6 +89,10 @@ class _Control(ControlServicer):
 
     async def Probe(self, request: control_pb2.Empty, context: Context) -> control_pb2.Empty:
         return request
+
+    async def Prove(self, request: control_pb2.Challenge, context: Context) -> control_pb2.Proof:
+        info, signature = self._handler.prove(checked_challenge(request).nonce)
+        return control_pb2.Proof(info=to_message(info, control_pb2.NodeInfo), signature=signature)
 
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
         await self._handler.want(checked_model(request).model)

@@ -118,6 +118,15 @@ async def test_models(served: tuple[Handlers, str], client: RpcClient, method: s
     await still_serves(client, peer)
 
 
+@pytest.mark.parametrize("length", [0, 31, 33, 1_000_000])
+async def test_what_is_signed_is_of_one_length(served: tuple[Handlers, str], client: RpcClient, length: int) -> None:
+    _, peer = served
+    message = pb.Challenge(nonce=bytes(length)).SerializeToString()
+    assert isinstance(await answer(peer, "/pippin.control.Control/Prove", message), Incompatible)
+    info, signature = await client.prove(Address(peer), bytes(range(32)), 5)
+    assert (info, signature) == (report("server").info, bytes(range(32))[::-1])
+
+
 REQUESTS: dict[str, Callable[[serving_pb2.GenerateRequest], object]] = {
     "no prompt": lambda m: m.ClearField("prompt"),
     "more tokens than can be counted": lambda m: setattr(m, "max_tokens", (1 << 32) - 1),
@@ -160,6 +169,7 @@ async def test_evaluations(served: tuple[Handlers, str], client: RpcClient, case
         EXCHANGE,
         "/pippin.control.Control/Want",
         "/pippin.control.Control/Describe",
+        "/pippin.control.Control/Prove",
         "/pippin.serving.Files/List",
         "/pippin.serving.Files/Read",
         "/pippin.serving.Serving/Generate",

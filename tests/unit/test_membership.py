@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from node.cluster.membership import Changed, Forgotten, IdTaken, Joined, Membership
+from node.cluster.membership import Changed, Forgotten, Joined, Membership
 from node.core.types import Memory, NodeInfo, NodeReport, NodeState
 
 SELF = NodeInfo("me", 5, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
@@ -188,14 +188,6 @@ def test_own_reports_are_shown_first_and_never_age(members):
     assert (own.report.info.id, own.state, own.last_seen_s) == ("me", NodeState.ALIVE, 0.0)
     assert members.heard(report(SELF, addresses=("10.0.0.2",)), 10.0) == []
     assert members.view(10.0)[0].report.info.addresses == ("10.0.0.2",)
-
-
-@pytest.mark.parametrize(("incarnation", "told"), [(4, False), (5, True), (9, True)])
-def test_another_process_with_our_id_is_told(members, incarnation, told):
-    stranger = report(SELF, name="mini-1-copy", incarnation=incarnation)
-    assert members.heard(stranger, 1.0) == ([IdTaken(stranger)] if told else [])
-    assert members.view(1.0)[0].report.info.name == "mini-1"
-    assert members.heard(stranger, 1.5) == [], "once"
 
 
 def test_own_stall_is_no_failure_of_others(members):

@@ -193,7 +193,8 @@ class Process:
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.contacts, client)
         allowed = Allowed(self.agent, ())
-        self.control = ControlService(self.agent, self.head, allowed, specs, draining)
+        doubles: Any = None  # a machine's key is its own
+        self.control = ControlService(self.agent, self.head, allowed, specs, draining, doubles)
         self.gateway = Gateway(
             self.agent,
             self.contacts,
