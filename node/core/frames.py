@@ -85,6 +85,15 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """A row of a step whose hidden states are no finite numbers any more after the layers [start, end)."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """KV of the first `tokens` of a sequence that outlived a break of the ring."""
 
@@ -117,6 +126,8 @@ class Frame:
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None
+    faults: tuple[Fault, ...] = ()
+    """For each row that is not finite, the first stage after which it was not, so that an error can name its layers."""
     held: tuple[Held, ...] = ()
     """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
     and frees what is not named; what comes back to the driver is at all stages, as prefixes."""

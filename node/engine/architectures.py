@@ -169,6 +169,12 @@ UNPADDED: Mapping[str, str] = dict.fromkeys(
 )
 """Architectures that prefill sessions of different lengths one by one; in a batch mlx-lm's code gives wrong results."""
 
+CHUNKED: Mapping[str, str] = {
+    "phi3small": "the blocks of its sparse attention are counted from the end of each chunk",
+    "plamo3": "its window is one token wider inside of a chunk than in the cache",
+}
+"""Architectures whose answer depends, in mlx-lm's code, on how a prompt is divided into chunks: it is always done alike."""
+
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
     ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
     "mlx-lm's code has no place between its final norm and its head",

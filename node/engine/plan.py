@@ -15,7 +15,7 @@ from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.types import KvCost
-from node.engine.architectures import ALONE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
+from node.engine.architectures import ALONE, CHUNKED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
 from node.engine.failures import FAILURES
@@ -53,6 +53,8 @@ class Plan:
     """Whether sessions can share a lane; otherwise a lane holds one session."""
     pads: bool
     """Whether the rows of a prefill may be right-padded."""
+    chunked: bool
+    """Whether the answer depends on how a prompt is divided into chunks."""
     trimmable: bool
     """Whether a session's caches can go back to any earlier position."""
     embeds: bool
@@ -117,6 +119,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
         reads_tokens=run.reads_tokens(),
         batchable=batchable,
         pads=batchable and model_type not in UNPADDED,
+        chunked=model_type in CHUNKED,
         trimmable=all(map(can_go_back, caches)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),

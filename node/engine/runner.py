@@ -1,6 +1,7 @@
 """One stage's work on frames, as serving asks for it. All methods run in the compute thread."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import Findings, Question, Score
-from node.core.frames import CacheOp, Drop, Frame, Held
+from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
 from node.engine.constraint import Constraint, Constraints
 from node.engine.failures import FAILURES
-from node.engine.sampling import History, Sampled, sample, score
+from node.engine.sampling import NOTHING, History, Sampled, sample, score
 from node.engine.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,11 @@ class Runner:
         return self._stage.plan.pads
 
     @property
+    def chunked(self) -> bool:
+        """Whether the answer depends on how a prompt is divided into chunks."""
+        return self._stage.plan.chunked
+
+    @property
     def embeds(self) -> bool:
         """Whether the model gives embeddings."""
         return self._stage.plan.embeds
@@ -133,22 +139,32 @@ class Runner:
     def _begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
         assert frame.lane is not None
         ids = token_array(tokens)
-        tensors = pack(self._stage.begin(frame.lane, ids, frame.lengths))
-        return replace(frame, tensors=tensors, tokens=pack([ids])[0] if self._stage.plan.reads_tokens else None)
+        hidden = self._stage.begin(frame.lane, ids, frame.lengths)
+        told = pack([ids])[0] if self._stage.plan.reads_tokens else None
+        return replace(self._checked(frame, hidden), tensors=pack(hidden), tokens=told)
 
-    def finish(self, frame: Frame, draws: Sequence[Draw], *, go_on: bool) -> tuple[list[Sampled], Frame | None]:
-        """Head and sampling of what came round, a draw for each row.
+    def finish(
+        self, frame: Frame, draws: Sequence[Draw], *, go_on: bool
+    ) -> tuple[list[Sampled | StepFailed], Frame | None]:
+        """Head and sampling of what came round, a draw for each row, or its failure.
 
         With `go_on`, and if no session ends with its token, the lane's next step as well: the frame for the next stage.
         That saves two hand-overs between threads for each token.
         """
         with self._step(frame.lane):
-            drawn = self._draw(unpack(frame.tensors), draws)
-            if not go_on or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
+            drawn = self._draw(unpack(frame.tensors), draws, faults=frame.faults)
+            tokens = [each.token for each in drawn if isinstance(each, Sampled)]
+            if (
+                not go_on
+                or len(tokens) < len(drawn)
+                or any(draw.ends(token) for draw, token in zip(draws, tokens, strict=True))
+            ):
                 return drawn, None
-            return drawn, self._begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
+            return drawn, self._begin(replace(frame, ops=(), faults=()), [[token] for token in tokens])
 
-    def run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+    def run_alone(
+        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]
+    ) -> list[Sampled | StepFailed]:
         """A whole step of a ring of one node. Nothing is drawn when there are no `draws`."""
         assert frame.lane is not None
         with self._step(frame.lane):
@@ -156,34 +172,56 @@ class Runner:
             hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths)
             return self._draw(hidden, draws, frame.lengths) if draws else []
 
-    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> list[Sampled]:
+    def _draw(
+        self,
+        hidden: Sequence[mx.array],
+        draws: Sequence[Draw],
+        lengths: Sequence[int] = (),
+        faults: Sequence[Fault] = (),
+    ) -> list[Sampled | StepFailed]:
         logits = self._stage.finish(hidden, lengths)
         allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
-        return sample(
+        drawn = sample(
             logits,
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],
             [draw.history for draw in draws],
             allowed,
         )
+        return [
+            self._not_finite(row, faults) if sampled.token == NOTHING else sampled for row, sampled in enumerate(drawn)
+        ]
 
-    def answer(self, frame: Frame, questions: Sequence[Question]) -> list[Findings]:
+    def _not_finite(self, row: int, faults: Sequence[Fault]) -> StepFailed:
+        """The failure of a row alone: the others have numbers of their own."""
+        layers = next((f"layers {fault.start} to {fault.end}" for fault in faults if fault.row == row), "")
+        alone = self._stage.end == self._stage.plan.layers
+        where = layers or (f"layers 0 to {self._stage.end} or the head" if alone else "the final norm or the head")
+        return StepFailed(
+            f"The numbers of {where} are not finite (NaN or infinity), so there is nothing to draw a token from.",
+            hint="The weights may be damaged, or too large for their dtype: fetch the model again, or take another.",
+        )
+
+    def answer(self, frame: Frame, questions: Sequence[Question]) -> list[Findings | StepFailed]:
         """Answer a question about each row of a step that came round."""
         with self._step(frame.lane):
-            return self._answer(unpack(frame.tensors), questions)
+            return self._answer(unpack(frame.tensors), questions, frame.faults)
 
     def answer_alone(
         self, frame: Frame, tokens: Sequence[Sequence[int]], questions: Sequence[Question]
-    ) -> list[Findings]:
+    ) -> list[Findings | StepFailed]:
         """The same on a ring of one node: the whole step."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
             return self._answer(self._stage.begin(frame.lane, token_array(tokens), frame.lengths), questions)
 
-    def _answer(self, hidden: Sequence[mx.array], questions: Sequence[Question]) -> list[Findings]:
+    def _answer(
+        self, hidden: Sequence[mx.array], questions: Sequence[Question], faults: Sequence[Fault] = ()
+    ) -> list[Findings | StepFailed]:
         find = [self._total if question.top is None else self._scores for question in questions]
-        return [find[row](hidden, row, question) for row, question in enumerate(questions)]
+        found = [find[row](hidden, row, question) for row, question in enumerate(questions)]
+        return [each if _is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(found)]
 
     def _total(self, hidden: Sequence[mx.array], row: int, question: Question) -> Findings:
         states = self._stage.hidden(self._stage.part(hidden, row, 0, question.tokens))
@@ -212,12 +250,27 @@ class Runner:
                 return frame
             tokens = unpack([frame.tokens])[0] if frame.tokens else None
             hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths)
+            frame = self._checked(frame, hidden)
             if not last:
                 return replace(frame, tensors=pack(hidden))
             return replace(frame, tensors=pack(self._back(hidden, frame)), tokens=None, lengths=())
+
+    def _checked(self, frame: Frame, hidden: Sequence[mx.array]) -> Frame:
+        """Note which rows are no finite numbers after this stage and were before; only where something is made of them."""
+        if not (frame.sampled or frame.every):
+            return frame
+        rows: Any = self._stage.finite(hidden, frame.lengths).tolist()
+        known = {fault.row for fault in frame.faults}
+        stage = self._stage
+        new = [Fault(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in known]
+        return replace(frame, faults=(*frame.faults, *new)) if new else frame
 
     def _back(self, hidden: tuple[mx.array, ...], frame: Frame) -> tuple[mx.array, ...]:
         """What the driver needs."""
         if frame.every:
             return hidden
         return self._stage.last(hidden, frame.lengths) if frame.sampled else ()
+
+
+def _is_finite(findings: Findings) -> bool:
+    return all(map(math.isfinite, findings.total)) and all(math.isfinite(score.logprob) for score in findings.scores)

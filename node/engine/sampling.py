@@ -25,8 +25,14 @@ class History(NamedTuple):
     generated: Sequence[int] = ()
 
 
+NOTHING = -1
+"""In place of a token, where the logits are no numbers to draw from."""
+LEAST = -9999.0
+"""The log-probability of a token that cannot be, in JSON, which has no infinity."""
+
+
 class Sampled(NamedTuple):
-    """A token that was drawn; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
+    """A token that was drawn, or NOTHING; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
 
     token: int
     logprob: float | None = None
@@ -46,15 +52,17 @@ def sample(
     state of the random numbers, so the same request draws the same tokens wherever and however often it runs. `allowed`
     has a bit for each token of the vocabulary, from the lowest of each byte, for the rows that are not free to draw all.
     """
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
     if all(map(_is_plain, params)):
         # As mlx-lm does it, so that ties that rounding makes fall alike: on log-probabilities in the model's own dtype.
-        tokens = mx.argmax(_forbid(logits - mx.logsumexp(logits, axis=-1, keepdims=True), allowed), axis=-1)
+        tokens = mx.argmax(_forbid(logits - total, allowed), axis=-1)
     else:
         tokens = _draw(logits, params, positions, histories, allowed)
-    wanted = [row for row, sampling in enumerate(params) if sampling.logprobs is not None]
+    # In the same evaluation: a row of which any logit is NaN or infinite, or all are -inf, has no finite total.
+    ids = _ints(mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NOTHING))
+    wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NOTHING]
     if not wanted:
-        return [Sampled(token) for token in _ints(tokens)]
-    ids = _ints(tokens)
+        return [Sampled(token) for token in ids]
     most = max(params[row].logprobs or 0 for row in wanted)
     scored = dict(zip(wanted, score(logits[mx.array(wanted)], [ids[row] for row in wanted], most), strict=True))
     return [
@@ -66,9 +74,12 @@ def sample(
 
 
 def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
-    """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest."""
+    """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest.
+
+    They are NaN where the logits are no numbers, and LEAST at least.
+    """
     raw = logits.astype(mx.float32)
-    logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+    logprobs = mx.maximum(raw - mx.logsumexp(raw, axis=-1, keepdims=True), LEAST)
     chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
     top = min(top, logprobs.shape[-1])
     if top == 0:

@@ -136,6 +136,16 @@ class Stage:
             for tensor, shape in zip(tensors, self.plan.shapes[self.plan.layers], strict=True)
         )
 
+    def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> mx.array:
+        """Of what `begin` or `run` gave, bool [rows]: whether each row's last valid token is finite numbers. On its way
+        to be computed.
+        """
+        shape = self.plan.shapes[self.end][0]
+        found = mx.isfinite(_last(tensors[0], shape, lengths))
+        found = mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
+        mx.async_eval(found)  # type: ignore[no-untyped-call]
+        return found
+
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
         """Of what the last stage gives, only each row's last valid token: all that `finish` needs to draw from."""
         shapes = self.plan.shapes[self.plan.layers]

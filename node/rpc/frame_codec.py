@@ -8,8 +8,23 @@ import struct
 from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest
-from node.core.frames import CacheOp, Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import (
+    CacheOp,
+    Drop,
+    Failure,
+    Fault,
+    Filter,
+    Forget,
+    Frame,
+    Held,
+    Keep,
+    Merge,
+    Open,
+    Reuse,
+    Tensor,
+)
 from node.core.types import Fence
+from node.wire.frame_pb2 import Fault as FaultMessage
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 from node.wire.frame_pb2 import Held as HeldMessage
 
@@ -48,6 +63,7 @@ def encode(frame: Frame) -> bytes:
         lengths=frame.lengths,
         sampled=frame.sampled,
         every=frame.every,
+        faults=[FaultMessage(row=each.row, start=each.start, end=each.end) for each in frame.faults],
     )
     if frame.failure:
         header.failure.code = frame.failure.code
@@ -89,6 +105,7 @@ def decode(data: bytes) -> Frame:
         lengths=tuple(header.lengths),
         sampled=header.sampled,
         every=header.every,
+        faults=tuple(Fault(each.row, each.start, each.end) for each in header.faults),
         failure=_failure(header),
     )
 
@@ -98,7 +115,7 @@ def _check(header: Header) -> None:
 
     A sequence that is named twice would be charged twice, and let go once.
     """
-    rows = max((len(op.rows) for op in header.ops), default=0)
+    rows = max(len(header.faults), *(len(op.rows) for op in header.ops), 0)
     if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MOST:
         counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
         raise BadRequest(f"A frame has {counts}; {_MOST:,} are the most.")

@@ -17,6 +17,7 @@ from node.serving.circuit import Circuit
 from node.serving.limits import Limits
 from node.serving.onward import Onward
 from node.serving.outage import MOST_BREAKS, Outage
+from node.serving.prompts import GRID
 from node.serving.rate import Rate
 from node.serving.scheduler import Scheduler
 from node.serving.sessions import Sessions
@@ -57,6 +58,7 @@ class Driver:
             batchable=runner.batchable,
             pads=runner.pads,
             trimmable=runner.trimmable,
+            grid=GRID if runner.chunked else 0,
         )
         self._wake = asyncio.Event()
         self.sessions = Sessions(runner, self._scheduler, self._wake)
@@ -143,7 +145,7 @@ class Driver:
             await self._circuit.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
-        results: Sequence[Sampled | Findings]
+        results: Sequence[Sampled | Findings | PippinError]
         try:
             if step.readings:
                 results = await self._compute.run(self._runner.answer_alone, frame, step.tokens, _questions(step))
@@ -184,7 +186,7 @@ class Driver:
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
         onward = None
-        results: Sequence[Sampled | Findings] = ()
+        results: Sequence[Sampled | Findings | PippinError] = ()
         try:
             if step.readings:
                 results = await self._compute.run(self._runner.answer, frame, _questions(step))
@@ -205,13 +207,13 @@ class Driver:
                 if self._circuit.is_current(onward):  # a link that was cut may fail late, in the next run
                     self._break(error)
 
-    def _landed(self, step: Step, results: Sequence[Sampled | Findings], seconds: float) -> None:
+    def _landed(self, step: Step, results: Sequence[Sampled | Findings | PippinError], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         landed_at = now()
         for seat, result in zip(step.rows, results, strict=bool(results)):
             if seat.gone:
                 continue
-            if not isinstance(result, Findings):
+            if isinstance(result, Sampled):
                 self._rate.count(landed_at)
             self.sessions.take(seat, result)
         self._scheduler.landed(step, seconds)

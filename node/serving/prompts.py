@@ -12,6 +12,8 @@ STALL_STEPS = 2
 """Where a step of decoding takes long itself, a chunk may take as long as so many: fewer tokens would gain little."""
 LEAST_CHUNK = 16
 """Tokens; of fewer, a step costs as much."""
+GRID = 512
+"""Tokens of each chunk where the answer depends on how a prompt is divided."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +50,19 @@ class Prompts:
         alike = self.cached == seat.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
-    def chunk(self, most: int) -> tuple[tuple[int, ...], ...]:
-        """The tokens of its next step, a row for each seat: of one prompt `most` at a time."""
+    def chunk(self, most: int, grid: int = 0) -> tuple[tuple[int, ...], ...]:
+        """The tokens of its next step, a row for each seat: of one prompt `most` at a time.
+
+        With a `grid` prompts are divided at its multiples alone, and what was generated is replayed as it was: token by token.
+        """
         alone = len(self.seats) == 1
         rows = []
         for seat in self.seats:
-            end = min(seat.sent + most, len(seat.session.tokens)) if alone else len(seat.session.tokens)
+            prompt, end = len(seat.session.request.prompt), len(seat.session.tokens)
+            if grid:
+                end = seat.sent + 1 if seat.sent >= prompt else min(seat.sent // grid * grid + grid, prompt)
+            elif alone:
+                end = min(seat.sent + most, end)
             rows.append(tuple(seat.session.tokens[seat.sent : end]))
             seat.sent = end
         return tuple(rows)

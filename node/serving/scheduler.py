@@ -34,16 +34,20 @@ FIRST_PROMPT_LANE = 1 << 16
 
 class Scheduler:
     """`stages` of the ring; `batchable`: the model's sessions can share a lane; `pads`: so can prompts of different
-    lengths; `trimmable`: its caches can go back.
+    lengths; `trimmable`: its caches can go back. `grid`: tokens at whose multiples prompts are divided, whatever else there is
+    to do, where the answer depends on it; 0 where it does not.
     """
 
-    def __init__(self, limits: Limits, *, stages: int, batchable: bool, pads: bool, trimmable: bool) -> None:
+    def __init__(
+        self, limits: Limits, *, stages: int, batchable: bool, pads: bool, trimmable: bool, grid: int = 0
+    ) -> None:
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
         self._stages = stages
         self._max_rows = limits.max_rows if batchable else 1
         self._pads = pads
         self._trimmable = trimmable
+        self._grid = grid
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prompts: deque[Prompts] = deque()
@@ -222,7 +226,7 @@ class Scheduler:
         prompts.seats = part(prompts.seats, prompts.lane, self._ops, self._keep_as)
         prompts.begun = True
         prompts.under_way += 1
-        tokens = prompts.chunk(self._chunk(prompts.token_s))
+        tokens = prompts.chunk(self._chunk(prompts.token_s), self._grid)
         samples = not prompts.ready and prompts.seats[0].reading is None
         return Step(prompts.lane, self.take_ops(), tuple(prompts.seats), tokens, samples)
 
@@ -314,7 +318,7 @@ class Scheduler:
         else:
             session.spared = reused
         session.kv = 0
-        most = self._chunk()
+        most = 0 if self._grid else self._chunk()
         for prompts in self._prompts:
             if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
                 prompts.seats.append(seat)
@@ -327,9 +331,12 @@ class Scheduler:
         if session.evaluates:
             return None  # every token is to be computed
         own, tokens = self._prefixes.count(session.kv), session.tokens[:-1]
-        if own and (own <= len(tokens) or self._trimmable):
-            return Match(session.kv, min(own, len(tokens)))
-        return self._prefixes.best(tokens)
+        kept = min(own, len(tokens))
+        if self._grid and kept < len(session.request.prompt):
+            kept -= kept % self._grid
+        if kept and (own == kept or self._trimmable):
+            return Match(session.kv, kept)
+        return None if self._grid else self._prefixes.best(tokens)
 
     def _number(self) -> int:
         self._next += 1
@@ -360,7 +367,7 @@ class Scheduler:
     def _keep_as(self, seat: Seat) -> int | None:
         held = seat.session.tokens[: seat.sent]
         room = self._limits.charge(len(held))
-        if not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
+        if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
             return None
         self._evict(room)
         number = self._number()

@@ -83,9 +83,11 @@ class Sessions:
 
     # --- what comes back --------------------------------------------------------------------------------------------
 
-    def take(self, seat: Seat, result: Sampled | Findings) -> None:
-        """The result of a step's row."""
-        if isinstance(result, Findings):
+    def take(self, seat: Seat, result: Sampled | Findings | PippinError) -> None:
+        """The result of a step's row, or the error that it alone ended with."""
+        if isinstance(result, PippinError):
+            self.fail(seat.session, result)
+        elif isinstance(result, Findings):
             self._note(seat, result)
         else:
             self._emit(seat, result)

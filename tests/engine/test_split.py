@@ -35,6 +35,7 @@ def check_split(directory, cuts, layers):
         ring = stages.ring(0, *inner, layers)
         for step, (chunk, expected) in enumerate(zip(tokens, logits, strict=True)):
             assert same(ring.step(chunk), expected), f"cut at {inner}: step {step} differs"
+    return whole
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -42,7 +43,19 @@ def test_split_equals_whole(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
     assert plan.cuts, "a model that cannot be cut is not one that Pippin supports"
-    check_split(directory, plan.cuts, plan.layers)
+    whole = check_split(directory, plan.cuts, plan.layers)
+    assert depends_on_chunks(whole) == plan.chunked
+
+
+def depends_on_chunks(whole):
+    """Whether it matters how a prompt is divided into steps."""
+    tokens = prompt(90)
+    together, apart = whole.fresh(), whole.fresh()
+    expected = together.step(tokens)[0, -1]
+    for begin, end in itertools.pairwise((0, 7, 20, 41, 77, 90)):
+        got = apart.step(tokens[:, begin:end])[0, -1]
+    expected, got = (mx.where(mx.isinf(logits), 0, logits) for logits in (expected, got))
+    return bool(mx.max(mx.abs(got - expected)) > 0.01 * mx.std(expected))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

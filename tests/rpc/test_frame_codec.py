@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.core.frames import Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import Drop, Failure, Fault, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
+from node.wire.frame_pb2 import Fault as FaultMessage
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 from node.wire.frame_pb2 import Held as HeldMessage
 
@@ -41,6 +42,7 @@ frames = st.builds(
     tokens=st.none() | tensors,
     sampled=st.booleans(),
     every=st.booleans(),
+    faults=st.lists(st.builds(Fault, numbers, numbers, numbers), max_size=3).map(tuple),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )
@@ -72,6 +74,7 @@ def header(**fields: object) -> bytes:
 TOO_MUCH = {
     "operations": header(ops=[Op(kind=Op.OPEN, lane=1)] * 20_000),
     "sequences that are held": header(held=[HeldMessage(number=number) for number in range(20_000)]),
+    "rows that are not finite": header(faults=[FaultMessage(row=number) for number in range(20_000)]),
     "a sequence held twice": header(held=[HeldMessage(number=1, tokens=5)] * 2),
     "rows": header(ops=[Op(kind=Op.FILTER, rows=range(20_000))]),
     "a row named twice": header(ops=[Op(kind=Op.FILTER, rows=[0, 0])]),

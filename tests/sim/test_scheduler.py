@@ -127,12 +127,14 @@ class World:
         )
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
+        self.grid = random.Random(seed).choice([0, 0, 0, 8])
         self.scheduler = Scheduler(
             self.limits,
             stages=self.stages,
             batchable=self.random.random() < 0.8,
             pads=self.pads,
             trimmable=self.trimmable,
+            grid=self.grid,
         )
         self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
         self.in_flight: deque[tuple[Step, list[int]]] = deque()
@@ -193,11 +195,24 @@ class World:
 
     def check_prompts(self, step: Step) -> None:
         if step.lane >= FIRST_PROMPT_LANE:
-            assert len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
+            assert self.grid or len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
+            if self.grid:
+                self.check_division(step)
             assert not any(seat.gone for seat in step.rows)
             if len(step.rows) > 1:
                 assert step.samples or len(step.readings) == len(step.rows)  # all in one step
                 self.together += len(step.rows)
+
+    def check_division(self, step: Step) -> None:
+        """Whatever happened before, a prompt is divided alike, and what was generated comes token by token."""
+        for seat, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
+            prompt = len(seat.session.request.prompt)
+            assert not seat.session.spared
+            if len(row) < prompt:
+                assert len(row) % self.grid == 0
+                assert len(tokens) == min(self.grid, prompt - len(row))
+            else:
+                assert len(tokens) == 1
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()

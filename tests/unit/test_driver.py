@@ -21,7 +21,7 @@ from node.serving.limits import Limits
 from node.serving.outage import MOST_BREAKS, RESTART_WINDOW_S
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
-BAD = 13
+BAD, NAN = 13, 14
 
 
 class FakeCompute:
@@ -31,20 +31,25 @@ class FakeCompute:
 
 
 class FakeRunner:
-    """A token counts those that were drawn before it; a step with the token BAD fails, and costs no other lane's KV."""
+    """A token counts those that were drawn before it; a step with the token BAD fails, and costs no other lane's KV. Of a
+    step with the token NAN only its row fails.
+    """
 
     batchable = pads = trimmable = True
+    chunked = False
     vocabulary = 5000
 
     def __init__(self) -> None:
         self.computed = 0
         """Tokens."""
 
-    def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+    def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Any]:
         self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):
             raise StepFailed("The step could not be computed.")
-        return [Sampled(100 + draw.position) for draw in draws]
+        failed = StepFailed("The numbers of layers 2 to 4 are not finite.")
+        rows = zip(tokens, draws, strict=True) if draws else ()
+        return [failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows]
 
     def recall(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
         return held
@@ -105,6 +110,19 @@ async def test_steps_that_fail_far_apart_end_their_own_sessions_alone(monkeypatc
         await stream.aclose()
         assert tokens == [100 + position for position in range(61)]
         assert (driver.load().running, driver.load().queued) == (0, 0)
+
+
+async def test_a_row_that_fails_ends_its_session_alone() -> None:
+    """Also of prompts that run in one step: the others' tokens are theirs, and the ring does not break."""
+    runner = FakeRunner()
+    async with driven(runner) as driver:
+        asked = [asyncio.ensure_future(answer(driver, (first, last), 30)) for first, last in ((7, 1), (8, NAN), (9, 1))]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(done[1], StepFailed)
+        for events in (done[0], done[2]):
+            assert [event.token for event in events] == [100 + position for position in range(30)]
+        assert (driver.load().running, driver.load().queued) == (0, 0)
+        assert runner.computed <= 6 + 2 * 30  # nothing was replayed
 
 
 async def test_a_step_that_fails_costs_no_other_session_its_kv() -> None:

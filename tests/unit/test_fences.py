@@ -25,6 +25,7 @@ class Untouched:
     """Stands for MLX: a frame that is refused reaches no cache."""
 
     batchable = trimmable = pads = True
+    chunked = False
 
     async def run(self, *_args: object, **_more: object) -> None:
         raise AssertionError("a stale frame was computed")

@@ -45,6 +45,7 @@ class FakeStage:
 
 class FakeRunner:
     batchable = pads = trimmable = True
+    chunked = False
     kv_bytes = 0
 
     def __init__(self, stage: FakeStage, _directory: Path) -> None:

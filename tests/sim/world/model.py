@@ -195,6 +195,7 @@ class FakeRunner:
 
     batchable = True
     pads = True
+    chunked = False
     vocabulary = VOCABULARY
 
     def __init__(self, stage: FakeStage, directory: Any) -> None:

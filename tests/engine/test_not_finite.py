@@ -1,0 +1,114 @@
+"""Numbers that are none: the row is told so, with the layers that they come from, and all others go on."""
+
+import math
+from itertools import pairwise
+
+import mlx.core as mx
+import pytest
+
+from node.core.evaluation import Question
+from node.core.frames import Frame, Merge, Open
+from node.core.generation import Sampling
+from node.core.types import Fence
+from node.engine.runner import Draw, Runner, StepFailed
+from node.engine.sampling import LEAST, NOTHING, History, Sampled, sample, score
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import load, write_model
+
+BAD = 7
+"""The token whose embedding is NaN."""
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(logprobs=2), Sampling(top_k=3)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_without_numbers_is_told_from_the_others(sampling, dtype, bad):
+    good = mx.random.normal((1, 20)).astype(dtype)
+    one = mx.where(mx.arange(20) == 3, bad, good).astype(dtype)
+    none = mx.full((1, 20), -math.inf, dtype)
+    banned = mx.where(mx.arange(20) == 3, -math.inf, good).astype(dtype)
+    rows = mx.concatenate([good, one, none, banned])
+    drawn = sample(rows, [sampling] * 4, [0] * 4, [History()] * 4)
+    assert [each.token == NOTHING for each in drawn] == [False, True, True, False]
+    (alone,) = sample(good, [sampling], [0], [History()])
+    assert drawn[0].token == alone.token
+    for each in drawn:
+        assert all(math.isfinite(logprob) for _, logprob in each.top)
+
+
+def test_a_token_that_cannot_be_has_a_log_probability_that_json_has():
+    (scored,) = score(mx.array([[0.0, -math.inf, 0.0]]), [1], 3)
+    assert scored.logprob == LEAST
+    assert min(logprob for _, logprob in scored.top) == LEAST
+
+
+def runners(directory, *bounds):
+    return [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
+
+
+def stepped(ring, tokens, **frame):
+    ops = (Open(0), Open(1), Merge(0, 1))
+    began = Frame("r", Fence(1, 1), 1, 0, ops=ops, lane=0, **frame)
+    if len(ring) == 1:
+        return began
+    step = ring[0].begin(began, tokens)
+    for stage in ring[1:]:
+        step = stage.relay(step, last=stage is ring[-1])
+    return step
+
+
+def draws():
+    return [Draw(Sampling(temperature=0), 0, History(), lambda _: False) for _ in range(2)]
+
+
+def changed(directory, name, value):
+    path = directory / "model.safetensors"
+    weights = mx.load(str(path))
+    mx.eval(weights)
+    weights[name] = value(weights[name])
+    mx.save_safetensors(str(path), weights)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "where"),
+    [((0, 4), "layers 0 to 4 or the head"), ((0, 2, 4), "layers 0 to 2"), ((0, 1, 3, 4), "layers 0 to 1")],
+)
+def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    changed(directory, "model.embed_tokens.weight", lambda w: mx.where(mx.arange(128)[:, None] == BAD, math.nan, w))
+    ring, tokens = runners(directory, *bounds), [[1, 2, 3], [1, BAD, 3]]
+    step = stepped(ring, tokens, sampled=True)
+    if len(ring) == 1:
+        good, bad = ring[0].run_alone(step, tokens, draws())
+    else:
+        (good, bad), onward = ring[0].finish(step, draws(), go_on=True)
+        assert onward is None
+    assert isinstance(good, Sampled)
+    assert isinstance(bad, StepFailed)
+    assert f"The numbers of {where} are not finite" in bad.message
+
+
+@pytest.mark.parametrize(
+    ("tensor", "where"),
+    [
+        ("model.layers.2.mlp.up_proj.weight", "layers 1 to 3"),
+        ("model.layers.3.input_layernorm.weight", "layers 3 to 4"),
+        ("lm_head.weight", "the final norm or the head"),
+    ],
+)
+def test_the_stage_that_they_come_from_is_named(tensor, where, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    changed(directory, tensor, lambda w: mx.full(w.shape, math.inf))
+    ring = runners(directory, 0, 1, 3, 4)
+    found, _ = ring[0].finish(stepped(ring, [[1, 2], [3, 4]], sampled=True), draws(), go_on=True)
+    assert [f"The numbers of {where} are" in str(each) for each in found] == [True, True]
+
+
+@pytest.mark.parametrize("question", [Question(3, (2, 3), 2), Question(3, (2, 3), 0), Question(3)])
+def test_a_text_that_is_evaluated_fails_alone(question, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    changed(directory, "model.embed_tokens.weight", lambda w: mx.where(mx.arange(128)[:, None] == BAD, math.nan, w))
+    ring = runners(directory, 0, 2, 4)
+    good, bad = ring[0].answer(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [question, question])
+    assert not isinstance(good, StepFailed)
+    assert "The numbers of layers 0 to 2 are not finite" in str(bad)
