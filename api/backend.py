@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
+from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 
 
@@ -24,6 +25,9 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
+    @property
+    def grammars(self) -> Grammars: ...
+
     def models(self) -> Sequence[ModelEntry]: ...
 
     async def open(self, model_id: str) -> Model:

@@ -29,7 +29,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """The choices of a chat, ready to be run."""
-    guide = await make_guide(body.tool_use, body.form)
+    guide = await make_guide(env.backend.grammars, body.tool_use, body.form)
     model = await open_model(env, request, body)
     # In a thread: a long prompt takes long, and other streams go on.
     if body.adapter:

@@ -1,13 +1,12 @@
 """How the answers of a chat request are to be made and read: the grammar that they follow, and what reads them."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.reader import CallReader, FamilyReader, Reader
 from api.tools import ToolUse
-from node.engine.grammar import arguments_grammar, calls_grammar, json_grammar
+from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 
 
@@ -44,24 +43,24 @@ class Guide:
         return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
 
 
-async def make_guide(use: ToolUse, form: JsonFormat | None) -> Guide:
-    """Raises BadRequest for a schema that can't be followed. In a thread: large ones take long."""
-    return Guide(use, await asyncio.to_thread(_grammar, use, form))
+async def make_guide(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> Guide:
+    """Raises BadRequest for a schema that can't be followed."""
+    return Guide(use, await _grammar(grammars, use, form))
 
 
-def _grammar(use: ToolUse, form: JsonFormat | None) -> str:
+async def _grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> str:
     """Calls that are demanded come before a form that is; where both are possible the model chooses."""
-    answer = json_grammar(form.schema, strict=form.strict, param="response_format") if form else ""
+    answer = await grammars.json(form.schema, strict=form.strict, param="response_format") if form else ""
     if use.mode != "required" and not (use.tools and form):
         return answer
     param = "functions" if use.legacy else "tools"
     for index, function in use.callable:
         place = f"{param}[{index}].parameters" if use.legacy else f"{param}[{index}].function.parameters"
-        arguments = arguments_grammar(function, param=place)
+        arguments = await grammars.json(function.parameters, strict=function.strict, param=place)
     if _has_no_head(use):
         return arguments
     functions = [function for _, function in use.callable]
-    return calls_grammar(
+    return await grammars.calls(
         functions, many=use.many, param=param, answer=form.schema if form and use.mode == "auto" else None
     )
 

@@ -17,6 +17,7 @@ from api.backend import Backend, Model
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
+from node.engine.grammars import Grammars
 
 ANYTHING_ELSE = hdrs.METH_ANY
 """The method of routes where there is nothing to be had."""
@@ -77,6 +78,10 @@ class Metered:
     def __init__(self, backend: Backend, metrics: Metrics) -> None:
         self._backend = backend
         self._metrics = metrics
+
+    @property
+    def grammars(self) -> Grammars:
+        return self._backend.grammars
 
     def models(self) -> Sequence[ModelEntry]:
         return self._backend.models()

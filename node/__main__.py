@@ -24,6 +24,9 @@ def _run(options: Options) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC's core tells of each handshake that fails
     # Imported here, so that --help and mistakes are answered at once.
     from node.core.errors import PippinError  # noqa: PLC0415
+    from node.engine.sandbox import SandboxServer  # noqa: PLC0415
+
+    sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
 
@@ -32,7 +35,7 @@ def _run(options: Options) -> int:
     raise_limit()
 
     async def run() -> int:
-        return await Daemon(options, data, facts).run()
+        return await Daemon(options, data, facts, sandboxes).run()
 
     try:
         with open_data_directory(options.data_dir) as data:
@@ -42,6 +45,8 @@ def _run(options: Options) -> int:
     except PippinError as error:
         print(f"node: {error}", file=sys.stderr)  # noqa: T201
         return 1
+    finally:
+        sandboxes.close()
 
 
 if __name__ == "__main__":

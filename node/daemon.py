@@ -29,6 +29,8 @@ from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
 from node.engine.device import device_memory
+from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
 from node.engine.watch import Watch
 from node.host import memory
 from node.host.chip import chip_name
@@ -84,7 +86,7 @@ class HostFacts:
 class Daemon:
     """One node; to be made inside a running loop. `run` ends when the node has been told to stop."""
 
-    def __init__(self, options: Options, data: DataDirectory, facts: HostFacts) -> None:
+    def __init__(self, options: Options, data: DataDirectory, facts: HostFacts, sandboxes: SandboxServer) -> None:
         """Raises PortTaken, SecretUnusable."""
         secret = read_secret(options.secret_file)
         security = secure(secret, options.cluster, data.key) if secret else None
@@ -103,6 +105,7 @@ class Daemon:
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
         self._preload: tuple[str, ...] = ()
         self._pools = Pools()
+        self._grammars = Grammars(sandboxes, options.grammar_timeout)
         hub = Hub()
         self._contacts = Contacts(info.id, info.cluster, self._client, interfaces, anywhere=security is not None)
         fingerprint = security.fingerprint if security else ""
@@ -122,6 +125,7 @@ class Daemon:
             max_queue=options.max_queue,
             max_batch=options.max_batch,
             step_timeout_s=options.step_timeout,
+            grammars=self._grammars,
         )
         specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders, self._pools)
         self._head = Head(
@@ -147,6 +151,7 @@ class Daemon:
             allowed,
             draining,
             self._pools,
+            self._grammars,
             started_at=int(time.time()),
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
@@ -187,12 +192,14 @@ class Daemon:
                 end_within(EXIT_S, self._code)
                 await self._rpc.stop()
                 self._compute.stop()
+                await self._grammars.end()
         log.info("stopped")
         return self._code
 
     async def _run_parts(self) -> None:
         listing = asyncio.create_task(self._list_models())
         await asyncio.wait({listing}, timeout=FIRST_LISTING_S)
+        await self._grammars.start()
         self._preload = tuple(self._known(name) for name in self._options.models)
         await self._rpc.start(self._control, self._rings, self._files)
         peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]

@@ -24,6 +24,7 @@ DEFAULT_MAX_QUEUE = 256
 DEFAULT_MAX_BODY = 32 * 2**20
 """The longest prompts of today's models are some 4 MB."""
 DEFAULT_STEP_TIMEOUT_S = 60
+DEFAULT_GRAMMAR_TIMEOUT_S = 2
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64
@@ -85,6 +86,8 @@ class Options:
     """Seconds of silence after which a node counts as failed."""
     step_timeout: float = DEFAULT_STEP_TIMEOUT_S
     """Seconds after which a step that has not come round its ring is lost."""
+    grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S
+    """Seconds after which a grammar that is being made is given up."""
     log_level: str = "info"
 
 
@@ -125,6 +128,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         allow_hosts=tuple(dict.fromkeys(found.allow_host)),
         fail_after=found.fail_after,
         step_timeout=found.step_timeout,
+        grammar_timeout=found.grammar_timeout,
         log_level=found.log_level,
     )
 
@@ -251,6 +255,13 @@ def _add_api(group: argparse._ArgumentGroup) -> None:
         default=DEFAULT_MAX_BODY,
         type=_bytes,
         help="longest request (default: 32MB)",
+    )
+    add(
+        "--grammar-timeout",
+        metavar="S",
+        default=DEFAULT_GRAMMAR_TIMEOUT_S,
+        type=_seconds(0.1, 60),
+        help="seconds that the grammar of a schema may take to be made (default: %(default)s)",
     )
 
 

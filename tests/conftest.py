@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 
+from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
 from tests.strict import check_answer, check_stream
 
 BIN = Path(sys.executable).parent
@@ -34,6 +36,21 @@ Found = TypeVar("Found")
 hypothesis.settings.register_profile("short", deadline=None, suppress_health_check=hypothesis.HealthCheck)
 hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=3_000)
 hypothesis.settings.load_profile("short")
+
+
+@pytest.fixture(scope="session")
+def sandbox_server() -> Iterator[SandboxServer]:
+    server = SandboxServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
+    grammars = Grammars(sandbox_server)
+    yield grammars
+    await grammars.end()
+
 
 _shown: list["Node"] = []
 """The nodes whose logs tell why a test failed."""

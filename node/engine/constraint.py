@@ -8,9 +8,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from node.core.errors import BadRequest, PippinError
+from node.engine.proof import LIMITS
 from node.engine.tokenizer import Tokenizer
 
 
@@ -24,23 +25,33 @@ class Constraint:
     """Of one session. One thread at a time."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+        self._matcher: LLMatcher | None = matcher
         self._taken = 0
+        self.memory = 0
+        """Bytes that it counts for."""
         self.error: PippinError | None = None
         """Why the session can't go on; the tokens drawn from then on mean nothing."""
 
     def allowed(self, generated: Sequence[int]) -> bytes | None:
         """The tokens that may follow, a bit each from the lowest of each byte; `generated` are all of the session.
 
-        None once there is an `error`.
+        None once there is an `error` or it is closed.
         """
-        if self._matcher.consume_tokens(list(generated[self._taken :])):
+        matcher = self._matcher
+        if matcher is None:
+            return None
+        if matcher.consume_tokens(list(generated[self._taken :])):
             self._taken = len(generated)
-            bits: bytes = self._matcher.compute_bitmask()
-            if not self._matcher.is_error():
+            bits: bytes = matcher.compute_bitmask()
+            if not matcher.is_error():
                 return bits
-        self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {_told(self._matcher)}")
+        self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {_told(matcher)}")
         return None
+
+    def close(self) -> None:
+        """Free its memory. What is allowed is asked no more, or by a step whose result nobody takes."""
+        self._matcher = None
+        self.memory = 0
 
 
 class Constraints:
@@ -60,11 +71,11 @@ class Constraints:
         self._lock = threading.Lock()
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
-        """A session's, from its grammar and the tokens that it has already.
+        """A session's, from its grammar and the tokens that it has already. The grammar was proven: see `Grammars.begin`.
 
         Raises BadRequest when there is no such grammar, or when the tokens do not follow it; ModelBroken.
         """
-        matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LIMITS)
         constraint = Constraint(matcher)
         if matcher.is_error() or constraint.allowed(generated) is None:
             raise BadRequest(f"The grammar can't be followed: {_told(matcher)}")

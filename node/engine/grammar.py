@@ -48,11 +48,6 @@ def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
     return _checked(grammar, param)
 
 
-def arguments_grammar(function: Function, *, param: str) -> str:
-    """The arguments of one call, which needs no name as there is no other. Raises BadRequest, naming `param`."""
-    return json_grammar(function.parameters, strict=function.strict, param=param)
-
-
 def calls_grammar(
     functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
 ) -> str:

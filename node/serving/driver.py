@@ -11,6 +11,7 @@ from node.core.evaluation import Findings, Question
 from node.core.frames import CacheOp, Frame, Held
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
+from node.engine.grammars import Grammars
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import Sampled
 from node.serving.circuit import Circuit
@@ -42,6 +43,7 @@ class Driver:
         *,
         step_timeout_s: float,
         runs: Iterator[int],
+        grammars: Grammars,
     ) -> None:
         """`elsewhere` tells whether another ring could take this one's sessions. `step_timeout_s`: a step that has not
         come round by then is lost. `runs`: see node.serving.circuit.run_numbers.
@@ -61,7 +63,7 @@ class Driver:
             grid=GRID if runner.chunked else 0,
         )
         self._wake = asyncio.Event()
-        self.sessions = Sessions(runner, self._scheduler, self._wake)
+        self.sessions = Sessions(runner, self._scheduler, self._wake, grammars)
         self._landed_at = 0.0
         self._outage = Outage()
         self._held: tuple[Held, ...] = ()

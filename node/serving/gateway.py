@@ -16,6 +16,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pools
 from node.core.types import Address, ModelEntry, PeerView, Ring, Work
+from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.finding import Finder
@@ -50,6 +51,7 @@ class Gateway:
         allowed: Allowed,
         draining: Draining,
         pools: Pools,
+        grammars: Grammars,
         started_at: int,
         *,
         open_cluster: bool,
@@ -63,6 +65,7 @@ class Gateway:
         self._allowed = allowed
         self._draining = draining
         self._pools = pools
+        self.grammars = grammars
         self._finder = Finder(agent, contacts, client, want)
         self._requests = Requests(agent, contacts, rings, client, self._finder)
         self._started_at = started_at
@@ -97,7 +100,7 @@ class Gateway:
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
         ready = {ring.model for ring in view.placement.rings if usable_rings(view, ring.model)}
-        stuck = self._pools.stuck()
+        stuck = [*self._pools.stuck(), *(["grammar"] if self.grammars.is_stuck else [])]
         state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
         return {**state, "node": self._agent.info.name, "models": sorted(ready)}
 

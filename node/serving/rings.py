@@ -22,6 +22,7 @@ from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placeme
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk, release_memory
+from node.engine.grammars import Grammars
 from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
@@ -55,6 +56,7 @@ class Rings:
         max_queue: int,
         max_batch: int,
         step_timeout_s: float,
+        grammars: Grammars,
     ) -> None:
         """`usable`: bytes that this node may use for models."""
         self._agent = agent
@@ -68,6 +70,7 @@ class Rings:
         self._step_timeout = step_timeout_s
         self._runs = run_numbers(agent.info.incarnation)
         """Of all rings, as a ring that this node left may come back to it."""
+        self._grammars = grammars
         self._stages: dict[Shard, Stage] = {}
         """All that are in memory; idle ones first, from the one that was unused for longest."""
         self._directories: dict[str, Path] = {}
@@ -291,6 +294,7 @@ class Rings:
             elsewhere,
             step_timeout_s=self._step_timeout,
             runs=self._runs,
+            grammars=self._grammars,
         )
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 from node.core.errors import BadRequest, ModelUnsupported, Overloaded, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Findings
 from node.core.generation import GenerateRequest, TokenEvent
+from node.engine.grammars import Grammars
 from node.engine.runner import Runner
 from node.engine.sampling import Sampled
 from node.serving.scheduler import Scheduler
@@ -19,10 +21,11 @@ class Sessions:
     `wake` is set whenever there may be something to do for the driver.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, wake: asyncio.Event) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, wake: asyncio.Event, grammars: Grammars) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._wake = wake
+        self._grammars = grammars
         self.closed: PippinError | None = None
         """Why no session can be had any more."""
 
@@ -33,22 +36,22 @@ class Sessions:
         """
         self._check(request.prompt + request.resume)
         constraint = None
-        if request.grammar:  # in a thread: large ones take a second
-            begin = self._runner.constraints.begin
-            constraint = await asyncio.to_thread(begin, request.grammar, request.resume)
-        session = Session(request, constraint)
-        self._submit(session)
-        try:
-            while True:
-                match await session.events.get():
-                    case PippinError() as error:
-                        raise error
-                    case TokenEvent() as event:
-                        yield event
-                        if event.finish:
-                            return
-        finally:
-            self.finish(session, keep=True)  # at a stop string, for one; who hung up may ask again
+        if request.grammar:
+            constraint = await self._grammars.begin(self._runner.constraints, request.grammar, request.resume)
+        with closing(constraint) if constraint else nullcontext():
+            session = Session(request, constraint)
+            self._submit(session)
+            try:
+                while True:
+                    match await session.events.get():
+                        case PippinError() as error:
+                            raise error
+                        case TokenEvent() as event:
+                            yield event
+                            if event.finish:
+                                return
+            finally:
+                self.finish(session, keep=True)  # at a stop string, for one; who hung up may ask again
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """Cancelling it frees the session.

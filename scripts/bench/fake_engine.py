@@ -11,6 +11,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller, ModelEntry, Work
+from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 
@@ -98,8 +99,11 @@ class FakeModel:
 class FakeBackend:
     """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
 
-    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer, client: RpcClient | None, driver: Address) -> None:
+    def __init__(
+        self, engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars, client: RpcClient | None, driver: Address
+    ) -> None:
         self._engine = engine
+        self.grammars = grammars
         self._model = FakeModel(MODEL, 8192, tokenizer)
         self._client = client
         self._driver = driver

@@ -19,6 +19,8 @@ from figures import ROOT
 from api.app import create_app
 from api.server import ApiServer
 from node.core.types import Address
+from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 
@@ -26,6 +28,7 @@ DEMO = ROOT / "node" / "builtin" / "pippin-demo"
 
 
 async def serve(options: argparse.Namespace) -> None:
+    sandboxes = SandboxServer()
     tokenizer, tokens = demo_tokenizer(DEMO)
     engine = FakeEngine(tokens)
     running = asyncio.create_task(engine.run())
@@ -40,11 +43,15 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            backend = FakeBackend(engine, tokenizer, client if options.driver else None, Address(options.driver))
+            grammars = Grammars(sandboxes)
+            remote = client if options.driver else None
+            backend = FakeBackend(engine, tokenizer, grammars, remote, Address(options.driver))
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop()
+            await grammars.end()
+    sandboxes.close()
     running.cancel()
 
 

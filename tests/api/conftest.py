@@ -19,6 +19,7 @@ from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, RingLoad, Work
+from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 from tests.strict import check_answer
 
@@ -38,6 +39,7 @@ class ScriptedBackend:
     """Answers each request with the tokens of `script`, which may depend on the request; ends as a driver would."""
 
     model: ScriptedModel
+    grammars: Grammars
     script: Callable[[GenerateRequest], Sequence[int]] = lambda request: []
     refusal: PippinError | None = None
     """Raised instead of the first token."""
@@ -236,8 +238,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def backend(tokenizer: Tokenizer) -> ScriptedBackend:
-    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, tokenizer))
+def backend(tokenizer: Tokenizer, grammars: Grammars) -> ScriptedBackend:
+    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, tokenizer), grammars)
     backend.say("Hello there!")
     return backend
 

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from api.app import create_app
 from api.server import ApiServer
+from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
 from node.engine.tokenizer import Tokenizer
 from tests.api.conftest import MODEL, ScriptedBackend, ScriptedModel
 from tests.api.fuzz import GOOD, JSON_PIECES, bodies, damaged, raw_requests, written
@@ -35,8 +37,8 @@ EXPECTED = (200, 204, 400, 401, 403, 404, 405, 413, 415, 417)
 class Served:
     """A gateway on a loop in a thread of its own, so that Hypothesis may ask it many times in one test."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.backend = ScriptedBackend(ScriptedModel(MODEL, 256, tokenizer))
+    def __init__(self, tokenizer: Tokenizer, sandbox_server: SandboxServer) -> None:
+        self.backend = ScriptedBackend(ScriptedModel(MODEL, 256, tokenizer), Grammars(sandbox_server))
         hello = [*tokenizer.encode("Hello there!"), *tokenizer.eos]
         self.backend.script = lambda request: [*hello, *[300] * request.max_tokens]
         self.paths: set[str] = set()
@@ -63,6 +65,7 @@ class Served:
         self._ready.set()
         await self._end.wait()
         await server.stop()
+        await self.backend.grammars.end()
 
     def ask(self, method: str, path: str, data: bytes) -> int:
         """The status of an answer that is as it should be, be it a refusal."""
@@ -98,8 +101,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tokenizer: Tokenizer) -> Iterator[Served]:
-    with Served(tokenizer) as served:
+def served(tokenizer: Tokenizer, sandbox_server: SandboxServer) -> Iterator[Served]:
+    with Served(tokenizer, sandbox_server) as served:
         yield served
 
 

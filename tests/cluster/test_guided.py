@@ -94,3 +94,23 @@ def test_a_schema_that_cant_be_followed_is_refused_and_harms_nobody(client: open
         model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=5
     )
     assert answer.choices[0].finish_reason in ("length", "stop")
+
+
+def test_schemas_that_end_or_hold_up_whoever_compiles_them_harm_no_node(client: openai.OpenAI) -> None:
+    harmful: list[Any] = [
+        {"const": -(2**63)},
+        {"type": "integer", "minimum": -1e308, "maximum": -1e308},
+        {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3, 5, 7, 11, 13, 17, 19)]},
+        {"allOf": [{"type": "string", "pattern": f"^.*a.{{{place}}}b.*$"} for place in range(20)]},
+        {"const": {f"k{number}": number for number in range(50_000)}},
+    ]
+
+    def ask(schema: Any) -> Any:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        return client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=form)
+
+    with ThreadPoolExecutor(len(harmful)) as pool:
+        for asked in [pool.submit(ask, schema) for schema in harmful]:
+            with pytest.raises(openai.BadRequestError, match="the schema"):
+                asked.result()
+    json.loads(ask({"type": "object", "properties": {"ok": {"type": "boolean"}}}).choices[0].message.content or "")

@@ -61,7 +61,7 @@ def tokenizer(directory):
 
 
 @pytest.fixture
-def driving(directory, tokenizer):
+def driving(directory, tokenizer, grammars):
     @asynccontextmanager
     async def driving():
         """A ring of one node; ask it with a prompt and what a request may have."""
@@ -78,6 +78,7 @@ def driving(directory, tokenizer):
             lambda: False,
             step_timeout_s=60,
             runs=count(),
+            grammars=grammars,
         )
         task = asyncio.create_task(driver.run())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
 from node.engine.constraint import Constraints
-from node.engine.grammar import EXACT, Function, arguments_grammar, call_head, calls_grammar, json_grammar
+from node.engine.grammar import EXACT, Function, call_head, calls_grammar, json_grammar
 from node.engine.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
@@ -255,8 +255,8 @@ def test_an_answer_may_be_possible_instead_of_a_call(accepts):
 
 
 def test_the_arguments_of_the_only_call(accepts):
-    assert accepts(arguments_grammar(NOW, param="tools"), "{}")
-    assert accepts(arguments_grammar(WEATHER, param="tools"), '{"city": "Rome"}')
+    assert accepts(of(NOW.parameters, strict=NOW.strict), "{}")
+    assert accepts(of(WEATHER.parameters, strict=WEATHER.strict), '{"city": "Rome"}')
     with pytest.raises(BadRequest) as caught:
-        arguments_grammar(Function("f", {"type": "object", "properties": {"x": {"type": 5}}}), param="tools[0]")
+        json_grammar({"type": "object", "properties": {"x": {"type": 5}}}, strict=False, param="tools[0]")
     assert caught.value.param == "tools[0]"

@@ -62,7 +62,15 @@ class FakeRunner:
 async def driven(runner: FakeRunner | None = None) -> AsyncIterator[Driver]:
     limits = Limits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
     driver = Driver(
-        RING, limits, FakeCompute(), runner or FakeRunner(), None, lambda: False, step_timeout_s=60, runs=count()
+        RING,
+        limits,
+        FakeCompute(),
+        runner or FakeRunner(),
+        None,
+        lambda: False,
+        step_timeout_s=60,
+        runs=count(),
+        grammars=None,
     )
     task = asyncio.create_task(driver.run())
     yield driver

@@ -38,7 +38,9 @@ async def no_more() -> AsyncIterator[Frame]:
 
 def driver() -> Driver:
     limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
-    return Driver(RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60, runs=count())
+    return Driver(
+        RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60, runs=count(), grammars=None
+    )
 
 
 def worker() -> Worker:
@@ -63,6 +65,7 @@ async def test_a_ring_that_a_node_is_no_part_of_is_refused():
         max_queue=4,
         max_batch=4,
         step_timeout_s=60,
+        grammars=None,
     )
 
     async def frames() -> AsyncIterator[Frame]:

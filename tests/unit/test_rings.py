@@ -97,7 +97,13 @@ class World:
         monkeypatch.setattr(serving, "Runner", FakeRunner)
         monkeypatch.setattr(serving, "release_memory", self._release)
         self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None)
-        options = {"usable": 4 * LAYER + RESERVE, "max_queue": 4, "max_batch": 4, "step_timeout_s": 60}
+        options = {
+            "usable": 4 * LAYER + RESERVE,
+            "max_queue": 4,
+            "max_batch": 4,
+            "step_timeout_s": 60,
+            "grammars": None,
+        }
         self.rings = Rings(self.agent, contacts, FakeCompute(), None, self._fetch, **options)
 
     async def _fetch(self, *_: Any) -> Any:

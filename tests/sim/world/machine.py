@@ -175,6 +175,7 @@ class Process:
         )
         client: Any = SimClient(self)
         compute: Any = FakeCompute(self)
+        grammars: Any = None  # no request has any
         specs: Any = FakeSpecs(self)
         catalogue: Any = FakeCatalogue()
         self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
@@ -189,6 +190,7 @@ class Process:
             max_queue=self.world.max_queue,
             max_batch=8,
             step_timeout_s=60,
+            grammars=grammars,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.contacts, client)
@@ -206,6 +208,7 @@ class Process:
             allowed,
             draining,
             Pools(),
+            grammars,
             started_at=0,
             open_cluster=True,
             other_secret=tuple,

@@ -1,0 +1,41 @@
+"""Jobs for sandboxes that do harm."""
+
+import ctypes
+import os
+
+
+class Panic(BaseException):
+    """As one of Rust is raised."""
+
+
+def make_harmful():
+    """Answers with what is asked, or does the harm that it names."""
+    kept = []
+
+    def answer(request: bytes) -> bytes:
+        match request.partition(b" "):
+            case b"loop", _, _:
+                while True:
+                    pass
+            case b"crash", _, _:
+                ctypes.string_at(0)
+            case b"exit", _, _:
+                os._exit(0)
+            case b"raise", _, words:
+                raise Panic(words.decode())
+            case b"keep", _, size:
+                kept.append(b"x" * int(size))
+                return str(os.getpid()).encode()
+            case b"make", _, size:
+                return b"x" * int(size)
+            case b"environment", _, _:
+                return repr(dict(os.environ)).encode()
+            case b"pid", _, _:
+                return str(os.getpid()).encode()
+        return request
+
+    return answer
+
+
+def make_nothing():
+    raise ValueError("no job")
