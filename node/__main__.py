@@ -25,11 +25,10 @@ def _run(options: Options) -> int:
     # Imported here, so that --help and mistakes are answered at once.
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.engine.sandbox import SandboxServer  # noqa: PLC0415
-
-    sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
 
+    sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process
     with fixed_limit():
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415
     raise_limit()
