@@ -244,6 +244,7 @@ class Daemon:
         await asyncio.wait((drain, quit_now), return_when=asyncio.FIRST_COMPLETED)
         drain.cancel()
         quit_now.cancel()
+        end_within(EXIT_S, self._code)
         if self._discovery:
             await self._discovery.stop()
         await self._agent.leave()

@@ -12,32 +12,37 @@ from tests.conftest import MODEL, Cluster, until
 
 pytestmark = pytest.mark.slow
 
+LOOKS_S = 6.0
+"""Longer than the time after which a node looks at its disk again."""
 HANG = """
 import threading
 from pathlib import Path
-from node.engine.stage import Stage
+from {module} import {owner}
 
-begin = Stage.begin
+do = {owner}.{method}
 
 def hang(*args, **kwargs):
     if Path({flag!r}).exists():
         threading.Event().wait()
-    return begin(*args, **kwargs)
+    return do(*args, **kwargs)
 
-Stage.begin = hang
+{owner}.{method} = hang
 """
-"""For a node's process, which runs it before its own code: it computes no more as soon as there is a file of that name."""
+"""For a node's process, which runs it before its own code: the method never returns once there is a file of that name."""
+COMPUTES = ("node.engine.stage", "Stage", "begin")
+LOOKS_AT_ITS_DISK = ("node.store.catalogue", "Catalogue", "refresh")
 
 
-def hanging(directory: Path) -> tuple[Path, dict[str, str]]:
+def hanging(directory: Path, module: str, owner: str, method: str) -> tuple[Path, dict[str, str]]:
     """The file, and the environment of a node that heeds it."""
     flag = directory / "hang"
-    (directory / "sitecustomize.py").write_text(HANG.format(flag=str(flag)))
+    code = HANG.format(flag=str(flag), module=module, owner=owner, method=method)
+    (directory / "sitecustomize.py").write_text(code)
     return flag, {"PYTHONPATH": str(directory)}
 
 
 def test_a_ring_of_one_node_hangs(cluster: Cluster, tmp_path: Path, stock: dict[str, str]) -> None:
-    flag, environment = hanging(tmp_path)
+    flag, environment = hanging(tmp_path, *COMPUTES)
     options = ("--model", MODEL, "--max-rings", "1", "--step-timeout", "3")
     first = cluster.launch(*options, environment=environment).started()
     cluster.ready(first)
@@ -63,7 +68,7 @@ def test_a_ring_of_one_node_hangs(cluster: Cluster, tmp_path: Path, stock: dict[
 
 
 def test_the_second_signal_ends_a_node_that_hangs(cluster: Cluster, tmp_path: Path) -> None:
-    flag, environment = hanging(tmp_path)
+    flag, environment = hanging(tmp_path, *COMPUTES)
     node = cluster.launch("--model", MODEL, environment=environment).started()
     cluster.ready(node)
     flag.touch()
@@ -77,3 +82,17 @@ def test_the_second_signal_ends_a_node_that_hangs(cluster: Cluster, tmp_path: Pa
         assert node.wait(10) == 0
         assert time.monotonic() - began < 5
         assert isinstance(answer.exception(10), OSError | http.client.HTTPException)
+
+
+def test_a_disk_that_never_answers_holds_up_neither_answers_nor_the_end(
+    cluster: Cluster, tmp_path: Path, stock: dict[str, str]
+) -> None:
+    flag, environment = hanging(tmp_path, *LOOKS_AT_ITS_DISK)
+    node = cluster.launch("--model", MODEL, environment=environment).started()
+    cluster.ready(node)
+    flag.touch()
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + LOOKS_S, 2 * LOOKS_S, "the node looks at its disk")
+    assert node.chat("Hello").text == stock["Hello"]
+    node.signal(signal.SIGINT)
+    assert node.wait(20) == 0
