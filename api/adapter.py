@@ -1,11 +1,12 @@
 """koboldcpp's `adapter`: the texts around each role's messages, given with a request in place of the model's template."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.limits import MAX_STOP
 from api.message import Message
 
 ROLES = {
@@ -19,13 +20,16 @@ ROLES = {
 """Whose texts are used for a role; koboldcpp calls those of tool results `tools`."""
 
 
+Text = Annotated[str, Field(max_length=MAX_STOP)]
+
+
 class Wrapper(BaseModel):
     """What stands before and after a message."""
 
     model_config = ConfigDict(strict=True)
 
-    start: str = ""
-    end: str = ""
+    start: Text = ""
+    end: Text = ""
 
 
 class Templates(BaseModel):
@@ -54,8 +58,8 @@ class Templates(BaseModel):
             own = nested.get(role, {})
             if not isinstance(own, dict):
                 continue
-            if whole := {name: text for name, text in own.items() if text is not None} | flat:
-                nested[role] = whole
+            if role in nested or flat:
+                nested[role] = {name: text for name, text in own.items() if text is not None} | flat
         return nested
 
 
@@ -71,10 +75,8 @@ class Adapter(BaseModel):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.templates == Templates():
-            raise PydanticCustomError(
-                "adapter", 'Input should have texts, as {{"user": {{"start": "...", "end": "..."}}}}'
-            )
+        if not self.templates.model_fields_set:
+            raise PydanticCustomError("adapter", 'Input should have texts, as {"user": {"start": "...", "end": "..."}}')
         return self
 
     @property

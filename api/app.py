@@ -12,11 +12,13 @@ from aiohttp.typedefs import Handler
 from api import admin, chat, completions, embeddings, metrics, models
 from api.auth import ApiKeys
 from api.backend import Backend
+from api.body import Bodies
 from api.callers import Callers
 from api.cors import Cors
 from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
+from api.limits import BODY_S, MAX_BODY
 from api.metrics import ANYTHING_ELSE, Metered, Metrics
 from api.response import STREAM, Env
 from api.responses.background import Background
@@ -26,9 +28,6 @@ from node.core.errors import PippinError, ShuttingDown, Unauthorized
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT = 32 * 2**20
-"""Bytes; the longest prompts of today's models are some 4 MB."""
-
 
 def create_app(
     backend: Backend,
@@ -37,19 +36,20 @@ def create_app(
     cors_origins: Collection[str] = (),
     names: Collection[str] = (),
     open_api: bool = False,
-    body_limit: int = BODY_LIMIT,
+    body_limit: int = MAX_BODY,
+    body_s: float = BODY_S,
     pace: Pace | None = None,
 ) -> web.Application:
-    """To be called inside a running loop. No `api_keys`: everybody may ask whose address is of a private network, or any
+    """To be called inside a running loop, and served by an ApiServer. No `api_keys`: everybody may ask whose address is of a private network, or any
     with `open_api`. Pages of `cors_origins` may ask besides local ones. `names` of this node besides local ones.
 
-    Run it with `handler_cancellation=True`: a client that hangs up must end its generation.
+    `body_limit` in bytes; `body_s`: seconds that the first bytes of a body may take.
     """
     keyed = bool(api_keys)
     # Where any page may ask, or none without a key, there is nothing to gain by another name.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
     cors, drain, counted = Cors(cors_origins, names, keyed=keyed), Drain(), Metrics(backend)
-    env = Env(Metered(backend, counted), pace or Pace())
+    env = Env(Metered(backend, counted), pace or Pace(), Bodies(body_limit, body_s))
     app = web.Application(
         client_max_size=body_limit,
         middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), drain, body_limit)],

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from aiohttp import web
 
 from api.answer import Delta
-from api.body import read_object
 from api.callers import CLIENT
 from api.generation import Choice, Job
 from api.guide import make_guide
@@ -21,7 +21,7 @@ from node.engine.tokenizer import Tokenizer
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
-    body = parse(ChatRequest, await read_object(request))
+    body = await env.bodies.read(request, partial(parse, ChatRequest))
     job, choices = await ask(env, request, body, new_id("chatcmpl"))
     shape = ChatShape(job.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
     return await Reply(job, choices, shape).send(request, env)
@@ -35,9 +35,10 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
     if body.adapter:
         prompt = await asyncio.to_thread(model.tokenizer.join, list(body.adapter.pieces(body.messages)))
     else:
-        messages = [message.for_template() for message in body.messages]
         kwargs = guide.template_kwargs(body.template_kwargs)
-        prompt = await asyncio.to_thread(model.tokenizer.chat, messages, guide.use.for_template, **kwargs)
+        prompt = await asyncio.to_thread(
+            model.tokenizer.chat, body.messages_for_template, guide.use.for_template, **kwargs
+        )
         if guide.grammar and model.tokenizer.dialect.opening:
             prompt = [*prompt, *model.tokenizer.encode(model.tokenizer.dialect.opening)]
     if not prompt:

@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from aiohttp import web
 
 from api.answer import Delta
 from api.backend import Model
-from api.body import read_object
 from api.callers import CLIENT
 from api.echo import Echo, spell
 from api.generation import Choice, Job, check_tokens
+from api.limits import MAX_ANSWERS
 from api.logprobs import legacy_logprobs
 from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import CompletionRequest, parse
@@ -20,12 +21,9 @@ from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
 from node.engine.tokenizer import Tokenizer
 
-MAX_CHOICES = 2048
-"""Answers to one request, as OpenAI bounds its list of prompts; each costs memory before the first token."""
-
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
-    body = parse(CompletionRequest, await read_object(request))
+    body = await env.bodies.read(request, partial(parse, CompletionRequest))
     model = await open_model(env, request, body)
     job = Job(
         id=new_id("cmpl"),
@@ -37,18 +35,23 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         param="prompt",
         control_logprobs=True,
     )
-    if len(body.prompt) * body.copies > MAX_CHOICES:
+    if len(body.prompt) * body.copies > MAX_ANSWERS:
         raise BadRequest(
-            f"{len(body.prompt)} prompts with {body.copies} answers each are more than {MAX_CHOICES}.", param="prompt"
+            f"{len(body.prompt)} prompts with {body.copies} answers each are more than {MAX_ANSWERS}.", param="prompt"
         )
     choices: list[Choice] = []
+    echoed = 0
     for prompt in body.prompt:
         tokens = await encode(model, prompt, param="prompt")
+        job.room(tokens)
         name = f"{job.id}-{len(choices)}-prompt"
         wanted = None
         if body.echo and body.logprobs is not None:
             wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, job.client)
         echo = await _echo(model, prompt, tokens, wanted) if body.echo else None
+        echoed += body.copies * len(echo.text) if echo else 0
+        if echoed > env.bodies.limit:
+            raise BadRequest(f"The answers would echo more than {env.bodies.limit:,} characters.", param="echo")
         choices += job.choices(tokens, first=len(choices), echo=echo)
     return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
 

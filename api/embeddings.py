@@ -8,7 +8,6 @@ from functools import partial
 from aiohttp import web
 
 from api.backend import Model
-from api.body import read_object
 from api.callers import CLIENT
 from api.completions import encode
 from api.generation import at_once
@@ -19,7 +18,7 @@ from node.core.evaluation import EvaluateRequest
 
 
 async def create(env: Env, request: web.Request) -> web.Response:
-    body = parse(EmbeddingRequest, await read_object(request))
+    body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
     model = await env.backend.open(body.model)
     texts = [await _tokens(model, text) for text in body.input]
     name = new_id("embd")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from api.limits import MAX_MESSAGE, MAX_PARAM
 from node.core.errors import BadRequest, PippinError
 
 
@@ -16,6 +17,13 @@ class WrongMediaType(BadRequest):
 
     code = "unsupported_media_type"
     status = 415
+
+
+class BodyTimeout(PippinError):
+    """The body comes too slowly."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class OriginNotAllowed(PippinError):
@@ -50,7 +58,19 @@ def error_type(status: int) -> str:
 
 
 def error_object(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+    """`message` and `param` may quote the request at any length."""
+    return {
+        "error": {
+            "message": _short(message, MAX_MESSAGE),
+            "type": error_type(status),
+            "param": param and _short(param, MAX_PARAM),
+            "code": code,
+        }
+    }
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def describe(error: PippinError) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Job:
             id=self.id,
             model=self.model.id,
             prompt=tuple(prompt),
-            max_tokens=self._room(prompt),
+            max_tokens=self.room(prompt),
             # Where a grammar is complete nothing else can come.
             stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else tokenizer.eos,
             sampling=self.sampling,
@@ -88,8 +88,11 @@ class Job:
             for copy in range(self.body.copies)
         ]
 
-    def _room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may be made. A prompt that leaves no room is refused before anything is computed."""
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens may be made. A prompt that leaves no room is refused before anything is computed.
+
+        Raises ContextExceeded.
+        """
         context = self.model.context
         room = context - len(prompt)
         if room < (0 if self.max_tokens == 0 else 1):
@@ -160,7 +163,7 @@ def _mean_logprob(choice: Choice) -> float:
 
 def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
     size = model.tokenizer.vocab_size
-    for token in tokens:
+    for token in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= token < size:
             raise BadRequest(f"Invalid '{param}': the model has no token {token}, only 0 to {size - 1}.", param=param)
 

@@ -1,10 +1,13 @@
 """A chat message: checked as OpenAI checks it, and handed to the chat template as templates know it."""
 
-import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from api.json_object import parse_json
+from api.limits import MAX_CALLS, MAX_NAME, MAX_PARTS
+from node.core.errors import BadRequest
 
 MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file"})
 
@@ -15,25 +18,28 @@ def _join_parts(content: Any) -> Any:
         return content
     if not isinstance(content, list):
         raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+    if len(content) > MAX_PARTS:
+        raise PydanticCustomError("content", f"Input should have at most {MAX_PARTS} parts, not {len(content)}")
     return "".join(_part_text(index, part) for index, part in enumerate(content))
 
 
 def _part_text(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        kind = None
     if kind in MEDIA:
         raise PydanticCustomError(
-            "unsupported", "Part {index} is of type {kind}, and the model takes only text", _at(index, kind)
+            "unsupported",
+            "Part {index} is of type {kind}, and the model takes only text",
+            {"index": index, "kind": kind},
         )
     text = part.get("text" if kind == "text" else "refusal") if kind in ("text", "refusal") else None
     if not isinstance(text, str):
-        raise PydanticCustomError(
-            "content", 'Part {index} should be {{"type": "text", "text": "..."}}', _at(index, kind)
-        )
+        raise PydanticCustomError("content", 'Part {index} should be {"type": "text", "text": "..."}', {"index": index})
     return text
 
 
-def _at(index: int, kind: Any) -> dict[str, Any]:
-    return {"index": index, "kind": str(kind)}
+Name = Annotated[str, Field(max_length=MAX_NAME)]
 
 
 class _Part(BaseModel):
@@ -41,12 +47,12 @@ class _Part(BaseModel):
 
 
 class FunctionCall(_Part):
-    name: str
+    name: Name
     arguments: str
 
 
 class ToolCall(_Part):
-    id: str
+    id: Name
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -54,10 +60,10 @@ class ToolCall(_Part):
 class Message(_Part):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_join_parts)] = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    name: Name | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     function_call: FunctionCall | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Name | None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
@@ -67,6 +73,14 @@ class Message(_Part):
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool_call_id", "A message of role tool needs a tool_call_id")
         return self
+
+    @property
+    def calls(self) -> list[FunctionCall]:
+        """Today's and the one before; templates get the first that there are."""
+        return [
+            *(call.function for call in self.tool_calls or ()),
+            *([self.function_call] if self.function_call else []),
+        ]
 
     def for_template(self) -> dict[str, Any]:
         """Templates know `tool_calls` and the role `tool`, not what these were called before."""
@@ -83,7 +97,7 @@ class Message(_Part):
 def _arguments(written: str) -> Any:
     """Templates expect the object itself, where OpenAI's clients send its JSON text."""
     try:
-        arguments = json.loads(written or "{}")
-    except (ValueError, RecursionError):
+        arguments = parse_json(written.encode() or b"{}")
+    except BadRequest:
         return written
     return arguments if isinstance(arguments, dict) else written

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
 from api.backend import Backend, Model
+from api.body import Bodies
 from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
 from api.schema import GenerationRequest
@@ -28,6 +29,7 @@ class Env:
 
     backend: Backend
     pace: Pace
+    bodies: Bodies
 
 
 async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> Model:

@@ -4,39 +4,60 @@ import re
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.adapter import Adapter
 from api.errors import Unsupported
 from api.guide import JsonFormat
+from api.json_object import Counts
+from api.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_MESSAGES,
+    MAX_NAME,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_TOOLS,
+    MAX_VARIABLES,
+)
 from api.message import Message
-from api.tools import MAX_TOOLS, NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
+from api.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from node.core.errors import BadRequest
 from node.core.generation import Sampling
 
 MAX_INT = 2**31 - 1
 SEEDS = 2**63
-MAX_CHOICES = 128
-MAX_STOPS = 4
-MAX_INPUTS = 2048
-"""Texts to embed in one request, as OpenAI bounds it."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
 def _stop_list(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", f"Input should have at most {MAX_STOPS} strings, not {len(stops)}")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise PydanticCustomError("stop", "Input should be a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise PydanticCustomError("stop", f"Input should have at most {MAX_STOPS} strings, not {len(stops)}")
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP:
+        raise PydanticCustomError("stop", f"A string should have at most {MAX_STOP} characters, not {longest}")
     return stops
 
 
 def _bias_by_token(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise PydanticCustomError("logit_bias", "Input should be an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias", f"Input should have at most {MAX_BIASES} tokens, not {len(value)}")
     for token, bias in value.items():
         if not TOKEN_ID.fullmatch(token):
             raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
@@ -63,7 +84,7 @@ class GenerationRequest(BaseModel):
     # A field named model_... is OpenAI's business, not pydantic's.
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, max_length=MAX_NAME)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -155,22 +176,23 @@ NOT_FOR_TEMPLATES = frozenset(
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS)
+    functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     function_call: FunctionCallChoice | None = None
-    modalities: list[str] = ["text"]
+    modalities: list[str] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
     audio: Any = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
     reasoning_effort: Effort | None = None
     adapter: Adapter | None = None
+    _for_template: list[dict[str, Any]] = PrivateAttr(default=[])
 
     @property
     def answer_tokens(self) -> int | None:
@@ -181,6 +203,11 @@ class ChatRequest(GenerationRequest):
         """Variables of the template. Some models' know `reasoning_effort`."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **self.chat_template_kwargs}
+
+    @property
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        """None of them beside an adapter, which does without a template."""
+        return self._for_template
 
     @property
     def form(self) -> JsonFormat | None:
@@ -224,18 +251,28 @@ class ChatRequest(GenerationRequest):
             raise Unsupported("The only one of 'modalities' that is supported is text.", param="modalities")
         return self
 
+    @model_validator(mode="after")
+    def _write_for_template(self) -> Self:
+        """Here, since a request that takes long to check is checked in a thread."""
+        if self.adapter is None:
+            Counts.of_all([call.arguments.encode() for message in self.messages for call in message.calls]).check()
+            self._for_template = [message.for_template() for message in self.messages]
+        return self
 
-def _prompt_list(value: Any) -> Any:
+
+def _prompt_list(value: Any) -> list[str | list[int]]:
     return _text_list(value, "prompt")
 
 
-def _text_list(value: Any, name: str) -> list[Any]:
+def _text_list(value: Any, name: str) -> list[str | list[int]]:
     """One text or several, each a string or token ids, as a list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if _are_tokens(value):
+        if type(value[0]) is int and _are_tokens(value):
             return [value]
+        if len(value) > MAX_INPUTS:
+            raise PydanticCustomError(name, f"Input should have at most {MAX_INPUTS} texts, not {len(value)}")
         if all(isinstance(prompt, str) for prompt in value) or all(_are_tokens(prompt) for prompt in value):
             return value
     raise PydanticCustomError(name, "Input should be a string, a list of token ids, or a list of one of these")
@@ -246,7 +283,8 @@ def _are_tokens(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt_list)]
+    # All that a validator of pydantic's would check is checked; it would make a list of all that is wrong.
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompt_list)]
     max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: bool = False
@@ -275,20 +313,18 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-def _input_list(value: Any) -> Any:
+def _input_list(value: Any) -> list[str | list[int]]:
     inputs = _text_list(value, "input")
     if "" in inputs:
         raise PydanticCustomError("input", "Input should not be an empty string")
-    if len(inputs) > MAX_INPUTS:
-        raise PydanticCustomError("input", f"Input should have at most {MAX_INPUTS} texts, not {len(inputs)}")
     return inputs
 
 
 class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
-    model: str = Field(min_length=1)
-    input: Annotated[list[str | list[int]], BeforeValidator(_input_list)]
+    model: str = Field(min_length=1, max_length=MAX_NAME)
+    input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)
 
@@ -309,7 +345,7 @@ def parse(schema: type[Request], body: dict[str, Any]) -> Request:
     try:
         return schema.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0]) from error
+        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
 
 
 def _refusal(error: ErrorDetails) -> BadRequest:

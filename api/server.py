@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import logging
 import math
 import socket
@@ -12,14 +13,13 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from api.connections import Connections, Patience
 from api.drain import DRAIN
-from api.errors import error_object
-from node.core.errors import PortTaken
+from api.errors import describe, error_object
+from api.limits import CLOSE_S
+from node.core.errors import Overloaded, PortTaken
 
-CLOSE_S = 1.0
-"""For the last bytes of what is done."""
-STALL_S = 60.0
-"""A reader that takes nothing for so long is given up: it may hold a place that others wait for."""
+TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 class ApiServer:
     """Bound before it serves: the port is known, and refused if it is taken, before anything else starts."""
 
-    def __init__(self, hosts: Sequence[str], port: int, *, stall_s: float = STALL_S) -> None:
+    def __init__(self, hosts: Sequence[str], port: int, patience: Patience | None = None) -> None:
         """Raises PortTaken. Port 0 is chosen by the system, the same for all hosts."""
-        self._stall_s = stall_s
+        self._patience = patience or Patience()
         self._sockets: list[socket.socket] = []
         for host in hosts:
             self._sockets.append(_bind(host, port))
@@ -44,8 +44,14 @@ class ApiServer:
         await self._runner.setup()
         assert self._runner.server
         loop = asyncio.get_running_loop()
-        logs: dict[str, Any] = {"access_log": None, "logger": _HttpLog(log, {})}
-        protocol = partial(_Protocol, self._runner.server, self._stall_s, loop=loop, **logs)
+        settings: dict[str, Any] = {
+            "access_log": None,
+            "logger": _HttpLog(log, {}),
+            "keepalive_timeout": self._patience.idle_s,
+            "auto_decompress": False,  # Bodies does it, with bounds and in a thread
+        }
+        connections = Connections(self._patience)
+        protocol = partial(_Protocol, self._runner.server, connections, self._patience, loop=loop, **settings)
         for each in self._sockets:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
@@ -65,20 +71,59 @@ class ApiServer:
 
 
 class _Protocol(web.RequestHandler):
-    """aiohttp's side of a connection, which gives up readers that take nothing.
+    """aiohttp's side of a connection, which gives up who sends no request, or takes nothing of an answer.
 
     What it refuses by itself, as no request can be made of it, is told as all else.
     """
 
-    def __init__(self, server: web.Server, stall_s: float, **kwargs: Any) -> None:
+    def __init__(self, server: web.Server, connections: Connections, patience: Patience, **kwargs: Any) -> None:
         super().__init__(server, **kwargs)
-        self._stall_s = stall_s
+        self.address = ""
+        self.heard_at = 0.0
+        self._connections = connections
+        self._patience = patience
         self._look: asyncio.Handle | None = None
+        self._header: asyncio.TimerHandle | None = None
+        """Ends a connection whose request does not get to the end of its headers."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
         assert isinstance(transport, asyncio.Transport)
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else ""
+        self.heard_at = asyncio.get_running_loop().time()
+        if not self._connections.add(self):
+            self._refuse(transport)
+            return
+        super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # paused is whatever the system has not taken, to the last byte
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        body = json.dumps(describe(TOO_MANY)).encode()
+        head = (
+            f"HTTP/1.1 {TOO_MANY.status} Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nRetry-After: {TOO_MANY.retry_after}\r\nConnection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        transport.close()
+        self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        loop = asyncio.get_running_loop()
+        self.heard_at = loop.time()
+        if not self.is_idle:
+            self._end_header()
+        elif self._header is None:
+            self._header = loop.call_later(self._patience.header_s, self.force_close)
+
+    def _end_header(self) -> None:
+        if self._header:
+            self._header.cancel()
+            self._header = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -90,7 +135,9 @@ class _Protocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._connections.remove(self)
         self._look_no_more()
+        self._end_header()
 
     def _look_no_more(self) -> None:
         if self._look:
@@ -102,7 +149,7 @@ class _Protocol(web.RequestHandler):
             return
         left = self.transport.get_write_buffer_size()
         if left < before:
-            self._look = asyncio.get_running_loop().call_later(self._stall_s, self._look_whether_less, left)
+            self._look = asyncio.get_running_loop().call_later(self._patience.stall_s, self._look_whether_less, left)
         else:
             self.transport.abort()
 

@@ -54,26 +54,30 @@ class StopMatcher:
 class Pattern:
     """How much of one string the text ends with (Knuth, Morris and Pratt: one step for each character).
 
-    The string and the text may also be of other things than characters.
+    Their table is made as far as the text has come, so a string that never begins costs nothing. The string and the text may also be of other things than characters.
     """
 
     def __init__(self, text: Sequence[Hashable]) -> None:
         self.text = text
         self.matched = 0
         self._fallback = [0]
-        """For each length, the longest shorter beginning that is also an end of it."""
-        for char in text[1:]:
-            length = self._fallback[-1]
-            while length and text[length] != char:
-                length = self._fallback[length - 1]
-            self._fallback.append(length + (text[length] == char))
+        """For each length, from 1, the longest shorter beginning that is also an end of it."""
 
     def step(self, char: Hashable) -> bool:
         """Take one character; whether the string is now complete."""
         while self.matched and self.text[self.matched] != char:
-            self.matched = self._fallback[self.matched - 1]
+            self.matched = self._shorter(self.matched)
         self.matched += self.text[self.matched] == char
         if self.matched < len(self.text):
             return False
-        self.matched = self._fallback[-1]
+        self.matched = self._shorter(self.matched)
         return True
+
+    def _shorter(self, length: int) -> int:
+        text, fallback = self.text, self._fallback
+        while len(fallback) < length:
+            char, shorter = text[len(fallback)], fallback[-1]
+            while shorter and text[shorter] != char:
+                shorter = fallback[shorter - 1]
+            fallback.append(shorter + (text[shorter] == char))
+        return fallback[length - 1]

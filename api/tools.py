@@ -16,10 +16,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from api.limits import MAX_TOOLS
 from node.core.errors import BadRequest
 from node.engine.grammar import Function
 
-MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
@@ -85,6 +85,10 @@ def _tool_choice(value: Any) -> CallsWanted:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return CallsWanted("required", [name], one=True)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            if len(tools) > MAX_TOOLS:
+                raise PydanticCustomError(
+                    "tool_choice", f"Input should allow at most {MAX_TOOLS} tools, not {len(tools)}"
+                )
             return CallsWanted(mode, [_allowed_name(tool) for tool in tools])
     raise PydanticCustomError(
         "tool_choice", 'Input should be "none", "auto", "required", or an object that names a function'

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from api.backend import Backend
 from api.drain import Drain
+from api.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
-from node.core.errors import PippinError, told
+from node.core.errors import Overloaded, PippinError, told
 
 log = logging.getLogger(__name__)
 
@@ -15,15 +17,46 @@ log = logging.getLogger(__name__)
 class Background:
     """Each runs in a task of its own until it has ended or is cancelled; a node that stops waits for them."""
 
-    def __init__(self, backend: Backend, drain: Drain) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        drain: Drain,
+        *,
+        most: int = MAX_BACKGROUND,
+        most_bytes: int = MAX_BACKGROUND_BYTES,
+        most_s: float = MAX_BACKGROUND_S,
+    ) -> None:
+        """At most so many at once, of requests of so many bytes together, each for so many seconds."""
         self._backend = backend
         self._drain = drain
+        self._most = most
+        self._most_bytes = most_bytes
+        self._most_s = most_s
+        self._count = 0
+        self._bytes = 0
         self._running: dict[str, tuple[Turn, asyncio.Task[None]]] = {}
 
+    @contextmanager
+    def place(self, size: int) -> Iterator[None]:
+        """One for a response to a request of so many bytes. Raises Overloaded."""
+        if self._count >= self._most or self._bytes + size > self._most_bytes:
+            raise Overloaded(
+                f"{self._count} responses in the background, to requests of {self._bytes:,} bytes, are under way already.",
+                hint="Ask again when some of them are done.",
+            )
+        self._count += 1
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._bytes -= size
+
     def start(self, turn: Turn, opening: asyncio.Task[None]) -> None:
-        """`opening` makes the turn ready to be run."""
+        """`opening` makes the turn ready to be run. Raises Overloaded."""
         response_id = turn.output.id
         under_way = ExitStack()
+        under_way.enter_context(self.place(turn.size))
         under_way.enter_context(self._drain.under_way())
         task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
         self._running[response_id] = turn, task
@@ -56,9 +89,13 @@ class Background:
     async def _run(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """A task's root: whatever goes wrong becomes the response's error."""
         try:
-            await opening
-            await turn.run(self._backend)
+            async with asyncio.timeout(self._most_s) as limit:
+                await opening
+                await turn.run(self._backend)
         except Exception as error:
+            if limit.expired():
+                turn.fail(PippinError(f"It was not done within {self._most_s:,.0f} s."))
+                return
             if not isinstance(error, PippinError):
                 log.exception("response %s failed", turn.output.id)
             turn.fail(told(error))

@@ -1,5 +1,6 @@
 """The items of a conversation as the Responses API writes them, and the chat messages that say the same."""
 
+import reprlib
 import uuid
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -8,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
-from api.message import MEDIA
+from api.limits import MAX_MESSAGES, MAX_NAME, MAX_PARTS
+from api.message import MEDIA, Name
 from node.core.errors import BadRequest
 
 Json = dict[str, Any]
@@ -31,8 +33,8 @@ class InputMessage(_Strict):
 
 
 class FunctionCallItem(_Strict):
-    call_id: str
-    name: str
+    call_id: Name
+    name: Name
     arguments: str
 
     def item(self) -> Json:
@@ -40,7 +42,7 @@ class FunctionCallItem(_Strict):
 
 
 class FunctionOutputItem(_Strict):
-    call_id: str
+    call_id: Name
     output: str | list[Any]
 
     def item(self) -> Json:
@@ -62,7 +64,7 @@ class ReasoningItem(_Strict):
 class Reference(_Strict):
     """An item of a response that is kept here."""
 
-    id: str
+    id: Name
 
     def item(self) -> Json:
         return {"type": "item_reference"}
@@ -90,6 +92,8 @@ def items_of(value: Any) -> list[Item]:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("input", "Input should be a text or a list of items that is not empty")
+    if len(value) > MAX_MESSAGES:
+        raise PydanticCustomError("input", f"Input should have at most {MAX_MESSAGES} items, not {len(value)}")
     return [_item(f"input[{index}]", item) for index, item in enumerate(value)]
 
 
@@ -98,34 +102,38 @@ def _item(param: str, given: Any) -> Item:
         raise BadRequest(f"Invalid '{param}': an item is an object.", param=param)
     kind = given.get("type") or "message"
     if not isinstance(kind, str) or kind not in KINDS:
-        raise Unsupported(f"Invalid '{param}': items of type {str(kind)[:60]!r} are not supported.", param=param)
+        raise Unsupported(f"Invalid '{param}': items of type {reprlib.repr(kind)} are not supported.", param=param)
     schema, prefix = KINDS[kind]
     try:
         known = schema.model_validate({name: item for name, item in given.items() if item is not None})
         item = known.item()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join([param, *(str(part) for part in first["loc"][:1])])
         raise BadRequest(f"Invalid '{where}': {first['msg']}.", param=where) from error
     except BadRequest as error:
         raise type(error)(f"Invalid '{param}': {error.message}", param=param) from error
     own = given.get("id")
-    return {"id": own if isinstance(own, str) and own else item_id(prefix), **item}
+    return {"id": own if isinstance(own, str) and 0 < len(own) <= MAX_NAME else item_id(prefix), **item}
 
 
-def _texts(content: str | Iterable[Any]) -> list[str]:
+def _texts(content: str | list[Any]) -> list[str]:
     if isinstance(content, str):
         return [content]
+    if len(content) > MAX_PARTS:
+        raise BadRequest(f"it has {len(content)} parts; {MAX_PARTS} are the most.")
     return [_text(part) for part in content]
 
 
 def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        kind = None
     if kind in MEDIA | {"input_file"}:
         raise Unsupported(f"a part is of type {kind}, and the model takes only text.")
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
     if kind not in ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"):
-        raise BadRequest(f"there is no part of type {str(kind)[:60]!r}.")
+        raise BadRequest(f"there is no part of type {reprlib.repr(kind)}.")
     if not isinstance(text, str):
         raise BadRequest("a part has no text.")
     return text

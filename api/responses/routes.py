@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from api.answer import Delta
-from api.body import read_object
 from api.chat import ask
 from api.errors import Unsupported
 from api.generation import run_all
+from api.json_object import weight
+from api.limits import SMALL_BODY
 from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
@@ -23,7 +25,7 @@ from api.responses.schema import ResponseRequest
 from api.responses.store import Kept, Store
 from api.responses.turn import Turn
 from api.schema import ChatRequest, parse
-from node.core.errors import BadRequest, NotReady, PippinError
+from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
 
 Json = dict[str, Any]
 
@@ -50,14 +52,21 @@ class Responses:
     store: Store = field(default_factory=Store)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        given = await read_object(request)
-        body = parse(ResponseRequest, given)
+        body, given, size = await self.env.bodies.read(request, _asked)
         before = self.store.before(body.previous_response_id) if body.previous_response_id else None
-        new = self._resolved(body.input)
-        with _told_in_our_names():
-            items = (*before.history, *new) if before else new
-            chat = parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
-        turn = Turn(Output(body, body.model, item_id("resp")), before, new, self.store)
+        new: tuple[Item, ...] = tuple(body.input)
+        if any(map(_is_reference, new)):
+            new, more = await self.env.bodies.work(partial(self._resolved, new), small=False)
+            size += more
+        whole = size + (before.bytes if before else 0)
+        if before and whole > self.env.bodies.limit:
+            raise ContextExceeded(
+                f"The conversation has some {whole:,} bytes; {self.env.bodies.limit:,} are the most.",
+                param="previous_response_id",
+            )
+        items = (*before.history, *new) if before else new
+        chat = await self.env.bodies.work(partial(_as_chat, body, items, given), small=whole <= SMALL_BODY)
+        turn = Turn(Output(body, body.model, item_id("resp")), before, new, size, self.store)
         if body.background:
             await self._begin(turn, asyncio.create_task(self._open(request, chat, turn)))
             return web.json_response(turn.output.response())
@@ -116,13 +125,21 @@ class Responses:
         running = self.background.find(response_id)
         return running.kept() if running else self.store.get(response_id)
 
-    def _resolved(self, items: Sequence[Item]) -> tuple[Item, ...]:
+    def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
+        """With the items that are referred to in their places, and how many bytes those are. Raises BadRequest."""
         named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
         found = self.store.items(named) if named else {}
         for name, param in named.items():
             if name not in found:
                 raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)
-        return tuple(found[item["id"]] if _is_reference(item) else item for item in items)
+        sizes = {name: weight(item) for name, item in found.items()}
+        more = sum(sizes[item["id"]] for item in items if _is_reference(item))
+        if more > self.env.bodies.limit:
+            raise ContextExceeded(
+                f"The items referred to have some {more:,} bytes; {self.env.bodies.limit:,} are the most.",
+                param="input",
+            )
+        return tuple(found[item["id"]] if _is_reference(item) else item for item in items), more
 
     async def _open(self, request: web.Request, chat: ChatRequest, turn: Turn) -> None:
         """Wait for the model; longer when nobody else waits."""
@@ -138,8 +155,9 @@ class Responses:
     async def _begin(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """In the background. A fault of the request is raised if it shows soon; if it shows later, the response fails."""
         try:
-            if (await asyncio.wait([opening], timeout=SOON_S))[0]:
-                opening.result()
+            with self.background.place(turn.size):
+                if (await asyncio.wait([opening], timeout=SOON_S))[0]:
+                    opening.result()
             self.background.start(turn, opening)
         except BaseException:
             opening.cancel()
@@ -165,6 +183,16 @@ class Responses:
                     raise
                 await send(turn.fail(error))
         return events.response
+
+
+def _asked(given: Json) -> tuple[ResponseRequest, Json, int]:
+    """The request, as it was sent, and roughly its bytes."""
+    return parse(ResponseRequest, given), given, weight(given)
+
+
+def _as_chat(body: ResponseRequest, items: Sequence[Item], given: Json) -> ChatRequest:
+    with _told_in_our_names():
+        return parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
 
 
 def _is_reference(item: Item) -> bool:

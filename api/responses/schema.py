@@ -1,10 +1,14 @@
 """What a request to /v1/responses may say; what it has in common with chat is checked by chat's own schema."""
 
+import reprlib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
+from api.limits import MAX_METADATA, MAX_NAME, MAX_TOOLS, MAX_VARIABLES
+from api.message import Name
 from api.responses.items import Item, items_of
 from api.schema import MAX_INT, Effort
 from node.core.errors import BadRequest
@@ -32,7 +36,7 @@ class Format(_Strict):
     """How the answer is written; `json_schema` has its name and schema right here."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
+    name: Name | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -54,33 +58,40 @@ class TextConfig(_Strict):
 
 class Reasoning(_Strict):
     effort: Effort | None = None
-    summary: str | None = None
+    summary: Name | None = None
+
+
+def _few(metadata: Any) -> Any:
+    """Looked at before the entries, of which all that are wrong would be told."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
+        raise PydanticCustomError("metadata", f"Input should have at most {MAX_METADATA} entries, not {len(metadata)}")
+    return metadata
 
 
 class ResponseRequest(_Strict):
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, max_length=MAX_NAME)
     input: Annotated[list[Item], BeforeValidator(items_of)]
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Name | None = None
     store: bool = True
     stream: bool = False
     background: bool = False
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, ge=0, le=1)
-    include: list[str] = []
+    include: list[str] = Field(default=[], max_length=MAX_VARIABLES, fail_fast=True)
     top_logprobs: int = Field(default=0, ge=0, le=20)
     text: TextConfig = TextConfig()
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = Field(default=None, ge=1, le=MAX_INT)
     reasoning: Reasoning = Reasoning()
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = {}
+    metadata: Annotated[dict[str, Name], BeforeValidator(_few)] = {}
     truncation: Literal["auto", "disabled"] = "disabled"
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
     conversation: Any = None
     prompt: Any = None
 
@@ -100,7 +111,8 @@ class ResponseRequest(_Strict):
                 raise Unsupported(f"'{param}' is not supported: it names what is kept at OpenAI.", param=param)
         for index, tool in enumerate(self.tools):
             if tool.get("type") != "function":
-                raise Unsupported(f"A tool of type {tool.get('type')!r} is OpenAI's own.", param=f"tools[{index}].type")
+                kind = reprlib.repr(tool.get("type"))
+                raise Unsupported(f"A tool of type {kind} is OpenAI's own.", param=f"tools[{index}].type")
         return self
 
     @model_validator(mode="after")

@@ -1,17 +1,15 @@
 """Responses that later ones may go on from: in memory, bounded, the least recently used forgotten first."""
 
-import json
 from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 from api.errors import NotFound, PreviousNotFound
+from api.json_object import weight
+from api.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
 
 Json = dict[str, Any]
-
-MAX_RESPONSES = 1000
-MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +21,17 @@ class Kept:
     history: tuple[Json, ...]
     """Items of the whole conversation, this response's input and output included."""
     bytes: int
-    """Of JSON: its own and its history's. Responses of one conversation share theirs, so less is taken than counted."""
+    """Its own and its history's, roughly. Responses of one conversation share theirs, so less is taken than counted."""
 
     @classmethod
-    def after(cls, before: "Kept | None", response: Json, given: tuple[Json, ...]) -> "Kept":
+    def after(cls, before: "Kept | None", response: Json, given: tuple[Json, ...], size: int) -> "Kept":
+        """`size`: the weight of the request."""
         history = (*(before.history if before else ()), *given, *response["output"])
-        size = len(json.dumps(response)) + len(json.dumps(given))
-        return cls(response, given, history, size + (before.bytes if before else 0))
+        return cls(response, given, history, size + weight(response["output"]) + (before.bytes if before else 0))
 
 
 class Store:
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_RESPONSES_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
@@ -72,5 +70,5 @@ class Store:
         self._bytes -= self._kept.pop(response_id).bytes
 
     def items(self, ids: Container[str]) -> dict[str, Json]:
-        """Those of these input and output items that some response which is kept has, by id."""
-        return {item["id"]: item for kept in self._kept.values() for item in kept.history if item["id"] in ids}
+        """Those of these input and output items that some response which is kept has, by id. For any thread."""
+        return {item["id"]: item for kept in list(self._kept.values()) for item in kept.history if item["id"] in ids}

@@ -21,6 +21,8 @@ class Turn:
     before: Kept | None
     """What it goes on from."""
     given: tuple[Item, ...]
+    size: int
+    """Of what was given, roughly in bytes."""
     store: Store
     job: Job | None = None
     """None until its model is ready."""
@@ -40,7 +42,7 @@ class Turn:
 
     def kept(self) -> Kept:
         """As it is now."""
-        return Kept.after(self.before, self.output.response(), self.given)
+        return Kept.after(self.before, self.output.response(), self.given, self.size)
 
     # --- each gives the events that tell of it; the last one is told when the response can be asked for ---
 

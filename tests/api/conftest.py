@@ -14,6 +14,8 @@ import pytest
 from aiohttp import web
 
 from api.app import create_app
+from api.connections import Patience
+from api.server import ApiServer
 from api.stream import Pace
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
@@ -247,22 +249,19 @@ def backend(tokenizer: Tokenizer, grammars: Grammars) -> ScriptedBackend:
 @pytest.fixture
 async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
     """Start a gateway with settings of the test's choice."""
-    runners: list[web.AppRunner] = []
+    servers: list[ApiServer] = []
     async with aiohttp.ClientSession(trace_configs=[strict_trace()]) as http:
 
-        async def start(pace: Pace | None = None, **settings: Any) -> Server:
-            app = create_app(backend, pace=pace, **settings)
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-            await runner.setup()
-            runners.append(runner)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            return Server(runner.addresses[0][1], backend, http, app)
+        async def start(pace: Pace | None = None, patience: Patience | None = None, **settings: Any) -> Server:
+            app, server = create_app(backend, pace=pace, **settings), ApiServer(["127.0.0.1"], 0, patience)
+            await server.start(app)
+            servers.append(server)
+            return Server(server.port, backend, http, app)
 
         yield start
         backend.go_on.set()
-    for runner in runners:
-        await runner.cleanup()
+    for server in servers:
+        await server.stop()
 
 
 @pytest.fixture

@@ -307,7 +307,7 @@ async def test_input_items(server):
 
 def kept(number, size=0):
     item = {"id": f"msg_{number}", "text": "x" * size}
-    return Kept.after(None, {"id": f"resp_{number}", "output": []}, (item,))
+    return Kept.after(None, {"id": f"resp_{number}", "output": []}, (item,), 100 + size)
 
 
 def test_the_least_recently_used_is_forgotten():
@@ -334,7 +334,7 @@ def test_bytes_are_bounded_and_freed():
 
 def test_a_conversation_counts_as_a_whole():
     first = kept(1, 1000)
-    second = Kept.after(first, {"id": "resp_2", "output": [{"id": "msg_a"}]}, ({"id": "msg_b"},))
+    second = Kept.after(first, {"id": "resp_2", "output": [{"id": "msg_a"}]}, ({"id": "msg_b"},), 100)
     assert [item["id"] for item in second.history] == ["msg_1", "msg_b", "msg_a"]
     assert second.bytes > first.bytes > 1000
 

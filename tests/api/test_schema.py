@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.body import parse_object
+from api.json_object import parse_object
 from api.schema import ChatRequest, CompletionRequest, parse
 from node.core.errors import BadRequest
 
@@ -49,8 +49,6 @@ def test_any_body_is_a_request_or_a_refusal(schema, data):
         assert refusal.param
         assert len(refusal.message) < 500
         return
-    for message in getattr(request, "messages", []):
-        message.for_template()
     sampling = request.sampling(None)
     assert 0 <= sampling.seed < 2**63
     assert sampling.top_k >= 0

@@ -1,0 +1,163 @@
+"""JSON from a stranger: its structure is counted before any of it is made, so that it costs little more than its size.
+
+`json.loads` makes up to 30 bytes of memory of each byte of `[[],[],…]`, and nothing else runs meanwhile.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+from api.limits import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_TEXTS, MAX_VALUES
+from node.core.errors import BadRequest
+
+HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a JSON text has at most, whether it is valid or not."""
+
+    values: int
+    texts: int
+    containers: int
+
+    @classmethod
+    def of(cls, data: bytes) -> "Counts":
+        """All by searches in C, which take some milliseconds for megabytes; texts may hold any character."""
+        rough = cls(_values(data), data.count(b'"') // 2, _containers(data))
+        return rough if rough.within_limits else cls._exact(data)
+
+    @classmethod
+    def _exact(cls, data: bytes) -> "Counts":
+        """Up to where the JSON is no longer valid; without what texts hold, unless there are too many of them."""
+        quoted = data.replace(rb"\\", b"").replace(rb"\"", b"")
+        texts = (quoted.count(b'"') + 1) // 2
+        outside = b"".join(quoted.split(b'"')[::2]) if texts <= MAX_TEXTS else data
+        return cls(_values(outside), texts, _containers(outside))
+
+    @classmethod
+    def of_all(cls, texts: Sequence[bytes]) -> "Counts":
+        """Of several JSON texts together."""
+        counts = [cls.of(text) for text in texts]
+        if not cls._sum(counts).within_limits:
+            counts = [cls._exact(text) for text in texts]
+        return cls._sum(counts)
+
+    @classmethod
+    def _sum(cls, counts: Sequence["Counts"]) -> "Counts":
+        return cls(
+            sum(each.values for each in counts),
+            sum(each.texts for each in counts),
+            sum(each.containers for each in counts),
+        )
+
+    @property
+    def within_limits(self) -> bool:
+        return self.values <= MAX_VALUES and self.texts <= MAX_TEXTS and self.containers <= MAX_CONTAINERS
+
+    def check(self) -> None:
+        """Raises BadRequest."""
+        for count, most, kind in (
+            (self.texts, MAX_TEXTS, "texts"),
+            (self.containers, MAX_CONTAINERS, "objects and lists"),
+            (self.values, MAX_VALUES, "values"),
+        ):
+            if count > most:
+                raise BadRequest(f"The JSON has more than {most:,} {kind}.")
+
+
+def _values(data: bytes) -> int:
+    return data.count(b",") + _containers(data) + 1
+
+
+def _containers(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Raises BadRequest, which says what is wrong."""
+    if not data.strip():
+        raise BadRequest("The body is empty.", hint="Send a JSON object.")
+    value = parse_json(data)
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return value
+
+
+def parse_json(data: bytes) -> Any:
+    """Raises BadRequest. What is returned is nested at most MAX_DEPTH levels deep and has whole characters only."""
+    Counts.of(data).check()
+    try:
+        # The hooks are Python, so other threads may run between two numbers.
+        value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+    except RecursionError as error:
+        raise BadRequest(f"The JSON is nested deeper than {MAX_DEPTH} levels.") from error
+    except ValueError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}") from error
+    _check_depth(value)
+    if HALF_PAIR.search(data):
+        _check_unicode(value)
+    return value
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return number
+
+
+def _short(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; {MAX_DIGITS} are the most")
+    return int(digits)
+
+
+def weight(value: Any) -> int:
+    """Characters of a parsed value's texts, and some more for each of its parts: about as long as its JSON is."""
+    total = len(value) if isinstance(value, str) else 1
+    for level in _levels(value):
+        for container in level:
+            total += 8 * len(container) + 8
+            total += sum(len(item) for item in _items(container) if isinstance(item, str))
+            if isinstance(container, dict):
+                total += sum(map(len, container))
+    return total
+
+
+def _check_depth(value: Any) -> None:
+    for depth, _ in enumerate(_levels(value)):
+        if depth == MAX_DEPTH:
+            raise BadRequest(f"The JSON is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The objects and lists of each level."""
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        yield level
+        level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]
+
+
+def _items(container: dict[str, Any] | list[Any]) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _check_unicode(value: Any) -> None:
+    r"""Refuse half a surrogate pair ("\ud83d"): it is no character, and no tokenizer takes it."""
+    try:
+        for level in _levels([value]):
+            for container in level:
+                for text in (*_items(container), *(container if isinstance(container, dict) else ())):
+                    if isinstance(text, str):
+                        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("The JSON has an escape for half a character (a lone surrogate).") from error
