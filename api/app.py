@@ -40,10 +40,11 @@ def create_app(
     body_s: float = BODY_S,
     pace: Pace | None = None,
 ) -> web.Application:
-    """To be called inside a running loop, and served by an ApiServer. No `api_keys`: everybody may ask whose address is of a private network, or any
-    with `open_api`. Pages of `cors_origins` may ask besides local ones. `names` of this node besides local ones.
+    """To be called inside a running loop, and served by an ApiServer.
 
-    `body_limit` in bytes; `body_s`: seconds that the first bytes of a body may take.
+    No `api_keys`: everybody may ask whose address is of a private network, or any with `open_api`. Pages of
+    `cors_origins` may ask besides local ones. `names` of this node besides local ones. `body_limit` in bytes; `body_s`:
+    seconds that the first bytes of a body may take.
     """
     keyed = bool(api_keys)
     # Where any page may ask, or none without a key, there is nothing to gain by another name.

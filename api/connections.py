@@ -1,4 +1,4 @@
-"""Who is connected to the API's port: so many in all and from one address, and nobody who sends nothing."""
+"""Who is connected to the API's port: so many in all and from one address; who sends nothing makes room for others."""
 
 import logging
 import resource
@@ -29,14 +29,14 @@ class Connection(Protocol):
     heard_at: float
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it waits for a request, or for the rest of its headers."""
+    def waits_for_client(self) -> bool:
+        """Whether it waits for a request, or for the rest of one."""
 
     def force_close(self) -> None: ...
 
 
 class Connections:
-    """Those that are open. Where there are too many, the one that has been idle for longest makes room."""
+    """Those that are open. Where there are too many, the one of which nothing was heard for longest makes room, unless it is being answered."""
 
     def __init__(self, patience: Patience) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -74,8 +74,8 @@ class Connections:
 
     def _make_room(self, address: str = "") -> bool:
         """Of all connections, or of those of one address."""
-        idle = (each for each in self._open if each.is_idle and address in ("", each.address))
-        longest = min(idle, key=lambda each: each.heard_at, default=None)
+        silent = (each for each in self._open if each.waits_for_client and address in ("", each.address))
+        longest = min(silent, key=lambda each: each.heard_at, default=None)
         if longest is None:
             return False
         self.remove(longest)

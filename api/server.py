@@ -87,7 +87,12 @@ class _Protocol(web.RequestHandler):
         """Ends a connection whose request does not get to the end of its headers."""
 
     @property
-    def is_idle(self) -> bool:
+    def waits_for_client(self) -> bool:
+        request = self._current_request
+        return not self._request_in_progress or (request is not None and not request.content.is_eof())
+
+    @property
+    def _waits_for_request(self) -> bool:
         return self._waiter is not None and not self._waiter.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,7 +120,7 @@ class _Protocol(web.RequestHandler):
         super().data_received(data)
         loop = asyncio.get_running_loop()
         self.heard_at = loop.time()
-        if not self.is_idle:
+        if not self._waits_for_request:
             self._end_header()
         elif self._header is None:
             self._header = loop.call_later(self._patience.header_s, self.force_close)

@@ -21,7 +21,7 @@ from node.host.nodejs import explanation, meant_for_nodejs
 DEFAULT_API_PORT = 52415
 DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
-DEFAULT_MAX_BODY = 32 * 2**20
+DEFAULT_MAX_BODY = 8 * 2**20
 """The longest prompts of today's models are some 4 MB."""
 DEFAULT_STEP_TIMEOUT_S = 60
 DEFAULT_GRAMMAR_TIMEOUT_S = 2
@@ -254,7 +254,7 @@ def _add_api(group: argparse._ArgumentGroup) -> None:
         metavar="BYTES",
         default=DEFAULT_MAX_BODY,
         type=_bytes,
-        help="longest request (default: 32MB)",
+        help="longest request (default: 8MB)",
     )
     add(
         "--grammar-timeout",

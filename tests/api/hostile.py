@@ -1,4 +1,7 @@
-"""Requests that are cheap to send and may be dear to take: each a path and a body of at most 8 MiB."""
+"""Requests that are cheap to send and may be dear to take: each a path and a body of at most 8 MiB.
+
+Most ask for a model that there is not, so that no long text gets as far as the tokenizer.
+"""
 
 import gzip
 import json
@@ -91,13 +94,10 @@ def hostile() -> Iterator[Hostile]:
 def _messages() -> Iterator[Hostile]:
     """What grows when a prompt is made of it."""
     for kind, item in ITEMS.items():
-        arguments = _list(item, 1000).decode()
+        arguments = _list(item, 2000).decode()
         calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]
-        message = json.dumps({"role": "assistant", "tool_calls": calls}).encode()
-        yield Hostile(f"arguments: many of {kind}", CHAT, _body(CHAT, "messages", partial(_list, message)))
-        calls[0]["function"]["arguments"] = _list(item).decode()
-        whole = {"messages": [{"role": "assistant", "tool_calls": calls}]}
-        yield Hostile(f"arguments: {kind}", CHAT, _with(CHAT, whole))
+        messages = [{"role": "assistant", "tool_calls": calls}] * (MOST // len(json.dumps(calls)) - 100)
+        yield Hostile(f"arguments: many of {kind}", CHAT, _with(CHAT, {"messages": messages}))
         content = b'[{"role":"user","content":' + _list(item) + b"}]"
         yield Hostile(f"content: {kind}", CHAT, _body(CHAT, "messages", partial(bytes, content)))
         yield Hostile(f"content of items: {kind}", RESPONSES, _body(RESPONSES, "input", partial(bytes, content)))
@@ -106,9 +106,10 @@ def _messages() -> Iterator[Hostile]:
 def _copies() -> Iterator[Hostile]:
     """What is made many times of one text."""
     stops = [letter * (32 * 1024) for letter in "abcd"]
-    yield Hostile("long stops", CHAT, _with(CHAT, {"stop": stops, "n": 128}))
-    yield Hostile("long stops of many prompts", LEGACY, _with(LEGACY, {"stop": stops, "prompt": ["x"] * 2048}))
-    yield Hostile("echoes", LEGACY, _with(LEGACY, {"prompt": "x" * MOST, "echo": True, "n": 128}))
+    yield Hostile("long stops", CHAT, _with(CHAT, {"model": MODEL, "stop": stops, "n": 128}))
+    yield Hostile(
+        "long stops of many prompts", LEGACY, _with(LEGACY, {"model": MODEL, "stop": stops, "prompt": ["x"] * 2048})
+    )
     names = [{"type": "function", "name": "f"}] * 100_000
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": names}}
     tools = [{"type": "function", "function": {"name": f"f{index}"}} for index in range(128)]
@@ -119,7 +120,7 @@ def _copies() -> Iterator[Hostile]:
 
 
 def _good(path: str) -> dict[str, Any]:
-    return {"model": MODEL, **GOOD[path], **({"max_tokens": 1} if path in (CHAT, LEGACY) else {})}
+    return {"model": "nobody's", **GOOD[path], **({"max_tokens": 1} if path in (CHAT, LEGACY) else {})}
 
 
 def _with(path: str, parameters: dict[str, Any]) -> Callable[[], bytes]:

@@ -92,6 +92,26 @@ async def test_an_answer_ends_where_another_turn_would_begin(server):
 
 
 @pytest.mark.parametrize(
+    "adapter",
+    [
+        {"templates": {"user": {"start": "", "end": ""}}},
+        {"templates": {"user": {}}},
+        {"user": {"start": None}},
+        {"user_start": "", "assistant_gen": ""},
+        {"after_last_message": ""},
+    ],
+)
+async def test_texts_may_be_empty(server, encode, adapter):
+    request = await asked(server, adapter)
+    assert request.prompt == encode("Be kind.HelloHiCount to 3")
+
+
+async def test_an_adapter_without_texts_is_told_how_they_are_written(server):
+    response = await server.chat(adapter={"usr_start": "x"})
+    assert response.error["message"].endswith('as {"user": {"start": "...", "end": "..."}}.')
+
+
+@pytest.mark.parametrize(
     ("adapter", "param"),
     [
         ("chatml", "adapter"),

@@ -10,6 +10,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import BaseModel, TypeAdapter
 
 from api.drain import DRAIN
+from api.responses.background import Background
 from api.responses.items import items_of, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
@@ -530,6 +531,58 @@ async def test_the_end_of_a_node_waits_for_the_background(server):
     server.backend.go_on.set()
     await ending
     assert (await ended(server, begun["id"])).status == "completed"
+
+
+@pytest.mark.parametrize("bound", [{"most": 2}, {"most_bytes": 250}])
+async def test_the_background_is_bounded(serve, backend, monkeypatch, bound):
+    for name, value in bound.items():
+        monkeypatch.setitem(Background.__init__.__kwdefaults__, name, value)
+    server = await serve()
+    backend.pause_at = 0
+    first, _ = [(await ask(server, background=True)).json["id"] for _ in range(2)]
+    refused = await ask(server, "Hello " * 20, background=True)
+    assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (429, "rate_limit_exceeded", "2")
+    async with server.http.post(f"{server.url}/v1/responses/{first}/cancel"):
+        pass
+    if "most" in bound:
+        assert (await ask(server, background=True)).status == 200
+
+
+async def test_requests_at_the_same_time_share_the_places(serve, backend, monkeypatch):
+    monkeypatch.setitem(Background.__init__.__kwdefaults__, "most", 3)
+    server = await serve()
+    backend.pause_at = 0
+    answers = await asyncio.gather(*(ask(server, background=True) for _ in range(8)))
+    assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 5
+
+
+async def test_a_response_in_the_background_takes_no_longer_than_it_may(serve, backend, monkeypatch):
+    monkeypatch.setitem(Background.__init__.__kwdefaults__, "most_s", 0.1)
+    server = await serve()
+    backend.pause_at = 1
+    response = await ended(server, (await ask(server, background=True)).json["id"])
+    assert (response.status, response.error.code) == ("failed", "server_error")
+    assert "not done within" in response.error.message
+    assert backend.running == 0
+
+
+async def test_a_conversation_is_no_longer_than_a_request(serve):
+    server = await serve(body_limit=2000)
+    first = (await ask(server, "x" * 900)).json["id"]
+    second = (await ask(server, "x", previous_response_id=first)).json["id"]
+    refused = await ask(server, "x" * 900, previous_response_id=second)
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert refused.error["param"] == "previous_response_id"
+
+
+async def test_one_item_that_is_referred_to_often_counts_each_time(serve):
+    server = await serve(body_limit=2000)
+    item = {"id": "msg_mine", "type": "message", "role": "user", "content": "x" * 900}
+    assert (await ask(server, [item])).status == 200
+    reference = {"type": "item_reference", "id": "msg_mine"}
+    assert (await ask(server, [reference])).status == 200
+    refused = await ask(server, [reference] * 3)
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "context_length_exceeded", "input")
 
 
 async def test_the_background_is_stored_and_not_streamed(server):

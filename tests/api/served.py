@@ -1,0 +1,30 @@
+"""A gateway in a process of its own, over a backend that says "Hello" and costs nothing: `python -m tests.api.served`.
+
+It prints its port, and ends with its standard input.
+"""
+
+import asyncio
+import gc
+import sys
+
+from api.app import create_app
+from api.server import ApiServer
+from node.engine.tokenizer import Tokenizer
+from tests.api.conftest import DEMO, MODEL, ScriptedBackend, ScriptedModel
+
+
+async def serve() -> None:
+    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, Tokenizer(DEMO)))
+    backend.say("Hello")
+    server = ApiServer(["127.0.0.1"], 0)
+    await server.start(create_app(backend))
+    gc.collect()
+    gc.freeze()  # as a node does
+    sys.stdout.write(f"{server.port}\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())

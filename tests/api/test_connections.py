@@ -1,0 +1,157 @@
+"""Connections are bounded, in all and of one address; who sends nothing makes room, who waits for an answer does not."""
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from api.connections import Connections, Patience
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = json.dumps({"model": "pippin/demo", "prompt": "x", "stream": True, "max_tokens": 5}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+SLOW_S = 10.0
+
+
+@pytest.fixture
+async def connect(request):
+    """Open a connection to a server; it is closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def connect(server, data=b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            stack.callback(writer.close)
+            writer.write(data)
+            return reader, writer
+
+        yield connect
+
+
+async def ends(reader):
+    """What comes before the server closes, soon."""
+    async with asyncio.timeout(SLOW_S):
+        return await reader.read()
+
+
+async def answered(reader):
+    async with asyncio.timeout(SLOW_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return head, await reader.readexactly(length)
+
+
+@pytest.mark.parametrize("patience", [Patience(most=5), Patience(most_of_one=5)])
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", GET, POST[:-3]])
+async def test_the_one_that_was_idle_for_longest_makes_room(serve, connect, patience, sent):
+    server = await serve(patience=patience)
+    first, *rest = [await connect(server, sent) for _ in range(5)]
+    for reader, _ in [first, *rest] if sent == GET else []:
+        await answered(reader)
+    last = await connect(server, GET)
+    assert (await answered(last[0]))[0].startswith(b"HTTP/1.1 200 ")
+    assert await ends(first[0]) == b""
+    assert not rest[0][0].at_eof()
+
+
+async def test_a_flood_of_idle_connections_keeps_nobody_out(serve, connect):
+    server = await serve(patience=Patience(most=20))
+    for _ in range(200):
+        await connect(server, b"POST /v1/comp")
+    assert (await server.chat()).status == 200
+
+
+async def test_who_waits_for_an_answer_makes_no_room(serve, connect, backend, caplog):
+    server = await serve(patience=Patience(most=4))
+    backend.pause_at = 1
+    streams = [await connect(server, POST) for _ in range(4)]
+    for reader, _ in streams:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    for _ in range(2):
+        refused, _ = await connect(server, GET)
+        head, _, body = (await ends(refused)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nRetry-After: 2\r\n" in head
+        assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
+    assert len(caplog.records) == 1
+    backend.go_on.set()
+    for reader, writer in streams:
+        assert (await reader.readuntil(b"[DONE]")).count(b"data: {") > 1
+        writer.close()
+    async with asyncio.timeout(SLOW_S):
+        while (await server.chat()).status != 200:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_an_idle_connection_is_closed(serve, connect):
+    server = await serve(patience=Patience(idle_s=0.2))
+    silent, used = [await connect(server, data) for data in (b"", GET)]
+    assert await ends(silent[0]) == b""
+    assert (await ends(used[0])).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_headers_that_trickle(serve, connect):
+    server = await serve(patience=Patience(header_s=0.2))
+    for before in (b"", GET):
+        reader, writer = await connect(server, before)
+        if before:
+            await answered(reader)
+
+        async def trickle(writer=writer):
+            for byte in b"GET /health HTTP/1.1\r\nX: " + b"x" * 8000:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.create_task(trickle())
+        with contextlib.suppress(ConnectionError):
+            assert await ends(reader) == b""
+        assert not trickling.done()
+        trickling.cancel()
+
+
+async def test_a_request_in_pieces_and_a_long_answer_are_waited_for(serve, connect, backend):
+    server = await serve(patience=Patience(idle_s=0.3, header_s=0.3))
+    backend.pause_at = 1
+    reader, writer = await connect(server)
+    for part in (POST[:10], POST[10:-3], POST[-3:]):
+        writer.write(part)
+        await asyncio.sleep(0.05)
+    await backend.paused.wait()
+    await asyncio.sleep(0.6)
+    backend.go_on.set()
+    assert b"[DONE]" in await reader.readuntil(b"[DONE]")
+
+
+@dataclass(eq=False)
+class Peer:
+    address: str
+    heard_at: float
+    waits_for_client: bool = True
+    closed: bool = False
+
+    def force_close(self):
+        self.closed = True
+
+
+def test_an_address_has_its_share():
+    open_ = Connections(Patience(most=10, most_of_one=6))
+    greedy = [Peer("10.0.0.1", number) for number in range(20)]
+    assert all(map(open_.add, greedy))
+    assert [peer.closed for peer in greedy] == [True] * 14 + [False] * 6
+    others = [Peer(f"10.0.0.{number}", number) for number in range(2, 7)]
+    assert all(map(open_.add, others))
+    assert [peer.closed for peer in others] == [True, False, False, False, False]
+    for peer in greedy:
+        peer.waits_for_client = False
+    assert not open_.add(Peer("10.0.0.1", 50))
+    assert open_.add(Peer("10.0.0.9", 51))
+    for peer in [*greedy, *others]:
+        open_.remove(peer)
+    assert all(open_.add(Peer("10.0.0.1", 60 + number, waits_for_client=False)) for number in range(6))
+
+
+def test_half_of_the_descriptors_are_left(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
+    open_ = Connections(Patience())
+    assert [open_.add(Peer("", number, waits_for_client=False)) for number in range(5)] == [True] * 4 + [False]

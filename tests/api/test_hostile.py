@@ -1,0 +1,107 @@
+"""Whatever is sent, /health answers meanwhile, and the process grows by no more than ten times a body.
+
+PIPPIN_HOSTILE=1000 sends all there are; --log-cli-level=info shows the worst.
+"""
+
+import http.client
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.api.fuzz import GOOD, MODEL, written
+from tests.api.hostile import CHAT, MOST, Hostile, hostile
+
+log = logging.getLogger(__name__)
+
+SAMPLE = int(os.environ.get("PIPPIN_HOSTILE", "40"))
+HEALTH_S = 1.0
+"""It takes a twentieth of that; other processes may have the processor."""
+COST = 10 * MOST
+WITHIN_S = 60
+
+
+class Child:
+    """A gateway in a process of its own, and what was seen of it while it was asked."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.api.served"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout
+        self.port = int(self.process.stdout.readline())
+        self._seen = psutil.Process(self.process.pid)
+
+    def ask(self, path: str, body: bytes, encoding: str = "identity") -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
+        connection.request("POST", path, body, {"Content-Encoding": encoding, "Connection": "close"})
+        response = connection.getresponse()
+        said = response.read()
+        connection.close()
+        assert b"Traceback" not in said
+        assert response.status < 400 or len(said) < 3000
+        return response.status
+
+    def watched(self, request: Hostile) -> tuple[int, float, int]:
+        """The status; the longest that /health took meanwhile, in seconds; by how many bytes the process grew."""
+        body, done = request.body(), threading.Event()
+        before = self._seen.memory_info().rss
+        took, grown = [0.0], [0]
+
+        def watch() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
+            while not done.wait(0.002):
+                begun = time.perf_counter()
+                connection.request("GET", "/health")
+                connection.getresponse().read()
+                took.append(time.perf_counter() - begun)
+                grown.append(self._seen.memory_info().rss - before)
+            connection.close()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            return self.ask(request.path, body, request.encoding), max(took), max(grown)
+        finally:
+            done.set()
+            watcher.join()
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child()
+    yield child
+    child.process.communicate(timeout=WITHIN_S)
+    assert child.process.returncode == 0
+
+
+def sample() -> list[Hostile]:
+    every = list(hostile())
+    return random.Random(7).sample(every, min(SAMPLE, len(every)))
+
+
+def test_health_answers_meanwhile(child: Child) -> None:
+    worst = ["", ""]
+    longest, largest = 0.0, 0
+    for request in sample():
+        status, took, grown = child.watched(request)
+        assert status in (200, 400, 404, 413), request.name
+        if took > longest:
+            longest, worst[0] = took, request.name
+        if grown > largest:
+            largest, worst[1] = grown, request.name
+        assert grown < COST, f"{request.name}: {grown:,} bytes"
+    log.info("/health took %.3f s (%s), memory grew by %d bytes (%s)", longest, worst[0], largest, worst[1])
+    assert longest < HEALTH_S, worst[0]
+    assert child.ask(CHAT, written({"model": MODEL, **GOOD[CHAT]})) == 200
