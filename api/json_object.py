@@ -141,7 +141,7 @@ def _short(digits: str) -> int:
 
 def weight(value: Any) -> int:
     """Characters of a parsed value's texts, and some more for each of its parts: about as long as its JSON is."""
-    total = len(value) if isinstance(value, str) else 1
+    total = 8 + (len(value) if isinstance(value, str) else 0)
     for level in _levels(value):
         for container in level:
             total += 8 * len(container) + 8

@@ -9,12 +9,15 @@ import sys
 
 from api.app import create_app
 from api.server import ApiServer
+from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
 from node.engine.tokenizer import Tokenizer
 from tests.api.conftest import DEMO, MODEL, ScriptedBackend, ScriptedModel
 
 
-async def serve() -> None:
-    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, Tokenizer(DEMO)))
+async def serve(sandboxes: SandboxServer) -> None:
+    grammars = Grammars(sandboxes)
+    backend = ScriptedBackend(ScriptedModel(MODEL, 2048, Tokenizer(DEMO)), grammars)
     backend.say("Hello")
     server = ApiServer(["127.0.0.1"], 0)
     await server.start(create_app(backend))
@@ -24,7 +27,9 @@ async def serve() -> None:
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
     await server.stop()
+    await grammars.end()
+    sandboxes.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(SandboxServer()))
