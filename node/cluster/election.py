@@ -23,7 +23,10 @@ from node.core.types import Fence, NodeReport
 
 @dataclass(frozen=True, slots=True)
 class PersistTerm:
-    """Write the term to disk before the effects after it: a restarted node must not claim an old term anew."""
+    """Write the term to disk before the effects after it: a restarted node must not claim an old term anew.
+
+    Where that fails, a claim is to be withdrawn; a node that only follows does so in a term that it has not written.
+    """
 
     term: int
 
@@ -74,9 +77,9 @@ def rank(report: NodeReport) -> tuple[int, str]:
     return (-report.memory.usable, report.info.id)
 
 
-def _turn(report: NodeReport) -> tuple[bool, int, str]:
+def _turn(report: NodeReport) -> tuple[bool, bool, int, str]:
     """Smallest claims first where there is no head. Who has a placement has followed a head, so need not settle first."""
-    return (report.fence == Fence(), *rank(report))
+    return (bool(report.disk_error), report.fence == Fence(), *rank(report))
 
 
 class Election:
@@ -100,6 +103,9 @@ class Election:
         """The head it follows now, maybe itself; empty if none; goes into its reports."""
         self._accepted = ""
         """The one head accepted in this term. A restart forgets it, and may: the stages it commanded are gone too."""
+
+        self._before_claim = (term, "", "")
+        """Term, head and accepted head, as they were."""
 
     @property
     def is_head(self) -> bool:
@@ -125,6 +131,12 @@ class Election:
         self.head = ""
         return lost + self._seek(now, own, peers, claim, ended)
 
+    def withdraw(self) -> list[Effect]:
+        """The term of the claim that the last tick made could not be persisted, so the claim was not made."""
+        self.term, head, self._accepted = self._before_claim
+        self.head = ""
+        return [SteppedDown(self.term, "no higher term could be saved")] if head else []
+
     def _defend(self, own: NodeReport, peers: dict[str, NodeReport]) -> list[Effect]:
         """As head, while no node alive claims a higher term."""
         for peer in peers.values():
@@ -137,7 +149,9 @@ class Election:
             if _claims(rival) and rival.term == self.term and rank(rival) < rank(own):
                 return self._step_down(f"{rival.info.name} is head of the same term and ranks higher")
         rivals = any(_claims(p) and p.term == self.term for p in peers.values())
-        return self._claim(peers) if rivals or self._highest(peers) > self.term else []
+        if not rivals and self._highest(peers) == self.term:
+            return []
+        return self._step_down("no higher term can be saved") if own.disk_error else self._claim(peers)
 
     def _seek(
         self,
@@ -155,11 +169,12 @@ class Election:
         elsewhere = {p.head for p in peers.values()} - {"", self._id} - peers.keys() - set(ended)
         met = bool(self._accepted)  # who has followed a head knows the others
         settled = met or (self._started is not None and now - self._started >= self._settle)
-        if elsewhere or not settled or any(_turn(p) < _turn(own) for p in peers.values()):
+        if elsewhere or not settled or own.disk_error or any(_turn(p) < _turn(own) for p in peers.values()):
             return []
         return self._claim(peers)
 
     def _claim(self, peers: dict[str, NodeReport]) -> list[Effect]:
+        self._before_claim = (self.term, self.head, self._accepted)
         self.term = self._highest(peers) + 1
         self.head = self._accepted = self._id
         return [PersistTerm(self.term), BecameHead(self.term)]

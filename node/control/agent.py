@@ -26,6 +26,7 @@ from node.cluster.election import (
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.control.contacts import Contacts
 from node.control.reunion import Reunion
+from node.control.terms import Terms
 from node.core.clock import now
 from node.core.errors import Incompatible
 from node.core.signal import Signal
@@ -81,7 +82,7 @@ class Agent:
         """The head has reason to plan anew."""
         self._contacts = contacts
         self._facts = facts
-        self._save_term = save_term
+        self._terms = Terms(save_term)
         self._membership = Membership(info, fail_after_s=fail_after_s)
         self.lag_s = 0.0
         """How late the event loop was at the worst of late."""
@@ -230,18 +231,19 @@ class Agent:
 
     def _step(self) -> None:
         present = now()
+        self._terms.try_again(present)
         self._note(self._membership.heard(self._report(), present) + self._membership.tick(present))
         for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
+            if isinstance(effect, PersistTerm):
+                if self._terms.save(effect.term, present) or not self._election.is_head:
+                    continue
+                for withdrawn in self._election.withdraw():
+                    self._carry_out(withdrawn)
+                return
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case PersistTerm(term):
-                try:
-                    self._save_term(term)
-                except OSError as error:
-                    log.error("term %d could not be saved: %s", term, error)
-                return
             case BecameHead(term):
                 log.info("this node is head of cluster %s, term %d", self.info.cluster, term)
             case Follow(head, term):
@@ -306,4 +308,5 @@ class Agent:
             links=self._contacts.links(),
             peers=tuple(hint for hint in hints if hint),
             lag_s=self.lag_s,
+            disk_error=self._terms.error,
         )

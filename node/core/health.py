@@ -35,6 +35,7 @@ class Code(StrEnum):
     LOAD_FAILED = "load-failed"
     NODE_FAILED = "node-failed"
     COMPUTE_STUCK = "compute-stuck"
+    DISK_FAILED = "disk-failed"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
     DOUBLE = "double"
@@ -96,6 +97,15 @@ def compute_stuck(node: str, seconds: float) -> Issue:
         Severity.WARNING,
         f"{node} has been at one computation for {seconds:.0f} s.",
         "If it does not come to its end, the node ends by itself (--step-timeout): then start it again.",
+    )
+
+
+def disk_failed(node: str, error: str) -> Issue:
+    return Issue(
+        Code.DISK_FAILED,
+        Severity.WARNING,
+        _sentence(f"{node} can't write to its data directory, so it does not become head: {error}"),
+        "Make room on its disk, or let it write there. It is tried again every few seconds.",
     )
 
 
@@ -194,6 +204,8 @@ def _node_issues(view: ClusterView) -> Iterator[Issue]:
             yield version_mismatch(peer, version)
         elif peer.report.job_s >= LONG_JOB_S and peer.state is not NodeState.LEFT:
             yield compute_stuck(peer.report.info.name, peer.report.job_s)
+        if peer.report.disk_error and peer.state in (NodeState.ALIVE, NodeState.SUSPECT):
+            yield disk_failed(peer.report.info.name, peer.report.disk_error)
 
 
 def _load_issues(view: ClusterView) -> Iterator[Issue]:

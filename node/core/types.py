@@ -252,6 +252,8 @@ class NodeReport:
     """How long its compute thread has been at one job; 0 if that began within the last second."""
     idle: tuple[Shard, ...] = ()
     """Layers that it has in memory though no ring needs them; they make room for any that one needs."""
+    disk_error: str = ""
+    """Why it can't save the terms of elections; empty if it can. Meanwhile it follows heads, but does not become one."""
 
 
 class NodeState(StrEnum):

@@ -105,7 +105,7 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_info(report.info)
     _below("counters", COUNTER_LIMIT, report.term, report.fence.term, report.fence.epoch)
     _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
-    _names(report.head)
+    _names(report.head, report.disk_error)
     del report.models[MOST_MODELS:]
     _few("preloaded models", report.preload, MOST)
     _names(*report.models, *report.preload)

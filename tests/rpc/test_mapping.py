@@ -69,6 +69,7 @@ reports = st.builds(
     peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
     draining=st.booleans(),
     idle=tuples(shards),
+    disk_error=texts,
 )
 rings = st.builds(
     Ring,

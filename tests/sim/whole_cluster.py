@@ -185,9 +185,7 @@ def _wild(world: World, rng: random.Random) -> None:
 
 def _mishap(world: World, rng: random.Random) -> None:
     machine = rng.choice(list(world.machines.values()))
-    match rng.choice(
-        ["kill", "plug", "leave", *3 * ["start"], "stop", "memory", "cancel", "reset", "reset", *NETWORK, "poison"]
-    ):
+    match rng.choice(["kill", "plug", "leave", *3 * ["start"], "stop", "cancel", "reset", "reset", *NETWORK, *RARE]):
         case "kill":
             machine.kill()
         case "plug":
@@ -204,6 +202,9 @@ def _mishap(world: World, rng: random.Random) -> None:
             machine.kill()
             machine.usable = rng.choice([250, 420, 700]) * MB
             machine.start()
+        case "disk":
+            machine.disk_is_full = not machine.disk_is_full
+            world.tell(f"the disk of {machine.name} {'is full' if machine.disk_is_full else 'has room again'}")
         case "poison":
             world.poison(machine, head=rng.choice(["", "stranger", machine.name]))
         case "cancel":
@@ -212,6 +213,7 @@ def _mishap(world: World, rng: random.Random) -> None:
             _network_mishap(world, rng, mishap)
 
 
+RARE = ("memory", "poison", "disk")
 NETWORK = ("split", "cut", "heal", "weather")
 
 
@@ -252,6 +254,7 @@ def _calm_down(world: World) -> None:
     world.until(lambda: not any(process.loop.stopped_until > world.timeline.now for process in world.processes()), 10.0)
     world.run(2.0)  # who is saying goodbye is gone by then
     for machine in world.machines.values():
+        machine.disk_is_full = False
         machine.start()
     world.until(lambda: all(map(world.ended, world.asks)), CALM_S)
 

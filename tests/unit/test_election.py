@@ -1,5 +1,7 @@
 """Single steps of an election; whole histories are in tests/sim."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,3 +164,24 @@ def test_whatever_peers_tell_terms_stay_such_as_peers_take(told):
         before = election.term
         election.tick(float(now), [node("b"), within_reach(node("c", 99, term, head), before)])
         assert before <= election.term <= before + REACH + 1
+
+
+def test_a_node_whose_disk_fails_leaves_the_claim_to_others():
+    broken = replace(node("c", 99), disk_error="full")
+    assert settled().tick(0.0, [node("b"), broken]) == [PersistTerm(1), BecameHead(1)]
+    own = replace(node("b", 99), disk_error="full")
+    assert settled().tick(0.0, [own, node("c")]) == []
+    election = head_of_one(5)
+    assert election.tick(1.0, [own, node("c")]) == [], "a head stays it in a term that is on disk"
+    assert election.tick(1.0, [own, node("c", term=6)]) == [SteppedDown(5, "no higher term can be saved")]
+
+
+def test_a_claim_that_could_not_be_saved_was_not_made():
+    election = settled(3)
+    election.tick(0.0, [node("b"), node("c", term=7)])
+    assert election.withdraw() == []
+    assert (election.term, election.head) == (3, "")
+    election = head_of_one(5)
+    election.tick(1.0, [node("b", 99), node("c", 1, 5, "c")])
+    assert election.withdraw() == [SteppedDown(5, "no higher term could be saved")]
+    assert election.tick(2.0, [node("b"), node("c", 1, 5, "c")]) == [PersistTerm(6)], "no second head in term 5"

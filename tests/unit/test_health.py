@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from node.core.health import Code, Severity, diagnose, is_slow
@@ -146,3 +148,12 @@ def test_nodes_of_another_secret_are_one_issue():
     assert (issue.code, issue.severity) == (Code.SECRET_MISMATCH, Severity.WARNING)
     assert "mini-0 (it has no secret), mini-1" in issue.text
     assert issue.text.endswith("mini-4 (it has no secret) and 2 more.")
+
+
+def test_a_node_that_can_t_write_says_so():
+    full = peer("a")
+    full = replace(full, report=replace(full.report, disk_error="No space left on device"))
+    issue = only(diagnose(view(full)))
+    assert (issue.code, issue.severity) == (Code.DISK_FAILED, Severity.WARNING)
+    assert issue.text.endswith("does not become head: No space left on device.")
+    assert diagnose(view(replace(full, state=NodeState.LEFT))) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class Machine:
         """Of its next process."""
         self.powered = True
         self.term = 0
+        self.disk_is_full = False
         self.incarnation = 0
         self.process: Process | None = None
 
@@ -247,9 +249,9 @@ class Process:
         )
 
     def _save_term(self, term: int) -> None:
-        if term <= self.machine.term:
-            self.world.timeline.violated(f"{self.name} goes back to term {term} from {self.machine.term}")
-        self.machine.term = term
+        if self.machine.disk_is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.machine.term = max(term, self.machine.term)
 
     async def _fetch(self, shard: Shard, ends: bool, progress: Any) -> Any:
         await asyncio.sleep(self.world.rng.uniform(0.001, 0.01))
