@@ -161,6 +161,10 @@ def test_impossible_stages(start, end, tmp_path):
         (BASE | {"model_type": "llama", "num_attention_heads": 3}, "does not run"),
         (BASE | {"model_type": "llama", "num_hidden_layers": 0}, "llama"),
         ({"hidden_size": 64}, "no model_type"),
+        (CONFIGURATIONS["mellum"] | {"layer_types": ["sliding_attention"] * 4}, "StopIteration"),
+        (BASE | {"model_type": "llama", "architectures": 3}, "cannot build"),
+        (BASE | {"model_type": "llama", "architectures": [["x"]]}, "cannot build"),
+        (BASE | {"model_type": "llama", "num_hidden_layers": "4"}, "cannot build"),
     ],
 )
 def test_configs_that_cannot_be_planned(config, message):
@@ -169,7 +173,8 @@ def test_configs_that_cannot_be_planned(config, message):
 
 
 def test_aliases_are_known():
-    assert make_plan(BASE | {"model_type": "mistral"}).model_type == "llama"
+    for architectures in (None, "MistralForCausalLM", ["x"]):
+        assert make_plan(BASE | {"model_type": "mistral", "architectures": architectures}).model_type == "llama"
 
 
 def test_planning_a_large_model_takes_no_memory():
