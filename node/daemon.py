@@ -23,6 +23,7 @@ from node.control.files import Files
 from node.control.head import Head
 from node.control.service import ControlService
 from node.control.specs import Specs
+from node.core.addresses import host_port
 from node.core.errors import PippinError
 from node.core.pool import Pools
 from node.core.retried import Retried
@@ -202,7 +203,7 @@ class Daemon:
         await self._grammars.start()
         self._preload = tuple(self._known(name) for name in self._options.models)
         await self._rpc.start(self._control, self._rings, self._files)
-        peers = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self._options.peers]
+        peers = [host_port(host, port) for host, port in self._options.peers]
         async with asyncio.TaskGroup() as group:
             parts = (
                 self._agent.run(),
@@ -262,8 +263,7 @@ class Daemon:
                     await self._agent.changed.wait()
 
     def _url(self) -> str:
-        host = self._options.host or "localhost"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._api.port}/v1"
+        return f"http://{host_port(self._options.host or 'localhost', self._api.port)}/v1"
 
     # --- what this node says of itself --------------------------------------------------------------------------------
 

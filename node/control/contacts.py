@@ -5,15 +5,13 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from dataclasses import replace
 
 from node.cluster.topology import Topology
-from node.control.race import race
-from node.core.addresses import is_near
+from node.control.beat import EXCHANGE_TIMEOUT_S, Beat, Talk, at
+from node.core.addresses import host_port, is_near
 from node.core.clock import now
-from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
+from node.core.errors import NotAdmitted, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import Address, Caller, Heartbeat, Link, NodeState, PeerHint
@@ -26,27 +24,16 @@ HEARTBEAT_S = 0.5
 """And at once when there is news; see node/cluster/membership.py for what becomes of silence."""
 SUSPECT_HEARTBEAT_S = 0.1
 """A node that is suspected is asked more often: it is to be cleared or replaced soon."""
-EXCHANGE_TIMEOUT_S = 1.0
 PROBE_S = 5.0
 """How often each of a node's addresses is measured: a plugged or pulled cable is noticed within two rounds."""
 GONE_INTERVAL_S = 2.0
 """How often a node that is gone is tried: it may come back at its old address without an advert."""
 MOST_NODES = 256
 """To keep in touch with. Anybody on the network can invent adverts."""
+MOST_ADDRESSES = 32
+"""Of a node, that are called: its best ones come first. A Mac has some ten, a liar any number."""
 MOST_NAMESAKES = 16
 """That wait to be looked at; they are told again and again."""
-
-
-class Talk(Protocol):
-    """What is said to peers, and who listens to them."""
-
-    def heartbeat_for(self, node: str | None) -> Heartbeat: ...
-
-    def heard(self, heartbeat: Heartbeat) -> None: ...
-
-    def unreachable(self, node: str, gone_at: float | None = None) -> None: ...
-
-    def state_of(self, node: str) -> NodeState | None: ...
 
 
 class Contacts:
@@ -113,6 +100,7 @@ class Contacts:
         return self._anywhere or is_near(address)
 
     def _learn(self, hint: PeerHint) -> None:
+        hint = replace(hint, addresses=hint.addresses[:MOST_ADDRESSES])
         if not hint.addresses or self._hints.get(hint.id) == hint:
             return
         if hint.id == self._self_id:
@@ -154,7 +142,7 @@ class Contacts:
         if hint is None:
             return None
         link = self._topology.best(node, now())
-        return _at(hint, link.address if link else hint.addresses[0])
+        return at(hint, link.address if link else hint.addresses[0])
 
     def called(self, node: str, address: str) -> None:
         """A node told its state from that address."""
@@ -179,7 +167,7 @@ class Contacts:
         """Whatever waits for a node that is gone must not wait longer."""
         if hint := self._hints.get(node):
             for address in hint.addresses:
-                self._client.drop(_at(hint, address))
+                self._client.drop(at(hint, address))
 
     # --- keeping in touch ---------------------------------------------------------------------------------------------
 
@@ -236,7 +224,7 @@ class Contacts:
                         f"Without a secret, only private and link-local addresses are called, not {address}.",
                         hint="Start all nodes with one --secret-file.",
                     )
-                peer = Address(_join(address, port))
+                peer = Address(host_port(address, port))
                 return address, await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
             except PippinError as error:
                 failure = error
@@ -247,7 +235,7 @@ class Contacts:
         tried = Retried(f"The exchange with node {node} failed")
         while hint := self._hints.get(node):
             told = self._news
-            await self._beat(hint, talk, tried, group)
+            await Beat(hint, self._client, self._topology, talk, tried).run(group)
             state = talk.state_of(node)
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
@@ -280,7 +268,7 @@ class Contacts:
             await asyncio.sleep(PROBE_S)
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
-        peer = _at(hint, address)
+        peer = at(hint, address)
         try:
             # The least of three: the way's length, not what this machine happened to do meanwhile.
             rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
@@ -292,65 +280,12 @@ class Contacts:
             name, kind = (way.name, way.kind) if way else ("", "")
             self._topology.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
 
-    async def _beat(self, hint: PeerHint, talk: Talk, tried: Retried, group: asyncio.TaskGroup) -> None:
-        """One exchange over the best way, or over any that works: all within the time in which silence means failure."""
-        best = self._topology.best(hint.id, now())
-        addresses = dict.fromkeys((*([best.address] if best else []), *hint.addresses))
-        beat = _Beat(hint)
-
-        async def ask(address: str) -> bool:
-            with tried:
-                return await self._ask(beat, address, talk)
-            return False
-
-        if await race([partial(ask, address) for address in addresses], group):
-            return
-        if beat.refused:  # no mere slowness, which membership measures itself
-            asked_at = now()
-            # Only where it did answer: elsewhere another machine may have its address.
-            gone = best is not None and await self._client.refuses(_at(hint, best.address))
-            talk.unreachable(hint.id, asked_at if gone else None)
-
-    async def _ask(self, beat: "_Beat", address: str, talk: Talk) -> bool:
-        """Whether the node answered there."""
-        node, peer = beat.hint.id, _at(beat.hint, address)
-        try:
-            answer = await self._client.exchange(peer, talk.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
-        except PippinError as error:
-            log.debug("heartbeat to %s: %s", peer, error)
-            beat.refused |= not isinstance(error, PeerTimeout)
-            if self._topology.failed(node, address) and beat.answered:
-                self._client.drop(peer)  # what waits there, as a ring's frames, is to take a way that works
-            return False
-        if answer.report.info.id != node:
-            return False
-        beat.answered = True
-        _tell(talk, answer)
-        return True
-
     async def say_goodbye(self, nodes: Sequence[str], incarnation: int) -> None:
         addresses = [address for node in nodes if (address := self.address_of(node))]
         calls = [self._client.leave(peer, self._self_id, incarnation, EXCHANGE_TIMEOUT_S) for peer in addresses]
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 log.debug("goodbye: %s", answer)
-
-
-@dataclass(slots=True)
-class _Beat:
-    """One exchange with a node, over as many of its addresses as it takes."""
-
-    hint: PeerHint
-    answered: bool = False
-    refused: bool = False
-    """Some address did not just stay silent."""
-
-
-def _tell(talk: Talk, answer: Heartbeat) -> None:
-    try:
-        talk.heard(answer)
-    except PippinError as error:
-        log.warning("heartbeat: %s", error)
 
 
 async def _addresses_of(host: str) -> list[str]:
@@ -360,11 +295,3 @@ async def _addresses_of(host: str) -> list[str]:
     except (OSError, UnicodeError) as error:  # the latter of a name that is none of DNS
         raise PeerUnavailable(f"{host} has no address: {error}.") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def _at(hint: PeerHint, address: str) -> Address:
-    return Address(_join(address, hint.grpc_port), hint.id)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.cluster.readiness import HERE, load_of, ring_state
+from node.core.addresses import host_port
 from node.core.health import Issue, diagnose
 from node.core.types import ClusterView, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
 
@@ -224,8 +225,3 @@ def _warning(issue: Issue) -> Json:
 
 def _api_of(info: NodeInfo) -> str:
     return f"http://{host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else ""
-
-
-def host_port(host: str, port: int) -> str:
-    """As `--peer` takes it: an IPv6 address goes in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

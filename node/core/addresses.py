@@ -54,6 +54,11 @@ def host_in(authority: str) -> str | None:
     return (match[1] or match[2]).lower() if match else None
 
 
+def host_port(host: str, port: int) -> str:
+    """As `--peer`, gRPC and URLs have it: an IPv6 address goes in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _parse(address: str) -> IPv4Address | IPv6Address | None:
     """An IPv4 address that is written as IPv6 (::ffff:1.2.3.4) is that IPv4 address; a zone (%en0) is left out."""
     try:

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from node.core.addresses import host_port
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
@@ -51,7 +52,7 @@ class RpcServer:
             self.port = self._bind(host)
 
     def _bind(self, host: str) -> int:
-        address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        address = host_port(host, self.port)
         try:
             if self._credentials:
                 return self._server.add_secure_port(address, self._credentials)

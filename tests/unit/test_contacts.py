@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.control import contacts as module
-from node.control.contacts import MOST_NODES, Contacts
+from node.control.contacts import MOST_ADDRESSES, MOST_NODES, Contacts
 from node.control.race import race
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
 from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
@@ -129,6 +129,13 @@ async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
         client.answers = ["192.168.1.6:7001"]
         known.hurry()
         await until(lambda: "192.168.1.6:7001" in client.called)
+
+
+def test_of_many_addresses_that_a_node_tells_so_many_are_called():
+    known = contacts()
+    addresses = tuple(f"192.168.{n // 250}.{n % 250 + 1}" for n in range(1024))
+    known.hint(PeerHint("peer", addresses, 7001))
+    assert known.hint_of("peer").addresses == addresses[:MOST_ADDRESSES]
 
 
 def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
