@@ -1,4 +1,4 @@
-"""Finding nodes on the local network by mDNS, and the cluster's own name there. The one part of cluster/ with I/O.
+"""Finding nodes on the local network by mDNS. With `cluster_name.py` and `meter.py`, the one part of cluster/ with I/O.
 
 An advert is a hint of where a node may be, never a sign of life: its end is ignored, and nothing here blocks or fails
 a node for want of multicast; `--peer` and gossip do without.
@@ -14,8 +14,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is documented, but missing from __all__
-    AddressResolver,
+from zeroconf import (
     Error,
     InterfaceChoice,
     IPVersion,
@@ -24,6 +23,7 @@ from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is docum
 )
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from node.cluster.cluster_name import ClusterName, bare
 from node.cluster.meter import Meter
 from node.core.clock import now
 from node.core.retried import Retried
@@ -31,19 +31,15 @@ from node.core.signal import Signal
 from node.core.types import Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 
 SERVICE = "_pippin._tcp.local."
-_HTTP = "_http._tcp.local."
-_NAME_TTL_S = 10
-"""After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
 _RESOLVE_MS = 3000
-_NAME_CHECK_MS = 1500
-"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get. Over
-before the first head is elected."""
 _LONGEST_NAME = 60
 """Characters: an advert has room for 255 bytes a value."""
 _MOST_REFUSED = 64
 """Shown at most: anybody on the network can invent adverts."""
 _MOST_HINTS = 256
 """Remembered at most, for the same reason."""
+_MOST_ADDRESSES = 32
+"""Of one advert. A Mac has some ten."""
 
 RETRY_S = 30.0
 """After which multicast is tried again, where it does not work or is misused: the permission may have been given meanwhile
@@ -83,14 +79,10 @@ class Discovery:
         """Why there is no multicast, as far as the log has told of it."""
         self._hints: dict[str, PeerHint] = {}
         """All that was heard of, for telling the cluster's own machines from strangers."""
-        self._first_check: asyncio.Task[set[str]] | None = None
-        """Who had the cluster's name when this node started: asked while the nodes find each other, so that a new head
-        need not wait for it. Whoever wants the name later asks for it first, and the head of then answers."""
         self._told: set[tuple[str, str]] = set()
         """Nodes and why they do not join, as far as the log has told of it."""
-        self._name: AsyncServiceInfo | None = None
-        self._naming = asyncio.Lock()
-        """A name is served and dropped in the order of the calls, however soon they follow each other."""
+        heard = self._hints
+        self.name = ClusterName(info.cluster, lambda: [a for hint in heard.values() for a in hint.addresses])
 
     @property
     def refused(self) -> tuple[PeerView, ...]:
@@ -124,7 +116,7 @@ class Discovery:
                 return "nothing is heard, not even this node's own adverts"
             if is_head() != named:
                 named = is_head()
-                await (self.serve_name() if named else self.drop_name())
+                await (self.name.serve(self._info) if named else self.name.drop())
             await changed.wait(_LOOK_S)
         return f"there are {self._meter.excess}"
 
@@ -147,7 +139,7 @@ class Discovery:
             await self._zeroconf.zeroconf.async_wait_for_start()
             self._measure(self._zeroconf)
             self._resolver = asyncio.create_task(self._resolve(), name="discovery")
-            self._first_check = asyncio.create_task(self._named_so(self._zeroconf.zeroconf), name="name check")
+            self.name.start(self._zeroconf)
             self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._heard])
             # The id is in the name, so nobody else has it: no need to spend a second on asking.
             await (await self._zeroconf.async_register_service(self._advert(), cooperating_responders=True))
@@ -163,15 +155,15 @@ class Discovery:
 
     async def stop(self) -> None:
         """Say goodbye and close. Harmless if not started."""
-        if tasks := [task for task in (self._resolver, self._first_check) if task]:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        if self._resolver:
+            self._resolver.cancel()
+            await asyncio.wait([self._resolver])
+        await self.name.stop()
         if self._browser:
             await self._browser.async_cancel()
         if self._zeroconf:
             await self._zeroconf.async_close()
-        self._resolver = self._first_check = self._browser = self._zeroconf = self._name = None
+        self._resolver = self._browser = self._zeroconf = None
 
     async def update(self, info: NodeInfo, interfaces: Sequence[str]) -> None:
         """This machine's addresses changed: a cable was plugged, or Wi-Fi joined."""
@@ -182,46 +174,9 @@ class Discovery:
             await self._zeroconf.async_update_interfaces(_choice(interfaces))
             self._measure(self._zeroconf)
             await (await self._zeroconf.async_update_service(self._advert()))
-            if self._name:
-                self._name = self._named(str(self._name.server).removesuffix(".local."))
-                await (await self._zeroconf.async_update_service(self._name))
+            await self.name.update(info)
         except (OSError, RuntimeError, Error) as error:
             self._unusable = f"new addresses can't be advertised: {error or type(error).__name__}"
-
-    async def serve_name(self) -> bool:
-        """Point `<cluster>.local` to this node; for the head. False, with a warning, if another machine has the name."""
-        async with self._naming:
-            zeroconf, first_check, cluster = self._zeroconf, self._first_check, self._info.cluster
-            if not zeroconf or not first_check or self._name:
-                return self._name is not None
-            try:
-                if self._strangers(await asyncio.shield(first_check)) and (
-                    strangers := self._strangers(await self._named_so(zeroconf.zeroconf))
-                ):
-                    _log.warning(
-                        "The name %s.local belongs to another machine (%s), so it will not lead to this cluster. "
-                        "Choose another cluster name, or use a node's own address.",
-                        cluster,
-                        ", ".join(sorted(strangers)),
-                    )
-                    return False
-                self._name = self._named(cluster)
-                # The last head may still be in caches: asking whether the name is free would find it there.
-                await (await zeroconf.async_register_service(self._name, cooperating_responders=True))
-            except (OSError, Error) as error:
-                _log.warning("%s.local could not be advertised: %s", cluster, error or type(error).__name__)
-                return False
-            return True
-
-    async def drop_name(self) -> None:
-        """The name no longer points here; for a node that is head no more."""
-        async with self._naming:
-            name, self._name = self._name, None
-            if self._zeroconf and name:
-                try:
-                    await (await self._zeroconf.async_unregister_service(name))
-                except (OSError, Error) as error:
-                    _log.warning("%s could not be withdrawn: %s", name.server, error or type(error).__name__)
 
     def _advert(self) -> AsyncServiceInfo:
         info = self._info
@@ -241,20 +196,7 @@ class Discovery:
             port=info.grpc_port,
             properties=text,
             server=f"pippin-{info.id}.local.",
-            parsed_addresses=_bare(info.addresses),
-        )
-
-    def _named(self, cluster: str) -> AsyncServiceInfo:
-        info = self._info
-        return AsyncServiceInfo(
-            _HTTP,
-            f"Pippin {cluster}.{_HTTP}",
-            port=info.api_port,
-            properties={"path": "/"},
-            server=f"{cluster}.local.",
-            parsed_addresses=_bare(info.addresses),
-            host_ttl=_NAME_TTL_S,
-            other_ttl=_NAME_TTL_S,
+            parsed_addresses=bare(info.addresses),
         )
 
     def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -286,7 +228,7 @@ class Discovery:
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
-        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())
+        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:_MOST_ADDRESSES]
         if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
             return
         if (text.get("secret") or "") != self._fingerprint:
@@ -302,7 +244,7 @@ class Discovery:
     def _is_own(self, node: str, port: int | None, addresses: Sequence[str]) -> bool:
         """With another port or address it is told: another process may have a copy of this node's key."""
         info = self._info
-        return node == info.id and port == info.grpc_port and set(_bare(addresses)) <= set(_bare(info.addresses))
+        return node == info.id and port == info.grpc_port and set(bare(addresses)) <= set(bare(info.addresses))
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
         known = self._refused.get(node)
@@ -327,17 +269,6 @@ class Discovery:
             _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
         self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)
 
-    async def _named_so(self, zeroconf: Zeroconf) -> set[str]:
-        """Addresses that go by the cluster's name."""
-        found = AddressResolver(f"{self._info.cluster}.local.")
-        await found.async_request(zeroconf, _NAME_CHECK_MS)
-        return set(found.parsed_addresses())
-
-    def _strangers(self, addresses: set[str]) -> set[str]:
-        """Those that belong to no node of this cluster."""
-        ours = {*self._info.addresses, *(a for h in self._hints.values() for a in h.addresses)}
-        return addresses - set(_bare(ours))
-
 
 def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:
     """What zeroconf may bind. One address that is gone (a cable just pulled) would make it give up on all."""
@@ -361,8 +292,3 @@ def _bindable(address: str) -> bool:
 def _shown(text: str | None) -> str:
     """What anybody on the network may have written, fit to be shown."""
     return "".join(char for char in text or "" if char.isprintable())[:_LONGEST_NAME]
-
-
-def _bare(addresses: Sequence[str] | set[str]) -> list[str]:
-    """Without the scope of link-local addresses, which means nothing on another machine."""
-    return [address.partition("%")[0] for address in addresses]

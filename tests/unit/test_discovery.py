@@ -107,12 +107,12 @@ async def test_the_name_of_the_cluster_follows_the_head():
     async with started(info("a"), info("b", port=7003)) as (a, b):
         await a.hears("b", 7003)
         await b.hears("a", 7001)
-        assert await a.discovery.serve_name()
+        assert await a.discovery.name.serve(info("a"))
         assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
-        await a.discovery.drop_name()
-        assert await b.discovery.serve_name()  # though the old head's record is cached
+        await a.discovery.name.drop()
+        assert await b.discovery.name.serve(info("b"))  # though the old head's record is cached
         assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
-        await b.discovery.drop_name()
+        await b.discovery.name.drop()
         assert await address_of(f"{NAME}.local.", within_s=2.0) == []
 
 
@@ -127,7 +127,7 @@ async def test_a_name_that_another_machine_has_is_left_alone(caplog):
     )
     await (await stranger.async_register_service(printer, cooperating_responders=True))
     async with started(info("a")) as (a,):
-        assert not await a.discovery.serve_name()
+        assert not await a.discovery.name.serve(info("a"))
         assert "belongs to another machine (10.9.9.9)" in caplog.text
     await stranger.async_close()
 
@@ -141,8 +141,8 @@ async def test_without_multicast_a_node_goes_on_with_a_warning(monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         assert not await lonely.start()
     assert "--peer" in caplog.text
-    assert not await lonely.serve_name()
-    await lonely.drop_name()
+    assert not await lonely.name.serve(info("a"))
+    await lonely.name.drop()
     await lonely.update(info("a"), LOOPBACK)
     await lonely.stop()
 

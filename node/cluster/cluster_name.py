@@ -1,0 +1,116 @@
+"""`<cluster>.local`, the name that leads to the head's API."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is documented, but missing from __all__
+    AddressResolver,
+    Error,
+    Zeroconf,
+)
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from node.core.types import NodeInfo
+
+_HTTP = "_http._tcp.local."
+_TTL_S = 10
+"""After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
+_CHECK_MS = 1500
+"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get. Over
+before the first head is elected."""
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterName:
+    def __init__(self, cluster: str, heard: Callable[[], Iterable[str]]) -> None:
+        """`heard` gives the addresses of the cluster's other nodes: who else has the name is a stranger."""
+        self._cluster = cluster
+        self._heard = heard
+        self._zeroconf: AsyncZeroconf | None = None
+        self._first_check: asyncio.Task[set[str]] | None = None
+        """Who had the name when this node started: asked while the nodes find each other, so that a new head need not
+        wait for it. Whoever wants the name later asks for it first, and the head of then answers."""
+        self._served: AsyncServiceInfo | None = None
+        self._naming = asyncio.Lock()
+        """The name is served and dropped in the order of the calls, however soon they follow each other."""
+
+    def start(self, zeroconf: AsyncZeroconf) -> None:
+        self._zeroconf = zeroconf
+        self._first_check = asyncio.create_task(self._holders(zeroconf.zeroconf), name="name check")
+
+    async def stop(self) -> None:
+        """Harmless if not started."""
+        if self._first_check:
+            self._first_check.cancel()
+            await asyncio.wait([self._first_check])
+        self._zeroconf = self._first_check = self._served = None
+
+    async def serve(self, info: NodeInfo) -> bool:
+        """Point the name to this node; for the head. False, with a warning, if another machine has it."""
+        async with self._naming:
+            zeroconf, first_check = self._zeroconf, self._first_check
+            if not zeroconf or not first_check or self._served:
+                return self._served is not None
+            try:
+                if self._strangers(await asyncio.shield(first_check), info) and (
+                    strangers := self._strangers(await self._holders(zeroconf.zeroconf), info)
+                ):
+                    _log.warning(
+                        "The name %s.local belongs to another machine (%s), so it will not lead to this cluster. "
+                        "Choose another cluster name, or use a node's own address.",
+                        self._cluster,
+                        ", ".join(sorted(strangers)),
+                    )
+                    return False
+                self._served = self._made(info)
+                # The last head may still be in caches: asking whether the name is free would find it there.
+                await (await zeroconf.async_register_service(self._served, cooperating_responders=True))
+            except (OSError, Error) as error:
+                _log.warning("%s.local could not be advertised: %s", self._cluster, error or type(error).__name__)
+                return False
+            return True
+
+    async def drop(self) -> None:
+        """The name no longer points here; for a node that is head no more."""
+        async with self._naming:
+            served, self._served = self._served, None
+            if self._zeroconf and served:
+                try:
+                    await (await self._zeroconf.async_unregister_service(served))
+                except (OSError, Error) as error:
+                    _log.warning("%s could not be withdrawn: %s", served.server, error or type(error).__name__)
+
+    async def update(self, info: NodeInfo) -> None:
+        """This node's addresses changed. Raises OSError, RuntimeError and zeroconf's errors."""
+        if self._zeroconf and self._served:
+            self._served = self._made(info)
+            await (await self._zeroconf.async_update_service(self._served))
+
+    def _made(self, info: NodeInfo) -> AsyncServiceInfo:
+        return AsyncServiceInfo(
+            _HTTP,
+            f"Pippin {self._cluster}.{_HTTP}",
+            port=info.api_port,
+            properties={"path": "/"},
+            server=f"{self._cluster}.local.",
+            parsed_addresses=bare(info.addresses),
+            host_ttl=_TTL_S,
+            other_ttl=_TTL_S,
+        )
+
+    async def _holders(self, zeroconf: Zeroconf) -> set[str]:
+        """Addresses that go by the name."""
+        found = AddressResolver(f"{self._cluster}.local.")
+        await found.async_request(zeroconf, _CHECK_MS)
+        return set(found.parsed_addresses())
+
+    def _strangers(self, addresses: set[str], info: NodeInfo) -> set[str]:
+        """Those that belong to no node of this cluster."""
+        return addresses - set(bare([*info.addresses, *self._heard()]))
+
+
+def bare(addresses: Sequence[str]) -> list[str]:
+    """Without the scope of link-local addresses, which means nothing on another machine."""
+    return [address.partition("%")[0] for address in addresses]
