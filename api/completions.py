@@ -42,6 +42,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     choices: list[Choice] = []
     echoed = 0
     for prompt in body.prompt:
+        await asyncio.sleep(0)  # thousands of prompts take long together
         tokens = await encode(model, prompt, param="prompt")
         job.room(tokens)
         name = f"{job.id}-{len(choices)}-prompt"

@@ -61,15 +61,15 @@ def error_object(status: int, message: str, *, code: str | None = None, param: s
     """`message` and `param` may quote the request at any length."""
     return {
         "error": {
-            "message": _short(message, MAX_MESSAGE),
+            "message": short(message),
             "type": error_type(status),
-            "param": param and _short(param, MAX_PARAM),
+            "param": param and short(param, MAX_PARAM),
             "code": code,
         }
     }
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int = MAX_MESSAGE) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -79,6 +79,10 @@ IDLE_S = 75.0
 """Without a request."""
 HEADER_S = 20.0
 """From the first byte of a request to the end of its headers."""
+MAX_HEADERS = 64 * 2**10
+"""Bytes of a request's headers, where they don't come at once."""
+MAX_AHEAD = 2 * 2**20
+"""Bytes of requests that came before the one before them was answered."""
 BODY_S = 30.0
 """For a body, and a second more for each `BODY_RATE` bytes of it that came."""
 BODY_RATE = 16 * 2**10

@@ -8,6 +8,7 @@ import math
 import socket
 from collections.abc import Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from api.connections import Connections, Patience
 from api.drain import DRAIN
 from api.errors import describe, error_object
-from api.limits import CLOSE_S
+from api.limits import CLOSE_S, MAX_AHEAD, MAX_HEADERS
 from node.core.errors import Overloaded, PortTaken
 
 TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
@@ -85,6 +86,8 @@ class _Protocol(web.RequestHandler):
         self._look: asyncio.Handle | None = None
         self._header: asyncio.TimerHandle | None = None
         """Ends a connection whose request does not get to the end of its headers."""
+        self._unread = 0
+        """Bytes of headers that are not complete, or of requests that have to wait."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -101,16 +104,17 @@ class _Protocol(web.RequestHandler):
         self.address = peer[0] if peer else ""
         self.heard_at = asyncio.get_running_loop().time()
         if not self._connections.add(self):
-            self._refuse(transport)
+            self._refuse(transport, TOO_MANY.status, describe(TOO_MANY), f"Retry-After: {TOO_MANY.retry_after}\r\n")
             return
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # paused is whatever the system has not taken, to the last byte
 
-    def _refuse(self, transport: asyncio.Transport) -> None:
-        body = json.dumps(describe(TOO_MANY)).encode()
+    def _refuse(self, transport: asyncio.Transport, status: int, error: dict[str, Any], headers: str = "") -> None:
+        """Answer what aiohttp makes no request of, and close."""
+        body = json.dumps(error).encode()
         head = (
-            f"HTTP/1.1 {TOO_MANY.status} Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\n"
-            f"Content-Length: {len(body)}\r\nRetry-After: {TOO_MANY.retry_after}\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()
@@ -120,8 +124,15 @@ class _Protocol(web.RequestHandler):
         super().data_received(data)
         loop = asyncio.get_running_loop()
         self.heard_at = loop.time()
-        if not self._waits_for_request:
+        waits = self._waits_for_request
+        self._unread = self._unread + len(data) if waits or self._messages else 0
+        if not waits:
             self._end_header()
+            if self._unread > MAX_AHEAD:
+                self.force_close()
+        elif self._unread > MAX_HEADERS and self.transport:
+            said = f"The headers have more than {MAX_HEADERS:,} bytes."
+            self._refuse(self.transport, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error_object(431, said))
         elif self._header is None:
             self._header = loop.call_later(self._patience.header_s, self.force_close)
 

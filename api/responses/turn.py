@@ -5,6 +5,7 @@ from typing import Any
 
 from api.answer import Delta
 from api.backend import Backend
+from api.errors import short
 from api.generation import Choice, Job, run_all, usage
 from api.logprobs import chat_logprobs
 from api.responses.items import Item
@@ -64,7 +65,7 @@ class Turn:
         """What goes wrong after the end changes nothing; nor does a late `cancel`."""
         if self.output.ended:
             return []
-        events = list(self.output.fail(_code(error), str(error)))
+        events = list(self.output.fail(_code(error), short(str(error))))
         self._keep()
         return events
 

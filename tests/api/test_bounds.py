@@ -196,6 +196,13 @@ def test_memory_that_json_takes(data):
     assert peak < 10 * len(data)
 
 
+@pytest.mark.usefixtures("piece")
+@given(st.integers(0, 20))
+def test_half_a_character_is_found_wherever_it_is(before):
+    with pytest.raises(BadRequest, match="half a character"):
+        parse_json(b'["' + b"x" * before + rb'\ud83d"]')
+
+
 @pytest.mark.parametrize("number", ["9" * 401, "-" + "9" * 5000])
 def test_integers_are_short(number):
     with pytest.raises(BadRequest, match="digits"):

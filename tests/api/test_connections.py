@@ -110,6 +110,43 @@ async def test_headers_that_trickle(serve, connect):
         trickling.cancel()
 
 
+async def test_headers_without_end(serve, connect):
+    server = await serve()
+    reader, writer = await connect(server, b"GET /health HTTP/1.1\r\n")
+    for number in range(65):
+        writer.write(b"X-%d: %b\r\n" % (number, b"x" * 1003))
+        await asyncio.sleep(0)
+    head, _, body = (await ends(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_requests_that_come_before_their_turn(serve, connect, backend):
+    server = await serve()
+    backend.pause_at = 1
+    reader, writer = await connect(server, POST + GET * 100)
+    await backend.paused.wait()
+    backend.go_on.set()
+    answer = await reader.readuntil(b"[DONE]")
+    for _ in range(100):
+        answer += await reader.readuntil(b'"ok"}')
+    assert answer.count(b"HTTP/1.1 200 ") == 101
+
+    backend.go_on.clear()
+    backend.paused.clear()
+    writer.write(POST)
+    await backend.paused.wait()
+    large = GET[:-2] + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 8000) for number in range(100)) + b"\r\n"
+    with contextlib.suppress(ConnectionError):
+        for _ in range(20):
+            writer.write(large)
+            await asyncio.wait_for(writer.drain(), SLOW_S)
+        await ends(reader)
+    assert reader.at_eof() or reader.exception()
+    async with asyncio.timeout(SLOW_S):
+        await backend.idle.wait()
+
+
 async def test_a_request_in_pieces_and_a_long_answer_are_waited_for(serve, connect, backend):
     server = await serve(patience=Patience(idle_s=0.3, header_s=0.3))
     backend.pause_at = 1
