@@ -10,6 +10,15 @@ MAX_STREAMS = 1024
 MAX_CALLS = 8 * MAX_STREAMS
 """Calls at once over all connections; more are refused."""
 
+MAX_CONNECTIONS = 1024
+"""To the server; half of the descriptors that the process may have if those are few. A node keeps some four to another."""
+MAX_CONNECTIONS_OF_ADDRESS = 128
+"""Several nodes may share a machine."""
+HANDSHAKE_S = 10
+"""A caller that has not shown by then who it is is hung up on."""
+IDLE_S = 300
+"""So is one that has no call under way for so long. A node's next call connects anew by itself."""
+
 _Options = tuple[tuple[str, int | str], ...]
 _COMMON: _Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -36,4 +45,6 @@ SERVER_OPTIONS: _Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
+    ("grpc.max_connection_idle_ms", 1000 * IDLE_S),
 )

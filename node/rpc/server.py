@@ -1,5 +1,7 @@
 """The gRPC side of a node: takes heartbeats, requests for tokens, frames of rings, and requests for model files."""
 
+import asyncio
+import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -8,15 +10,15 @@ import grpc
 from node.core.addresses import host_port
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
-from node.rpc.channel_options import MAX_CALLS, SERVER_OPTIONS
+from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
     checked_challenge,
     checked_evaluation,
-    checked_file,
     checked_heartbeat,
     checked_model,
     checked_request,
 )
+from node.rpc.crowd import Crowd
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -45,8 +47,12 @@ class RpcServer:
         Without `security` anybody on the networks of this machine may call.
         """
         guard = Guard(anywhere=security is not None)
-        self._server = grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        # As long as it accepts no more than that, there are descriptors left for all else.
+        most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most))
+        self._server = grpc.aio.server(interceptors=(guard,), options=options, maximum_concurrent_rpcs=MAX_CALLS)
         self._credentials = security.server_credentials() if security else None
+        self._thinning: asyncio.Task[None] | None = None
         self.port = port
         for host in hosts:
             self.port = self._bind(host)
@@ -68,8 +74,12 @@ class RpcServer:
         add_FilesServicer_to_server(_Files(files), self._server)
         self._server.add_generic_rpc_handlers((_frames_handler(serving),))
         await self._server.start()
+        crowd = Crowd(self.port, MAX_CONNECTIONS_OF_ADDRESS)
+        self._thinning = asyncio.create_task(crowd.run(), name="connections")
 
     async def stop(self, grace_s: float = 1.0) -> None:
+        if self._thinning:
+            self._thinning.cancel()
         await self._server.stop(grace_s)
 
 
@@ -144,7 +154,6 @@ class _Files(FilesServicer):
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
-        checked_file(request)
         async for data, sha256 in self._handler.read(request.model, request.name, request.offset):
             yield serving_pb2.FileChunk(data=data, sha256=sha256)
 
