@@ -73,12 +73,6 @@ def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.Eval
     return message
 
 
-def checked_file(message: serving_pb2.FileRequest) -> serving_pb2.FileRequest:
-    """Raises Incompatible."""
-    _below("bytes", _SIZE, message.offset)
-    return message
-
-
 def checked_challenge(message: pb.Challenge) -> pb.Challenge:
     """Raises Incompatible."""
     if len(message.nonce) != NONCE_BYTES:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from node.core.errors import ModelBroken, ModelNotFound
+from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.store.files import DESCRIPTION, is_small, is_weights
 from node.store.incoming import Incoming
 from node.store.weights import Weights
@@ -40,12 +40,22 @@ def offer(directory: Path) -> list[File]:
 def read(directory: Path, name: str, offset: int = 0) -> Iterator[tuple[bytes, str]]:
     """The bytes of an offered file from `offset` on, and at last, with no bytes, the SHA-256 of the whole file.
 
-    Chunks of what is before the offset are empty: they tell a receiver that a long file is being read. Refuses, before
-    the first chunk, every name not offered.
+    Chunks of what is before the offset are empty: they tell a receiver that a long file is being read. Raises, before the
+    first chunk, ModelNotFound for every name not offered, and BadRequest for an offset behind the file's end.
     """
     if name == DESCRIPTION:
-        return _chunks(io.BytesIO(_description(directory)), offset)
-    return _chunks(_offered(directory, name).open("rb"), offset)
+        description = _description(directory)
+        _check_offset(name, offset, len(description))
+        return _chunks(io.BytesIO(description), offset)
+    path = _offered(directory, name)
+    _check_offset(name, offset, path.stat().st_size)
+    return _chunks(path.open("rb"), offset)
+
+
+def _check_offset(name: str, offset: int, size: int) -> None:
+    """Else the whole file would be read for nothing."""
+    if offset > size:
+        raise BadRequest(f"{name} has {size:,} bytes, so none is at {offset:,}.")
 
 
 def _description(directory: Path) -> bytes:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from node import PROTOCOL
-from node.core.errors import Incompatible, ModelNotFound, StaleFence
+from node.core.errors import BadRequest, Incompatible, ModelNotFound, StaleFence
 from node.core.frames import Frame, Open, Tensor
 from node.core.generation import GenerateRequest
 from node.core.types import (
@@ -91,8 +91,9 @@ async def lie(peer: Address, cluster: str) -> None:
         for name in FILES:
             with pytest.raises(ModelNotFound):
                 await anext(client.read(peer, MODEL, name, 0))
-        with pytest.raises(Incompatible):
-            await anext(client.read(peer, MODEL, "config.json", (1 << 64) - 1))
+        for offset in (100_000, 1 << 40, (1 << 64) - 1):
+            with pytest.raises(BadRequest, match="so none is at"):
+                await anext(client.read(peer, MODEL, "config.json", offset))
         far = Ring("far", MODEL, (StageSpec("evil", 0, 60_000), StageSpec(me, 60_000, 65_000)), 100, 1)
         assert (await evil.until_loaded(far)) != "ready"
         await nonsense_to_a_stage(evil, Ring("own", MODEL, (StageSpec("evil", 0, 4), StageSpec(me, 4, 8)), 100, 1))

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from node.core.errors import ModelBroken, ModelNotFound, NoCapacity, NotReady
+from node.core.errors import BadRequest, ModelBroken, ModelNotFound, NoCapacity, NotReady
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
 from node.store.transfer import File, Receiver, needed, offer, read, small
@@ -124,7 +124,7 @@ def test_large_files_come_in_chunks(tmp_path):
     assert b"".join(chunk for chunk, _ in chunks) == content[100:]
     *chunks, last = read(tmp_path, "model.safetensors", (1 << 20) + 1)
     assert [len(chunk) for chunk, _ in chunks] == [0, (1 << 20) - 1, len(content) - (2 << 20)]
-    assert list(read(tmp_path, "model.safetensors", 1 << 60))[-1] == digest
+    assert list(read(tmp_path, "model.safetensors", len(content)))[-1] == digest
 
 
 def test_resume(source, tmp_path):
@@ -200,3 +200,12 @@ def test_disk_full(tmp_path):
             signal.signal(signal.SIGXFSZ, handler)
     with receiver.open(file) as incoming:
         assert incoming.offset == 500, "what fitted is kept"
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, "config.json", FIRST])
+def test_what_is_behind_the_end_is_refused_before_anything_is_read(source, name):
+    (size,) = [file.size for file in offer(source) if file.name == name]
+    assert content_of(source, name, size) == b""
+    for offset in (size + 1, 1 << 62, (1 << 64) - 1):
+        with pytest.raises(BadRequest, match=f"has {size:,} bytes"):
+            read(source, name, offset)
