@@ -48,7 +48,7 @@ async def ended(readers: list[asyncio.StreamReader]) -> None:
                 pass
 
 
-async def until_served(client: RpcClient, peer: Address, within_s: float = 20.0) -> None:
+async def until_served(client: RpcClient, peer: Address, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while True:
             try:
