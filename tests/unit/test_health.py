@@ -104,6 +104,14 @@ def test_a_failed_node_is_graver_when_a_ring_needs_it(needed, severity):
     assert issue.text == "b has not answered for 12 s: reset."
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, False), (14.0, False), (15.0, True), (59.0, True)])
+def test_a_node_that_is_long_at_one_computation_is_told_of(seconds, told):
+    busy = peer("b")
+    found = diagnose(view(peer("a"), replace(busy, report=replace(busy.report, job_s=seconds))))
+    assert [issue.code for issue in found] == [Code.COMPUTE_STUCK] * told
+    assert all(f"{seconds:.0f} s" in issue.text for issue in found)
+
+
 def test_a_node_that_said_goodbye_is_no_issue():
     assert diagnose(view(peer("a"), peer("b", NodeState.LEFT))) == ()
 

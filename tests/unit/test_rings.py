@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from node.core.types import Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
+from node.core.errors import NotReady, RingLost
+from node.core.frames import Frame
+from node.core.generation import GenerateRequest
+from node.core.types import Caller, Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
 from node.serving import rings as serving
 from node.serving.rings import Rings
@@ -47,6 +50,7 @@ class FakeRunner:
     batchable = pads = trimmable = True
     chunked = False
     kv_bytes = 0
+    vocabulary = 10
 
     def __init__(self, stage: FakeStage, _directory: Path) -> None:
         self._stage = stage
@@ -65,7 +69,7 @@ class FakeCompute(Compute):
 
 
 class FakeAgent:
-    info = SimpleNamespace(id="a", incarnation=1)
+    info = SimpleNamespace(id="a", name="mini-1", incarnation=1)
     draining = False
 
     def __init__(self) -> None:
@@ -96,7 +100,7 @@ class World:
         monkeypatch.setattr(serving, "load_stage", self._load)
         monkeypatch.setattr(serving, "Runner", FakeRunner)
         monkeypatch.setattr(serving, "release_memory", self._release)
-        self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None)
+        self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
         options = {
             "usable": 4 * LAYER + RESERVE,
             "max_queue": 4,
@@ -157,6 +161,25 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> Ring:
     return Ring(name, model, stages, 512, 2, fence=Fence(1, 1))
+
+
+async def frames_of(name: str) -> AsyncIterator[Frame]:
+    yield Frame(name, Fence(1, 1), 1, 0)
+
+
+async def test_a_node_that_can_compute_no_more_ends_what_its_rings_have_under_way(world: World) -> None:
+    """As driver and as stage; what is asked later gets the same answer."""
+    world.go_on.set()
+    world.place(ring("driven", FIRST), ring("shared", SECOND))
+    await world.until(LoadState.READY, LoadState.READY)
+    world.rings.give_up(NotReady("It is stuck."))
+    for _ in range(2):
+        with pytest.raises(RingLost, match=r"mini-1 left the ring: It is stuck\."):
+            await anext(world.rings.generate("driven", GenerateRequest("x", "m", (1,), 1)))
+        with pytest.raises(RingLost, match="It is stuck"):
+            await world.rings.frames(frames_of("shared"), Caller("192.168.1.5"))
+    failed = {(report.state, report.error) for report in world.rings.reports()}
+    assert failed == {(LoadState.FAILED, "not_ready: It is stuck.")}
 
 
 @pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
