@@ -23,6 +23,10 @@ class Model(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    @property
+    def revision(self) -> str:
+        """Of the files that the tokenizer is made of; requests name it."""
+
 
 class Backend(Protocol):
     @property

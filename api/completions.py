@@ -48,7 +48,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         name = f"{job.id}-{len(choices)}-prompt"
         wanted = None
         if body.echo and body.logprobs is not None:
-            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, job.client)
+            wanted = EvaluateRequest(name, model.id, tuple(tokens), body.logprobs, job.client, model.revision)
         echo = await _echo(model, prompt, tokens, wanted) if body.echo else None
         echoed += body.copies * len(echo.text) if echo else 0
         if echoed > env.bodies.limit:

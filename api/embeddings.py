@@ -23,7 +23,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
     texts = [await _tokens(model, text) for text in body.input]
     name = new_id("embd")
     asked = [
-        EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=request[CLIENT])
+        EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=request[CLIENT], revision=model.revision)
         for index, tokens in enumerate(texts)
     ]
     found = await at_once([partial(env.backend.evaluate, each) for each in asked])

@@ -66,6 +66,7 @@ class Job:
             sampling=self.sampling,
             grammar=self.grammar,
             client=self.client,
+            revision=self.model.revision,
         )
         return [
             Choice(

@@ -22,7 +22,10 @@ def loaded_rings(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str
             costs = Footprint(spec, context, sessions)
             fitting = [chain for chain in chains if _fits(chain, costs, free)]
             chains = [chain for chain in chains if chain not in fitting]
-            found += [Ring("", spec.id, chain, context, sessions, spec.shared_ends) for chain in fitting]
+            found += [
+                Ring("", spec.id, chain, context, sessions, spec.shared_ends, revision=spec.revision)
+                for chain in fitting
+            ]
     return found
 
 
@@ -35,7 +38,11 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
     marks = set(edges(spec))
     stages: dict[int, list[StageSpec]] = {}
     for node in nodes:
-        shards = [shard for shard in _in_memory(node) if shard.model == spec.id and {shard.start, shard.end} <= marks]
+        shards = [
+            shard
+            for shard in _in_memory(node)
+            if (shard.model, shard.revision) == (spec.id, spec.revision) and {shard.start, shard.end} <= marks
+        ]
         for shard in shards[:_MOST_SHARDS]:
             stages.setdefault(shard.start, []).append(StageSpec(node.info.id, shard.start, shard.end))
     begun: list[tuple[StageSpec, ...]] = [()]

@@ -15,7 +15,7 @@ from node.cluster.loaded import loaded_rings
 from node.cluster.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
 from node.cluster.speed import TOO_SLOW, is_quicker, token_ms
 from node.cluster.split import edges
-from node.core.types import Fence, ModelSpec, NodeReport, Placement, Refusal, Ring
+from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, Refusal, Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,10 @@ class _Draft:
         self._draining = {node.info.id for node in nodes if node.draining}
         self._count = len(nodes) - len(self._draining)
         self._free = {node.info.id: node.memory.usable for node in nodes}
+        self._holders = {
+            spec.id: {node.info.id for node in nodes if HeldModel(spec.id, spec.revision) in node.models}
+            for spec in models
+        }
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
         self._standing = {spec.id: self._conforming(spec, old) for spec in models}
@@ -123,7 +127,8 @@ class _Draft:
     # --- what stands --------------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
-        found = [ring for ring in old if ring.model == spec.id and self._conforms(spec, ring)]
+        of_model = [ring for ring in old if (ring.model, ring.revision) == (spec.id, spec.revision)]
+        found = [ring for ring in of_model if self._conforms(spec, ring)]
         return sorted(found, key=lambda ring: (self._drains(ring), self._distance(spec, ring), ring.retiring))
 
     def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
@@ -275,7 +280,7 @@ class _Draft:
 
         def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
             name = node.info.id
-            return ((spec.id, name) not in self._drivers, spec.id not in node.models, -free[name], name)
+            return ((spec.id, name) not in self._drivers, name not in self._holders[spec.id], -free[name], name)
 
         return sorted(nodes, key=rank)
 

@@ -55,7 +55,7 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
         for sessions in wish.sessions if orders[count] else ():
             costs = Footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
-                return Ring("", spec.id, stages, context, sessions, spec.shared_ends)
+                return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision)
     return None
 
 

@@ -117,10 +117,12 @@ class Agent:
         """Reports of the nodes that take part, this one included."""
         return self._membership.alive()
 
-    def holders(self, model: str) -> Sequence[Address]:
-        """Addresses of the other nodes that hold a model's files."""
-        nodes = [report.info.id for report in self.alive() if model in report.models]
-        return [address for node in nodes if (address := self._contacts.address_of(node))]
+    def holders(self, model: str) -> Sequence[tuple[Address, str]]:
+        """Addresses of the other nodes that hold a model's files, each with the revision of these."""
+        nodes = [
+            (report.info.id, held.revision) for report in self.alive() for held in report.models if held.id == model
+        ]
+        return [(address, revision) for node, revision in nodes if (address := self._contacts.address_of(node))]
 
     # --- what this node does ------------------------------------------------------------------------------------------
 

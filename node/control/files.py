@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from node.core.errors import ModelNotFound, NotReady, PeerUnavailable, PippinError
+from node.core.errors import ModelChanged, ModelNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.pool import Pools
-from node.core.types import Address, Shard
+from node.core.types import Address, HeldModel, Shard
 from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
+from node.store.files import is_commit
 from node.store.hub import Hub
 from node.store.incoming import Incoming
 from node.store.transfer import File, Receiver, needed, offer, read, small
@@ -27,14 +28,14 @@ LOOK_S = 0.2
 
 
 class Files:
-    """`holders` gives the gRPC addresses of the nodes that hold a model completely."""
+    """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
 
     def __init__(
         self,
         catalogue: Catalogue,
         hub: Hub,
         client: RpcClient,
-        holders: Callable[[str], Sequence[Address]],
+        holders: Callable[[str], Sequence[tuple[Address, str]]],
         pools: Pools,
     ) -> None:
         self._pools = pools
@@ -45,18 +46,19 @@ class Files:
 
     # --- for peers ----------------------------------------------------------------------------------------------------
 
-    async def listing(self, model: str) -> list[tuple[str, int]]:
-        return await self._pools.offers.run(lambda: [(file.name, file.size) for file in offer(self._here(model))])
+    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
+        offered = await self._pools.offers.run(lambda: offer(self._here(model, revision)))
+        return [(file.name, file.size) for file in offered]
 
-    async def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        chunks = await self._pools.offers.run(lambda: read(self._here(model), name, offset))
+    async def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+        chunks = await self._pools.offers.run(lambda: read(self._here(model, revision), name, offset))
         while chunk := await self._pools.offers.run(next, chunks, None):
             yield chunk
 
-    def _here(self, model: str) -> Path:
-        directory = self._catalogue.partial(model)
+    def _here(self, model: str, revision: str) -> Path:
+        directory = self._catalogue.partial(model, revision)
         if directory is None:
-            raise ModelNotFound(f"{model} is not on this node.")
+            raise ModelNotFound(f"{model} of revision {revision[:100]!r} is not on this node.")
         return directory
 
     # --- for this node ------------------------------------------------------------------------------------------------
@@ -71,20 +73,28 @@ class Files:
         return directory, await self._pools.files.run(Weights.read, directory)
 
     async def _directory_of(self, shard: Shard, ends: bool, progress: Progress) -> Path:
-        find = self._catalogue.directory_for
-        directory = await self._pools.files.run(find, shard.model, shard.start, shard.end, ends)
-        if directory:
+        if directory := await self._pools.files.run(self._catalogue.directory_for, shard, ends):
             return directory
         failure: PippinError | None = None
-        for peer in self._holders(shard.model):
+        for peer in [peer for peer, revision in self._holders(shard.model) if revision == shard.revision]:
             try:
                 return await self._from_peer(peer, shard, ends, progress)
             except PippinError as error:
-                log.warning("%s could not be fetched from %s: %s", shard.model, peer, error)
+                log.warning("%s could not be fetched from %s: %s", shard.model, peer.target, error)
                 failure = error
-        if failure and "/" not in shard.model:
-            raise failure  # the hub has no such names
-        return await self._from_hub(shard, ends, progress)
+        if "/" in shard.model and is_commit(shard.revision):
+            return await self._from_hub(shard, ends, progress)
+        if failure and not isinstance(failure, ModelNotFound):
+            raise failure
+        raise await self._missing(shard)
+
+    async def _missing(self, shard: Shard) -> ModelChanged:
+        whole = await self._pools.files.run(self._catalogue.whole, shard.model)
+        here = f"revision {whole.revision}" if whole else "nothing of it"
+        return ModelChanged(
+            f"No node holds {shard.model} of revision {shard.revision} any more; here is {here}.",
+            hint="Its files were changed or removed; try again in a moment.",
+        )
 
     async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
         """Cancelled, it returns at once; its thread ends with the next bytes, or when none have come for a while."""
@@ -99,32 +109,33 @@ class Files:
                 told_at = loop.time()
                 loop.call_soon_threadsafe(progress, done / max(total, 1))
 
-        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell)
+        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell, revision=shard.revision)
         try:
             return await self._pools.downloads.run(fetch)
         finally:
             stop.set()
 
-    async def of_tokenizer(self, model: str, peer: Address | None) -> Path:
+    async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:
         """A directory with the model's small files; from `peer`, the model's driver, if they are not here.
 
         Raises PeerUnavailable when no address of it is known.
         """
-        directory = await self._pools.files.run(self._catalogue.partial, model)
+        directory = await self._pools.files.run(self._catalogue.partial, model.id, model.revision)
         if directory:
             return directory
         if peer is None:
-            raise PeerUnavailable(f"No address of the driver of {model} is known.")
-        target = self._catalogue.target(model)
+            raise PeerUnavailable(f"No address of the driver of {model.id} is known.")
+        target = self._catalogue.target(model.id, model.revision)
         for file in small(await self._offered(peer, model)):
             await self._copy(peer, model, file, target, lambda _: None)
         return target
 
     async def _from_peer(self, peer: Address, shard: Shard, ends: bool, progress: Progress) -> Path:
-        offered = await self._offered(peer, shard.model)
-        target = self._catalogue.target(shard.model)
+        model = HeldModel(shard.model, shard.revision)
+        offered = await self._offered(peer, model)
+        target = self._catalogue.target(model.id, model.revision)
         for file in small(offered):
-            await self._copy(peer, shard.model, file, target, lambda _: None)
+            await self._copy(peer, model, file, target, lambda _: None)
         weights = await self._pools.files.run(described, target)
         if weights is None:
             raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
@@ -132,14 +143,16 @@ class Files:
         total = sum(file.size for file in files)
         done = 0
         for file in files:
-            await self._copy(peer, shard.model, file, target, partial(_tell, progress, done, total))
+            await self._copy(peer, model, file, target, partial(_tell, progress, done, total))
             done += file.size
         return target
 
-    async def _offered(self, peer: Address, model: str) -> list[File]:
-        return [File(name, size) for name, size in await self._client.listing(peer, model)]
+    async def _offered(self, peer: Address, model: HeldModel) -> list[File]:
+        return [File(name, size) for name, size in await self._client.listing(peer, model.id, model.revision)]
 
-    async def _copy(self, peer: Address, model: str, file: File, target: Path, progress: Callable[[int], None]) -> None:
+    async def _copy(
+        self, peer: Address, model: HeldModel, file: File, target: Path, progress: Callable[[int], None]
+    ) -> None:
         receiver, pool = Receiver(target), self._pools.downloads
         while not await self._pools.files.run(receiver.holds, file):
             try:
@@ -153,10 +166,10 @@ class Files:
                 pool.submit(incoming.close)  # a write may be under way
 
     async def _receive(
-        self, peer: Address, model: str, name: str, incoming: Incoming, progress: Callable[[int], None]
+        self, peer: Address, model: HeldModel, name: str, incoming: Incoming, progress: Callable[[int], None]
     ) -> None:
         sha256 = ""
-        async for data, sha256 in self._client.read(peer, model, name, incoming.offset):  # noqa: B007
+        async for data, sha256 in self._client.read(peer, model.id, model.revision, name, incoming.offset):  # noqa: B007
             if data:
                 await self._pools.downloads.run(incoming.write, data)
                 progress(incoming.offset)

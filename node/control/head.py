@@ -14,7 +14,7 @@ from node.control.handover import HandOver
 from node.control.reunion import MEET_S
 from node.control.specs import Specs
 from node.core.clock import now
-from node.core.errors import NoCapacity, NotReady, Overloaded, PippinError, error_from, told
+from node.core.errors import ModelChanged, NoCapacity, NotReady, Overloaded, PippinError, error_from, told
 from node.core.signal import Signal
 from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
@@ -252,12 +252,15 @@ class Head:
                 wanted = self._wanted.get(model)
                 if not (wanted and load.state is LoadState.FAILED and load.ring in rings):
                     continue
+                retry_s = RETRY_S
                 if ready_rings(view, model):  # another ring serves it
                     self._barred[model, node.info.id] = at + RETRY_S
                     continue
                 code, _, text = load.error.partition(": ")
+                if code == ModelChanged.code:  # what is known of it is of files that are gone
+                    wanted.spec, retry_s = None, 0.0
                 wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
-                wanted.retry_at = at + RETRY_S
+                wanted.retry_at = at + retry_s
 
     def _failures(self) -> tuple[Refusal, ...]:
         """Of models that have a place but something wrong with them; forgotten when they are no longer wanted."""

@@ -42,5 +42,5 @@ class ControlService:
             raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
         self._draining.set(node, draining=draining)
 
-    async def describe(self, model: str) -> ModelSpec:
-        return await self._specs.local(model)
+    async def describe(self, model: str, revision: str) -> ModelSpec:
+        return await self._specs.local(model, revision)

@@ -1,5 +1,6 @@
 """What placement needs to know of each model, from wherever the model is."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from node.engine.plan import make_plan
 from node.rpc.client import RpcClient
 from node.store.catalogue import Catalogue
 from node.store.hub import Hub
+from node.store.listing import Folder
 from node.store.weights import Weights
 
 
@@ -22,9 +24,10 @@ class Specs:
         hub: Hub,
         compute: Compute,
         client: RpcClient,
-        holders: Callable[[str], Sequence[Address]],
+        holders: Callable[[str], Sequence[tuple[Address, str]]],
         pools: Pools,
     ) -> None:
+        """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
         self._pools = pools
         self._catalogue = catalogue
         self._hub = hub
@@ -32,29 +35,34 @@ class Specs:
         self._client = client
         self._holders = holders
 
-    async def local(self, model: str) -> ModelSpec:
-        """Of a model whose files are on this node. Raises ModelNotFound, ModelBroken, ModelUnsupported."""
-        directory = await self._pools.files.run(self._catalogue.directory, model)
-        if directory is None:
+    async def local(self, model: str, revision: str = "") -> ModelSpec:
+        """Of a model whose files, or at least the small ones, are on this node.
+
+        Raises ModelNotFound, ModelBroken, ModelUnsupported.
+        """
+        folder = await self._pools.files.run(self._catalogue.known, model, revision)
+        if folder is None:
             raise ModelNotFound(f"{model} is not on this node.")
-        config = await self._pools.files.run(read_config, directory)
-        return await self._made(model, config, await self._pools.files.run(Weights.read, directory))
+        return await self._of_folder(model, folder)
 
     async def find(self, model: str) -> ModelSpec:
-        """From this disk, a peer's, or the hub.
+        """Of the revision that is to be used from now on: one that is here whole, that most of the other nodes hold, of which
+        something is here, or that the hub has today.
 
         Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
         """
-        if await self._pools.files.run(self._catalogue.directory, model):
-            return await self.local(model)
+        if whole := await self._pools.files.run(self._catalogue.whole, model):
+            return await self._of_folder(model, whole)
         failure: PippinError | None = None
-        for peer in self._holders(model):
+        for peer, revision in self._by_spread(model):
             try:
-                return await self._client.describe(peer, model)
+                return await self._client.describe(peer, model, revision)
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
             raise failure  # what a holder says of its files is worth more than that the hub is not reached
+        if begun := await self._pools.files.run(self._catalogue.known, model):
+            return await self._of_folder(model, begun)
         flaw = await self._pools.files.run(self._catalogue.flaw, model)
         if "/" not in model:
             raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
@@ -65,9 +73,19 @@ class Specs:
                 raise flaw from error
             raise
         config = await self._pools.files.run(read_config, metadata.directory)
-        return await self._made(model, config, metadata.weights)
+        return await self._made(model, metadata.directory.name, config, metadata.weights)
 
-    async def _made(self, model: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
+    def _by_spread(self, model: str) -> list[tuple[Address, str]]:
+        """Holders of the revision that most of them have come first."""
+        holders = self._holders(model)
+        count = Counter(revision for _, revision in holders)
+        return sorted(holders, key=lambda holder: (-count[holder[1]], holder[1]))
+
+    async def _of_folder(self, model: str, folder: Folder) -> ModelSpec:
+        config = await self._pools.files.run(read_config, folder.path)
+        return await self._made(model, folder.revision, config, await self._pools.files.run(Weights.read, folder.path))
+
+    async def _made(self, model: str, revision: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
         plan = await self._compute.run(make_plan, config, weights.total_bytes)
         return ModelSpec(
             id=model,
@@ -78,4 +96,5 @@ class Specs:
             max_context=plan.max_context,
             shared_ends=bool(plan.shared),
             head_bytes=weights.head_bytes,
+            revision=revision,
         )

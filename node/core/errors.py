@@ -98,6 +98,12 @@ class ShuttingDown(NotReady):
     code = "shutting_down"
 
 
+class ModelChanged(NotReady):
+    """The model's files are not those any more that a request or a ring was made for."""
+
+    code = "model_changed"
+
+
 class NoCapacity(PippinError):
     """No set of nodes has the memory for the model."""
 

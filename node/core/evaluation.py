@@ -15,6 +15,8 @@ class EvaluateRequest:
     """k: scores, each with the k likeliest tokens in its place; None: the embedding."""
     client: str = ""
     """As in GenerateRequest."""
+    revision: str = ""
+    """Of the model whose tokenizer made the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class GenerateRequest:
     """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
     client: str = ""
     """Whom a ring's time is shared with: tells clients from each other, and of a client nothing else."""
+    revision: str = ""
+    """Of the model whose tokenizer made the prompt: no ring of another one may serve it."""
 
 
 Finish = Literal["stop", "length"]

@@ -29,9 +29,22 @@ class Shard:
     model: str
     start: int
     end: int
+    revision: str = ""
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldModel:
+    """A model whose files are complete on a node.
+
+    The revision names the content of its files: the commit of a model of the hub, a fingerprint of a local directory.
+    Layers, tokenizer and KV of different revisions never come together.
+    """
+
+    id: str
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,7 @@ class ModelSpec:
     """Layers read weights that are no layer's (per-layer embeddings), so every stage holds the ends."""
     head_bytes: int = 0
     """What the driver reads of the ends for each token: the LM head. Of an embedding beside it, it reads a row."""
+    revision: str = ""
 
     @property
     def layers(self) -> int:
@@ -236,8 +250,7 @@ class NodeReport:
     """Of the placement that it has adopted."""
     loads: tuple[LoadReport, ...] = ()
     rings: tuple[RingLoad, ...] = ()
-    models: tuple[str, ...] = ()
-    """Ids of the models whose files it holds completely."""
+    models: tuple[HeldModel, ...] = ()
     preload: tuple[str, ...] = ()
     """Ids of the models that its user asked to have loaded."""
     min_stages: int = 1
@@ -296,6 +309,7 @@ class Ring:
     """Of the placement that made it; its frames carry it as long as it lives, through placements that keep it."""
     retiring: bool = False
     """Another ring takes its place: it serves until that one is ready, then finishes or hands over what it has."""
+    revision: str = ""
 
     @property
     def driver(self) -> str:

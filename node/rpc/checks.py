@@ -23,7 +23,7 @@ _SIZE = 1 << 60
 
 def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
     """Raises Incompatible."""
-    _names(message.model)
+    _names(message.model, message.revision)
     return message
 
 
@@ -42,7 +42,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     _few("cuts", message.cuts, MOST_LAYERS)
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
     _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
-    _names(message.id)
+    _names(message.id, message.revision)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
@@ -54,7 +54,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
 def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.GenerateRequest:
     """Numbers that no array takes would fail the step of all who share it. Raises Incompatible."""
     sampling = message.sampling
-    _names(message.id, message.ring, message.model, message.client)
+    _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty prompt.")
     _below("tokens", 1 << 31, message.max_tokens, sampling.top_k, sampling.logprobs)
@@ -66,7 +66,7 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
 
 def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.EvaluateRequest:
     """Raises Incompatible."""
-    _names(message.id, message.ring, message.model, message.client)
+    _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty text.")
     _below("candidates", MOST, message.top)
@@ -102,16 +102,18 @@ def _check_report(report: pb.NodeReport) -> None:
     _names(report.head, report.disk_error)
     del report.models[MOST_MODELS:]
     _few("preloaded models", report.preload, MOST)
-    _names(*report.models, *report.preload)
+    _names(*report.preload)
+    for held in report.models:
+        _names(held.id, held.revision)
     _few("loads", report.loads, MOST)
     for load in report.loads:
-        _names(load.ring, load.shard.model)
+        _names(load.ring, load.shard.model, load.shard.revision)
         _layers(load.shard.start, load.shard.end)
         _finite(load.progress)
         load.error = load.error[:LONGEST_TEXT]
     _few("idle shards", report.idle, MOST)
     for shard in report.idle:
-        _names(shard.model)
+        _names(shard.model, shard.revision)
         _layers(shard.start, shard.end)
     _few("rings", report.rings, MOST)
     for ring in report.rings:
@@ -147,7 +149,7 @@ def _check_placement(placement: pb.Placement) -> None:
 
 def _check_ring(ring: pb.Ring) -> None:
     """Its stages hold each layer once, in order, each on a node of its own."""
-    _names(ring.id, ring.model)
+    _names(ring.id, ring.model, ring.revision)
     _few("stages", ring.stages, MOST)
     _below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
     _below("tokens", 1 << 31, ring.context, ring.max_sessions)

@@ -140,10 +140,10 @@ class RpcClient:
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
             )
 
-    async def describe(self, peer: Address, model: str) -> ModelSpec:
+    async def describe(self, peer: Address, model: str, revision: str) -> ModelSpec:
         with calling(peer.target):
             answer = await self._control(peer).Describe(
-                control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S
+                control_pb2.ModelRequest(model=model, revision=revision), timeout=DESCRIBE_TIMEOUT_S
             )
         return from_message(checked_spec(answer), ModelSpec)
 
@@ -169,16 +169,18 @@ class RpcClient:
         finally:
             call.cancel()
 
-    async def listing(self, peer: Address, model: str) -> list[tuple[str, int]]:
+    async def listing(self, peer: Address, model: str, revision: str) -> list[tuple[str, int]]:
         stub = FilesStub(self._channel(peer, "files"))
         with calling(peer.target):
-            answer = await stub.List(serving_pb2.FileRequest(model=model), timeout=CALL_TIMEOUT_S)
+            answer = await stub.List(serving_pb2.FileRequest(model=model, revision=revision), timeout=CALL_TIMEOUT_S)
         return [(entry.name, entry.size) for entry in answer.files]
 
-    async def read(self, peer: Address, model: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, str], None]:
+    async def read(
+        self, peer: Address, model: str, revision: str, name: str, offset: int
+    ) -> AsyncGenerator[tuple[bytes, str], None]:
         """Chunks of a file, some of them empty; the last one carries the whole file's SHA-256."""
         stub = FilesStub(self._channel(peer, "files"))
-        call = stub.Read(serving_pb2.FileRequest(model=model, name=name, offset=offset))
+        call = stub.Read(serving_pb2.FileRequest(model=model, revision=revision, name=name, offset=offset))
         try:
             with calling(peer.target):
                 while (chunk := await self._next(call, peer.target, name)) is not grpc.aio.EOF:

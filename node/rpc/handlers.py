@@ -27,8 +27,8 @@ class ControlHandler(Protocol):
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
         """From the head. Raises NodeNotFound when this is another node, NotAdmitted when the caller is not the head."""
 
-    async def describe(self, model: str) -> ModelSpec:
-        """Of a model whose files are here. Raises ModelNotFound."""
+    async def describe(self, model: str, revision: str) -> ModelSpec:
+        """Of a model whose files are here; of any revision if that is empty. Raises ModelNotFound."""
 
 
 class ServingHandler(Protocol):
@@ -45,8 +45,8 @@ class ServingHandler(Protocol):
 
 
 class FilesHandler(Protocol):
-    async def listing(self, model: str) -> list[tuple[str, int]]:
+    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
         """Names and sizes in bytes. Raises ModelNotFound, Overloaded."""
 
-    def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+    def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
         """Chunks of a file from `offset`, some empty; the last one carries the whole file's SHA-256. Raises what `listing` does."""

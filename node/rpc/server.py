@@ -118,7 +118,8 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
-        return to_message(await self._handler.describe(checked_model(request).model), control_pb2.ModelSpec)
+        checked_model(request)
+        return to_message(await self._handler.describe(request.model, request.revision), control_pb2.ModelSpec)
 
 
 class _Serving(ServingServicer):
@@ -148,13 +149,13 @@ class _Files(FilesServicer):
         self._handler = handler
 
     async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.FileListing:
-        files = await self._handler.listing(request.model)
+        files = await self._handler.listing(request.model, request.revision)
         return serving_pb2.FileListing(files=[serving_pb2.FileEntry(name=name, size=size) for name, size in files])
 
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
-        async for data, sha256 in self._handler.read(request.model, request.name, request.offset):
+        async for data, sha256 in self._handler.read(request.model, request.revision, request.name, request.offset):
             yield serving_pb2.FileChunk(data=data, sha256=sha256)
 
 

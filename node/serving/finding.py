@@ -8,7 +8,7 @@ from node.cluster.readiness import driver_out_of_reach, usable_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.clock import now
-from node.core.errors import NotReady, PeerUnavailable
+from node.core.errors import ModelChanged, NotReady, PeerUnavailable
 from node.core.types import Ring
 from node.rpc.client import RpcClient
 
@@ -25,22 +25,23 @@ class Finder:
         self._client = client
         self._want_here = want_here
 
-    def ready(self, model: str) -> Sequence[Ring]:
+    def ready(self, model: str, revision: str) -> Sequence[Ring]:
         """Those of this moment."""
-        return usable_rings(self._agent.view(), model)
+        return [ring for ring in usable_rings(self._agent.view(), model) if ring.revision == revision]
 
-    async def wait(self, model: str, wait_s: float) -> Sequence[Ring]:
-        """One or more that are ready.
+    async def wait(self, model: str, wait_s: float, revision: str | None = None) -> Sequence[Ring]:
+        """One or more that are ready; of the revision, if one is given.
 
-        Raises NotReady when there is none in time, PeerUnavailable when they are out of this node's reach, and what the head says of a model that can't be served: ModelNotFound,
-        NoCapacity, ModelBroken, ...
+        Raises NotReady when there is none in time, ModelChanged when there are only rings of another revision,
+        PeerUnavailable when they are out of this node's reach, and what the head says of a model that can't be served:
+        ModelNotFound, NoCapacity, ModelBroken, ...
         """
         deadline = now() + wait_s
         asked = False
         while (left := deadline - now()) > 0:
             view = self._agent.view()
             if ready := usable_rings(view, model):
-                return ready
+                return _of_revision(ready, revision)
             if driver := driver_out_of_reach(view, model):
                 raise PeerUnavailable(
                     f"This node does not reach {driver.report.info.name}, which serves {model}; the head does.",
@@ -70,3 +71,13 @@ class Finder:
             await self._agent.changed.wait(1.0)
             return False
         return True
+
+
+def _of_revision(rings: Sequence[Ring], revision: str | None) -> Sequence[Ring]:
+    fitting = [ring for ring in rings if revision in (None, ring.revision)]
+    if not fitting:
+        raise ModelChanged(
+            f"{rings[0].model} is served from revision {rings[0].revision}; this request began with {revision}.",
+            hint="Send the request again.",
+        )
+    return fitting

@@ -15,7 +15,7 @@ from node.control.status import build_status
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pools
-from node.core.types import Address, ModelEntry, PeerView, Ring, Work
+from node.core.types import Address, HeldModel, ModelEntry, PeerView, Ring, Work
 from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
@@ -24,7 +24,7 @@ from node.serving.requests import OPEN_WAIT_S, Requests
 from node.serving.rings import Rings
 from node.store.catalogue import Catalogue
 
-TokenizerFiles = Callable[[str, Address | None], Awaitable[Path]]
+TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class OpenModel:
     id: str
     context: int
     tokenizer: Tokenizer
+    revision: str
+    """Of the ring and of the tokenizer."""
 
 
 class Gateway:
@@ -71,7 +73,8 @@ class Gateway:
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
-        self._tokenizers: dict[str, Tokenizer] = {}
+        self._tokenizers: dict[str, tuple[str, Tokenizer]] = {}
+        """Of each model that was asked for, with the revision that it is of."""
         self._tokenizer_locks: dict[str, asyncio.Lock] = {}
 
     # --- what there is ------------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ class Gateway:
 
     def _held(self) -> list[str]:
         served = {ring.model for ring in self._agent.placement.rings}
-        return sorted(served | {model for report in self._agent.alive() for model in report.models})
+        return sorted(served | {held.id for report in self._agent.alive() for held in report.models})
 
     def status(self) -> dict[str, Any]:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
@@ -119,14 +122,17 @@ class Gateway:
         model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
         self._allowed.check(model)
         ring = (await self._finder.wait(model, OPEN_WAIT_S))[0]
-        return OpenModel(model, ring.context, await self._tokenizer(ring))
+        return OpenModel(model, ring.context, await self._tokenizer(ring), ring.revision)
 
     async def _tokenizer(self, ring: Ring) -> Tokenizer:
         async with self._tokenizer_locks.setdefault(ring.model, asyncio.Lock()):
-            if ring.model not in self._tokenizers:
-                directory = await self._tokenizer_files(ring.model, self._contacts.address_of(ring.driver))
-                self._tokenizers[ring.model] = await self._pools.texts.run(Tokenizer, directory)
-            return self._tokenizers[ring.model]
+            revision, tokenizer = self._tokenizers.get(ring.model, ("", None))
+            if tokenizer is None or revision != ring.revision:
+                model = HeldModel(ring.model, ring.revision)
+                directory = await self._tokenizer_files(model, self._contacts.address_of(ring.driver))
+                tokenizer = await self._pools.texts.run(Tokenizer, directory)
+                self._tokenizers[ring.model] = (ring.revision, tokenizer)
+            return tokenizer
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once, whatever befalls the ring."""

@@ -73,7 +73,7 @@ class Requests:
             except ELSEWHERE as error:
                 tries.fruitless = 0 if len(done) > before else tries.fruitless
                 self._note(error, ring, request, tries)
-            await self._pause(request.model, tries)
+            await self._pause(request, tries)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """When the ring is lost on the way, asks another one for the whole."""
@@ -84,11 +84,12 @@ class Requests:
                 return await self._evaluation(ring, request)
             except ELSEWHERE as error:
                 self._note(error, ring, request, tries)
-            await self._pause(request.model, tries)
+            await self._pause(request, tries)
 
     async def _ring(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
         """The one to ask; not one that was tried before, if there are others."""
-        ready = await self._finder.wait(request.model, RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S)
+        wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
+        ready = await self._finder.wait(request.model, wait_s, request.revision)
         view = self._agent.view()
         reports = [peer.report for peer in view.peers]
         loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
@@ -102,7 +103,7 @@ class Requests:
         """
         if isinstance(error, Overloaded):
             tries.full.add(ring.id)
-            if tries.others(self._finder.ready(request.model)):
+            if tries.others(self._finder.ready(request.model, request.revision)):
                 return
             if not tries.lost:
                 raise error
@@ -114,13 +115,13 @@ class Requests:
         if tries.fruitless > FRUITLESS_TRIES:
             raise error
 
-    async def _pause(self, model: str, tries: Tries) -> None:
+    async def _pause(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
         """Until another try is worth it: as soon as there is another ring.
 
         Else with the same one: the first time at any news, then later and later, as news come many a second.
         """
         first, deadline = tries.fruitless <= 1, now() + max(tries.fruitless - 1, 1)
-        while not tries.others(self._finder.ready(model)):
+        while not tries.others(self._finder.ready(request.model, request.revision)):
             if not await self._agent.changed.wait(deadline - now()) or first:
                 return
 

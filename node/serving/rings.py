@@ -73,8 +73,8 @@ class Rings:
         self._grammars = grammars
         self._stages: dict[Shard, Stage] = {}
         """All that are in memory; idle ones first, from the one that was unused for longest."""
-        self._directories: dict[str, Path] = {}
-        """Of the files of each model that was loaded."""
+        self._directories: dict[Shard, Path] = {}
+        """Of the files of each stage that is in memory."""
         self._parts: dict[str, Driver | Worker] = {}
         self._before: dict[str, str] = {}
         """The node of the stage before this one's, in each ring of `_parts`."""
@@ -154,7 +154,7 @@ class Rings:
     def _shard(self, ring: Ring) -> Shard | None:
         for stage in ring.stages:
             if stage.node == self._agent.info.id:
-                return Shard(ring.model, stage.start, stage.end)
+                return Shard(ring.model, stage.start, stage.end, ring.revision)
         return None
 
     async def _release(self) -> None:
@@ -176,6 +176,7 @@ class Rings:
         for shard in self._in_the_way([shard for shard in self._stages if shard not in used]):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             models.append(self._stages.pop(shard).model)
+            del self._directories[shard]
         if gone or models:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
@@ -225,7 +226,7 @@ class Rings:
         try:
             stage = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
             for ring in self._waiting(shard):
-                self._parts[ring.id] = self._part(ring, stage)
+                self._parts[ring.id] = self._part(ring, shard, stage)
                 self._before[ring.id] = self._before_this(ring)
                 self._report(ring.id, shard, LoadState.READY, 1.0)
         except Exception as error:
@@ -255,7 +256,7 @@ class Rings:
         directory, weights = await self._fetch(shard, ends, told)
         self._progress(shard, LoadState.LOADING, 0.0)
         self._agent.touch()
-        self._directories[shard.model] = directory
+        self._directories[shard] = directory
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
         stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
         log.info(
@@ -267,12 +268,12 @@ class Rings:
         nodes = [stage.node for stage in ring.stages]
         return nodes[nodes.index(self._agent.info.id) - 1]
 
-    def _part(self, ring: Ring, stage: Stage) -> Driver | Worker:
+    def _part(self, ring: Ring, shard: Shard, stage: Stage) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
         onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
         # A ring that takes the place of another may have the same layers here.
-        runner = Runner(stage.sibling(), self._directories[ring.model])
+        runner = Runner(stage.sibling(), self._directories[shard])
         if index:
             return Worker(ring, self._compute, runner, onward)
         limits = Limits(

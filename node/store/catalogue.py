@@ -7,8 +7,8 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelBroken, ModelNotFound, PippinError
-from node.core.types import LONGEST_NAME, MOST_MODELS
-from node.store.files import id_parts
+from node.core.types import LONGEST_NAME, MOST_MODELS, HeldModel, Shard
+from node.store.files import DESCRIPTION, checked_revision, id_parts
 from node.store.listing import Folder, Listing
 from node.store.names import canonical
 from node.store.weights import Weights
@@ -17,31 +17,35 @@ from node.store.weights import Weights
 class Catalogue:
     """Looks in this order: the models that come with Pippin, the user's directories, models from peers, the hub's cache.
 
-    `local`, `created`, `find` and `target` answer from memory; all other methods read directories and so may block for as
+    `refresh` keeps what it finds, and `local`, `created`, `find` and `target` answer from memory; all other methods read directories and so may block for as
     long as a disk takes to wake up.
     """
 
     def __init__(
         self, builtin: Path, models_dirs: Sequence[Path], data_dir: Path, hub_cache: Path | None = None
     ) -> None:
-        self._fetched = data_dir / "models"
-        self._roots = (builtin, *models_dirs, self._fetched)
+        self._fetched = data_dir / "fetched"
+        self._roots = (builtin, *models_dirs, data_dir / "models")
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
         self._listing = Listing()
-        self._local: tuple[str, ...] = ()
+        self._local: tuple[HeldModel, ...] = ()
         self._created: dict[str, int] = {}
-        """Of each model that is complete here, in the order of the places they are in."""
 
     def refresh(self) -> None:
-        """Searches the disk for models that came or went; lists the first MOST_MODELS. Raises OSError when this process has no descriptors left."""
-        created: dict[str, int] = {}
-        for model_id, folder in self._listing.search(self._roots, self._hub_cache):
-            if folder.whole and len(created) < MOST_MODELS:
-                created.setdefault(model_id, folder.created)
-        self._created, self._local = created, tuple(created)
+        """Searches the disk for models that came or went, and lists the first MOST_MODELS.
 
-    def local(self) -> tuple[str, ...]:
-        """Ids of the models that were complete here at the last search."""
+        Raises OSError when this process has no descriptors left.
+        """
+        local: dict[HeldModel, None] = {}
+        created: dict[str, int] = {}
+        for model_id, folder in self._listing.search(self._roots, self._fetched, self._hub_cache):
+            if folder.whole and len(local) < MOST_MODELS:
+                local[HeldModel(model_id, folder.revision)] = None
+                created.setdefault(model_id, folder.created)
+        self._created, self._local = created, tuple(local)
+
+    def local(self) -> tuple[HeldModel, ...]:
+        """The models that were complete here at the last search, in the order of the places they are in."""
         return self._local
 
     def created(self, model_id: str) -> int:
@@ -55,7 +59,7 @@ class Catalogue:
             raise ModelNotFound(what, param="model")
         name = name.strip()
         wanted = canonical(name)
-        held = (*self._local, *elsewhere)
+        held = (*self._created, *elsewhere)
         for model_id in (name, wanted):
             if model_id in held:
                 return model_id
@@ -70,14 +74,20 @@ class Catalogue:
         hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
 
-    def directory(self, model_id: str) -> Path | None:
-        """Where the whole model is, if it is."""
-        return next((folder.path for folder in self._places(model_id) if folder.whole), None)
+    def whole(self, model_id: str, revision: str = "") -> Folder | None:
+        """Where the whole model is, if it is; without `revision` whichever comes first."""
+        return next((folder for folder in self._places(model_id, revision) if folder.whole), None)
 
-    def directory_for(self, model_id: str, start: int, end: int, ends: bool) -> Path | None:
+    def known(self, model_id: str, revision: str = "") -> Folder | None:
+        """Where at least config and all headers are, so that the model can be placed."""
+        places = self._places(model_id, revision)
+        return next((folder for folder in places if folder.whole or DESCRIPTION in folder.files), None)
+
+    def directory_for(self, shard: Shard, ends: bool) -> Path | None:
         """Where the files of one stage are: of a model that is here whole, or in the part that the stage needs."""
-        places = self._places(model_id)
-        return next((place.path for place in places if self._listing.has_stage(place, start, end, ends)), None)
+        places = self._places(shard.model, shard.revision)
+        has_stage = self._listing.has_stage
+        return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
 
     def flaw(self, model_id: str) -> PippinError | None:
         """Why a folder of that name which somebody put here is no model, if there is one."""
@@ -94,17 +104,25 @@ class Catalogue:
                 continue
         return None
 
-    def partial(self, model_id: str) -> Path | None:
+    def partial(self, model_id: str, revision: str) -> Path | None:
         """A directory of the model that has its small files, config and tokenizer, and maybe weights."""
-        return next((folder.path for folder in self._places(model_id) if folder.has_tokenizer), None)
+        return next((folder.path for folder in self._places(model_id, revision) if folder.has_tokenizer), None)
 
-    def target(self, model_id: str) -> Path:
+    def target(self, model_id: str, revision: str) -> Path:
         """Where files of the model that come from peers belong; it may not exist yet."""
-        return self._fetched.joinpath(*id_parts(model_id))
+        return self._fetched.joinpath(checked_revision(revision), *id_parts(model_id))
 
-    def _places(self, model_id: str) -> Iterator[Folder]:
-        parts = id_parts(model_id)
+    def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
+        """Of this revision, or those whose revision is known."""
+        for folder in self._every_place(id_parts(model_id)):
+            if folder.revision and revision in ("", folder.revision):
+                yield folder
+
+    def _every_place(self, parts: Sequence[str]) -> Iterator[Folder]:
         for root in self._roots:
             if folder := self._listing.look(root.joinpath(*parts)):
+                yield folder
+        for root in self._listing.folders(self._fetched):
+            if folder := self._listing.look(root.joinpath(*parts), root.name):
                 yield folder
         yield from self._listing.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")

@@ -11,6 +11,7 @@ INDEX = "model.safetensors.index.json"
 
 # What mlx-lm loads. Python files are left out on purpose: no code comes from the hub or from a peer.
 _WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = re.compile(r"\w[\w.-]*\.(json|jsonl|txt|jinja|model|tiktoken)")
 
 
@@ -29,6 +30,18 @@ def id_parts(model_id: str) -> tuple[str, ...]:
     if len(parts) > 2 or not all(is_safe(part) for part in parts):
         raise ModelNotFound(f"{model_id[:100]!r} is no model id.", hint="Write `name` or `org/name`.", param="model")
     return parts
+
+
+def checked_revision(revision: str) -> str:
+    """One that is safe as a directory's name. Revisions come from the network."""
+    if not is_safe(revision) or "/" in revision:
+        raise ModelNotFound(f"{revision[:100]!r} is no revision of a model.")
+    return revision
+
+
+def is_commit(revision: str) -> bool:
+    """Whether the hub may know it."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def is_safe(part: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from node.core.errors import ModelBroken, PippinError
 from node.store.files import DESCRIPTION, is_safe, is_small, is_weights
+from node.store.fingerprint import fingerprint
 from node.store.weights import files_for, text_files, weight_map
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class Folder:
     """Those that matter and can be reached, by name."""
     whole: bool
     """All weights of the text model are here."""
+    revision: str
+    """The commit, or for a local directory that is whole its fingerprint; empty for one that is not."""
 
     @property
     def created(self) -> int:
@@ -55,26 +58,27 @@ class Listing:
         self._met: set[tuple[Path, str]] = set()
         """Troubles of the search under way."""
 
-    def search(self, roots: Sequence[Path], cache: Path) -> list[tuple[str, Folder]]:
-        """Ids and folders of all models, the hub's cache last."""
+    def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
+        """Ids and folders of all models: local ones, those that came from peers, those in the hub's cache."""
         self._met = set()
         found = [pair for root in roots for pair in self._in_root(root)]
+        found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
         found += self._in_cache(cache)
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
         self._told = self._met
         return found
 
-    def _in_root(self, root: Path) -> Iterator[tuple[str, Folder]]:
+    def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:
         """Models at `root/name` and `root/org/name`."""
-        for outer in self._folders(root):
-            if folder := self.look(outer):
+        for outer in self.folders(root):
+            if folder := self.look(outer, revision):
                 yield outer.name, folder
-            for inner in self._folders(outer):
-                if folder := self.look(inner):
+            for inner in self.folders(outer):
+                if folder := self.look(inner, revision):
                     yield f"{outer.name}/{inner.name}", folder
 
     def _in_cache(self, cache: Path) -> Iterator[tuple[str, Folder]]:
-        for repository in self._folders(cache):
+        for repository in self.folders(cache):
             kind, _, name = repository.name.partition("--")
             parts = name.split("--")
             if kind == "models" and len(parts) <= 2 and all(map(is_safe, parts)):
@@ -85,14 +89,14 @@ class Listing:
         """The commits of a model in the hub's cache: `main` as last seen, then the others, for a change of only the
         model's card makes a new one that holds nothing yet.
         """
-        found = [folder for path in self._folders(repository / "snapshots") if (folder := self.look(path))]
+        found = [folder for path in self.folders(repository / "snapshots") if (folder := self.look(path, path.name))]
         if len(found) > 1:
             main = self._main(repository)
             found.sort(key=lambda folder: (folder.path.name == main, self._changed(folder.path)), reverse=True)
         return found
 
-    def look(self, path: Path) -> Folder | None:
-        """The folder of a model, if there is one at the path."""
+    def look(self, path: Path, revision: str = "") -> Folder | None:
+        """The folder of a model, if there is one at the path; without `revision` it is a local one."""
         files = self._files(path)
         if "config.json" not in files:
             self._known.pop(path, None)
@@ -102,10 +106,12 @@ class Listing:
             return known
         try:
             weights = self._map(path)
+            whole = weights is not None and files.keys() >= text_files(weights)
+            revision = revision or (fingerprint(path, files) if whole else "")
         except OSError as error:
             self._trouble(path, error)
-            weights = None
-        folder = Folder(path, files, whole=weights is not None and files.keys() >= text_files(weights))
+            return Folder(path, files, whole=False, revision=revision)
+        folder = Folder(path, files, whole, revision)
         if weights is not None:  # else the disk may do better the next time
             self._known[path] = folder
         return folder
@@ -126,7 +132,7 @@ class Listing:
 
     # --- the disk -----------------------------------------------------------------------------------------------------
 
-    def _folders(self, path: Path) -> list[Path]:
+    def folders(self, path: Path) -> list[Path]:
         """Those in a folder whose names can be part of a model's id, in the order of their names."""
         found = []
         for entry in self._entries(path):

@@ -33,10 +33,12 @@ class Proof(_message.Message):
     def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    revision: str
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node", "draining")
@@ -55,14 +57,24 @@ class Fence(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("model", "start", "end")
+    __slots__ = ("model", "start", "end", "revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     start: int
     end: int
-    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    revision: str
+    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
+
+class HeldModel(_message.Message):
+    __slots__ = ("id", "revision")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    revision: str
+    def __init__(self, id: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class KvCost(_message.Message):
     __slots__ = ("per_token", "fixed", "window")
@@ -75,7 +87,7 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes")
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +96,7 @@ class ModelSpec(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
     HEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     id: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
@@ -92,7 +105,8 @@ class ModelSpec(_message.Message):
     max_context: int
     shared_ends: bool
     head_bytes: int
-    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ...) -> None: ...
+    revision: str
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used")
@@ -206,7 +220,7 @@ class NodeReport(_message.Message):
     fence: Fence
     loads: _containers.RepeatedCompositeFieldContainer[LoadReport]
     rings: _containers.RepeatedCompositeFieldContainer[RingLoad]
-    models: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedCompositeFieldContainer[HeldModel]
     preload: _containers.RepeatedScalarFieldContainer[str]
     min_stages: int
     links: _containers.RepeatedCompositeFieldContainer[Link]
@@ -216,7 +230,7 @@ class NodeReport(_message.Message):
     job_s: float
     idle: _containers.RepeatedCompositeFieldContainer[Shard]
     disk_error: str
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ...) -> None: ...
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")
@@ -229,7 +243,7 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +252,7 @@ class Ring(_message.Message):
     FENCE_FIELD_NUMBER: _ClassVar[int]
     SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
     RETIRING_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
@@ -246,7 +261,8 @@ class Ring(_message.Message):
     fence: Fence
     shared_ends: bool
     retiring: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ...) -> None: ...
+    revision: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

@@ -38,7 +38,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling", "grammar", "client")
+    __slots__ = ("id", "ring", "model", "prompt", "resume", "max_tokens", "stop_tokens", "sampling", "grammar", "client", "revision")
     ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     id: str
     ring: str
     model: str
@@ -59,7 +60,8 @@ class GenerateRequest(_message.Message):
     sampling: Sampling
     grammar: str
     client: str
-    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[str] = ..., client: _Optional[str] = ...) -> None: ...
+    revision: str
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., grammar: _Optional[str] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token", "logprob")
@@ -92,20 +94,22 @@ class TokenEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class EvaluateRequest(_message.Message):
-    __slots__ = ("id", "ring", "model", "prompt", "top", "client")
+    __slots__ = ("id", "ring", "model", "prompt", "top", "client", "revision")
     ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     id: str
     ring: str
     model: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     top: int
     client: str
-    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
+    revision: str
+    def __init__(self, id: _Optional[str] = ..., ring: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., client: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("logprob", "top")
@@ -124,14 +128,16 @@ class Evaluation(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FileRequest(_message.Message):
-    __slots__ = ("model", "name", "offset")
+    __slots__ = ("model", "name", "offset", "revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     name: str
     offset: int
-    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    revision: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class FileEntry(_message.Message):
     __slots__ = ("name", "size")

@@ -94,6 +94,7 @@ class FakeModel:
     id: str
     context: int
     tokenizer: Tokenizer
+    revision: str = ""
 
 
 class FakeBackend:

@@ -34,6 +34,7 @@ class ScriptedModel:
     id: str
     context: int
     tokenizer: Tokenizer
+    revision: str = ""
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Handlers:
 
     async def want(self, model: str) -> None: ...
 
-    async def describe(self, model: str) -> ModelSpec:
+    async def describe(self, model: str, revision: str) -> ModelSpec:
         raise NotImplementedError(model)
 
     async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -59,10 +59,10 @@ class Handlers:
                 raise StaleFence(f"This node is not part of ring {each.ring}.")
             self.frames_taken.put_nowait(each)
 
-    async def listing(self, model: str) -> list[tuple[str, int]]:
+    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
         return [("config.json", 2)]
 
-    async def read(self, model: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+    async def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
         yield b"{}", ""
         yield b"", "digest"
 

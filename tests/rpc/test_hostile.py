@@ -97,7 +97,7 @@ async def test_what_is_only_shown_is_cut(served: tuple[Handlers, str]) -> None:
     """Else a head with many broken models would be silent for its peers."""
     handlers, peer = served
     message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
-    message.report.models.extend(["m"] * (MOST_MODELS + 1))
+    message.report.models.extend([pb.HeldModel(id="m")] * (MOST_MODELS + 1))
     message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (LONGEST_TEXT + 1))
     message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MOST + 1))
     message.placement.refused[0].message = message.placement.refused[0].hint = "x" * LONGEST_TEXT

@@ -12,6 +12,7 @@ from node.core.generation import GenerateRequest, Sampling, TokenEvent
 from node.core.types import (
     Fence,
     Heartbeat,
+    HeldModel,
     KvCost,
     Link,
     LoadReport,
@@ -50,7 +51,7 @@ def tuples(strategy: st.SearchStrategy) -> st.SearchStrategy:
 
 
 fences = st.builds(Fence, small, small)
-shards = st.builds(Shard, texts, small, small)
+shards = st.builds(Shard, texts, small, small, texts)
 infos = st.builds(NodeInfo, texts, small, texts, texts, texts, small, tuples(texts), small, small, texts)
 floats = st.floats(0, 1e6)
 reports = st.builds(
@@ -62,7 +63,7 @@ reports = st.builds(
     fence=fences,
     loads=tuples(st.builds(LoadReport, texts, shards, st.sampled_from(LoadState), floats, texts)),
     rings=tuples(st.builds(RingLoad, texts, small, small, floats)),
-    models=tuples(texts),
+    models=tuples(st.builds(HeldModel, texts, texts)),
     preload=tuples(texts),
     min_stages=small,
     links=tuples(st.builds(Link, texts, texts, floats, texts, texts)),
@@ -81,6 +82,7 @@ rings = st.builds(
     st.booleans(),
     fences,
     st.booleans(),
+    texts,
 )
 placements = st.builds(Placement, fences, texts, tuples(rings), tuples(st.builds(Refusal, texts, texts, texts, texts)))
 specs = st.builds(
@@ -92,6 +94,8 @@ specs = st.builds(
     tuples(small),
     small,
     st.booleans(),
+    small,
+    texts,
 )
 tokens = st.integers(0, 2**31)
 requests = st.builds(
@@ -109,6 +113,7 @@ requests = st.builds(
         logprobs=st.none() | st.integers(0, 20),
     ),
     grammar=texts,
+    revision=texts,
     resume=tuples(tokens),
 )
 

@@ -71,13 +71,18 @@ async def refused(client: RpcClient, peer: Address, kind: type[Exception]) -> st
     """Every kind of call fails; what the heartbeat's says."""
     with pytest.raises(kind) as heartbeat:
         await client.exchange(peer, Heartbeat(report("caller")), 5)
-    for ask in (client.probe(peer, 5), client.want(peer, "m"), client.listing(peer, "m"), client.describe(peer, "m")):
+    for ask in (
+        client.probe(peer, 5),
+        client.want(peer, "m"),
+        client.listing(peer, "m", "r"),
+        client.describe(peer, "m", "r"),
+    ):
         with pytest.raises(PeerUnavailable):
             await ask
     with pytest.raises(PeerUnavailable):
         await anext(client.generate(peer, "ring-1", GenerateRequest("r", "m", PROMPT, 64)))
     with pytest.raises(PeerUnavailable):
-        await anext(client.read(peer, "m", "config.json", 0))
+        await anext(client.read(peer, "m", "r", "config.json", 0))
     broken = asyncio.Event()
     link = client.link(peer, lambda reason: broken.set())
     with contextlib.suppress(PeerUnavailable):

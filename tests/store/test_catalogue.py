@@ -3,10 +3,12 @@ import shutil
 import pytest
 
 from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
+from node.core.types import HeldModel, Shard
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
 from node.store.weights import Weights
 
+COMMIT = "c" * 40
 SECOND = "model-00002-of-00003.safetensors"
 
 
@@ -22,6 +24,10 @@ def catalogue(places):
     return Catalogue(places / "builtin", [places / "mine", places / "absent"], places / "data", places / "cache")
 
 
+def ids(catalogue):
+    return tuple(dict.fromkeys(held.id for held in catalogue.local()))
+
+
 def snapshot(places, name, commit, *, main=True):
     folder = places / "cache" / name
     if main:
@@ -34,7 +40,7 @@ def test_all_the_places(places, catalogue, make_model):
     make_model(places / "builtin" / "pippin-demo")
     make_model(places / "mine" / "My model")
     make_model(places / "mine" / "org" / "model")
-    make_model(places / "data" / "models" / "org" / "fetched")
+    make_model(places / "data" / "fetched" / COMMIT / "org" / "fetched")
     make_model(snapshot(places, "models--hub--model", "c0ffee"))
     make_model(places / "mine" / ".hidden")
     make_model(places / "mine" / "a\u00a0blank")  # Option-Space on a Mac: peers would refuse to hear such a name
@@ -42,39 +48,40 @@ def test_all_the_places(places, catalogue, make_model):
     (places / "mine" / "no-config").mkdir()
     (make_model(places / "mine" / "cut-short") / SECOND).unlink()
     catalogue.refresh()
-    assert catalogue.local() == ("pippin-demo", "My model", "org/model", "org/fetched", "hub/model")
-    for model_id in catalogue.local():
-        directory = catalogue.directory(model_id)
-        assert directory is not None
-        assert catalogue.directory_for(model_id, 1, 2, ends=False) == directory
+    assert ids(catalogue) == ("pippin-demo", "My model", "org/model", "org/fetched", "hub/model")
+    for model_id in ids(catalogue):
+        folder = catalogue.whole(model_id)
+        assert HeldModel(model_id, folder.revision) in catalogue.local()
+        assert catalogue.directory_for(Shard(model_id, 1, 2, folder.revision), ends=False) == folder.path
+        assert catalogue.directory_for(Shard(model_id, 1, 2, "another"), ends=False) is None
         assert catalogue.created(model_id) > 1_700_000_000
-    assert catalogue.directory("cut-short") is None
+    assert catalogue.whole("cut-short") is None
     assert catalogue.created("absent") == 0
-    assert catalogue.target("org/fetched") == catalogue.directory("org/fetched")
+    assert catalogue.target("org/fetched", COMMIT) == catalogue.whole("org/fetched").path
 
 
 def test_what_was_found_last_is_told_until_the_next_search(places, catalogue, make_model):
     model = make_model(places / "mine" / "model")
-    assert catalogue.local() == ()
+    assert ids(catalogue) == ()
     catalogue.refresh()
     shutil.rmtree(model)
-    assert catalogue.local() == ("model",)
+    assert ids(catalogue) == ("model",)
     catalogue.refresh()
-    assert catalogue.local() == ()
+    assert ids(catalogue) == ()
 
 
 def test_a_part_serves_its_stage_only(places, catalogue, make_model):
-    directory = make_model(catalogue.target("org/model"))
+    directory = make_model(catalogue.target("org/model", COMMIT))
     (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
     (directory / "model.safetensors.index.json").unlink()
     (directory / SECOND).rename(directory / f"{SECOND}.part")
     catalogue.refresh()
-    assert catalogue.local() == ()
-    assert catalogue.directory("org/model") is None
-    assert catalogue.partial("org/model") == directory
-    assert catalogue.directory_for("org/model", 0, 1, ends=True) == directory
-    assert catalogue.directory_for("org/model", 3, 4, ends=False) == directory
-    assert catalogue.directory_for("org/model", 0, 2, ends=False) is None
+    assert ids(catalogue) == ()
+    assert catalogue.whole("org/model") is None
+    assert catalogue.partial("org/model", COMMIT) == directory
+    assert catalogue.directory_for(Shard("org/model", 0, 1, COMMIT), ends=True) == directory
+    assert catalogue.directory_for(Shard("org/model", 3, 4, COMMIT), ends=False) == directory
+    assert catalogue.directory_for(Shard("org/model", 0, 2, COMMIT), ends=False) is None
 
 
 def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model, make_safetensors):
@@ -86,7 +93,7 @@ def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model
     }
     directory = make_model(places / "mine" / "model", files)
     catalogue.refresh()
-    assert catalogue.local() == ("model",)
+    assert ids(catalogue) == ("model",)
     assert Weights.read(directory).ends_bytes == 3
 
 
@@ -94,15 +101,15 @@ def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogu
     old = make_model(snapshot(places, "models--hub--model", "aaa"))
     make_model(snapshot(places, "models--hub--model", "bbb"), {"config.json": b"{}"})
     catalogue.refresh()
-    assert catalogue.local() == ("hub/model",)
-    assert catalogue.directory("hub/model") == old
+    assert ids(catalogue) == ("hub/model",)
+    assert catalogue.whole("hub/model").path == old
 
 
 def test_a_damaged_model_is_not_listed(places, catalogue, make_model):
     directory = make_model(places / "mine" / "model")
     (directory / "model.safetensors.index.json").write_text("{")
     catalogue.refresh()
-    assert catalogue.local() == ()
+    assert ids(catalogue) == ()
 
 
 def test_find(places, catalogue, make_model):
@@ -163,8 +170,17 @@ def test_a_folder_that_is_no_model_is_told_why(places, catalogue, make_model):
 )
 def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
     make_model(places / "mine" / "model")
-    for refuse in (catalogue.directory, catalogue.partial, catalogue.target, catalogue.find):
+    for refuse in (catalogue.whole, catalogue.known, catalogue.find):
         with pytest.raises(ModelNotFound):
             refuse(model_id)
+    for refuse in (catalogue.partial, catalogue.target):
+        with pytest.raises(ModelNotFound):
+            refuse(model_id, COMMIT)
     with pytest.raises(ModelNotFound):
-        catalogue.directory_for(model_id, 0, 1, ends=False)
+        catalogue.directory_for(Shard(model_id, 0, 1, COMMIT), ends=False)
+
+
+@pytest.mark.parametrize("revision", ["..", "", "a/b", "/etc", ".x", "a\\b", "a\0b", "x" * 300])
+def test_revisions_that_lead_elsewhere(catalogue, revision):
+    with pytest.raises(ModelNotFound):
+        catalogue.target("org/model", revision)

@@ -14,6 +14,7 @@ from node.core.errors import (
     NoCapacity,
     PippinError,
 )
+from node.core.types import Shard
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
 from node.store.hub import Hub
@@ -71,8 +72,8 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
     catalogue.refresh()
     assert catalogue.local() == ()
-    assert catalogue.directory_for("org/model", 2, 3, ends=False) == directory
-    assert catalogue.directory_for("org/model", 2, 4, ends=False) is None
+    assert catalogue.directory_for(Shard("org/model", 2, 3, directory.name), ends=False) == directory
+    assert catalogue.directory_for(Shard("org/model", 2, 4, directory.name), ends=False) is None
     fake_hub.log.clear()
 
     told = []
@@ -82,8 +83,8 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     assert told[0] == (sizes[1], sum(sizes))
     assert told[-1] == (sum(sizes), sum(sizes))
     catalogue.refresh()
-    assert catalogue.local() == ("org/model",)
-    assert catalogue.directory("org/model") == directory
+    assert [held.id for held in catalogue.local()] == ["org/model"]
+    assert catalogue.whole("org/model").path == directory
 
 
 def test_a_download_that_breaks_off_is_resumed(fake_hub, hub, make_safetensors):

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from node.core.errors import PippinError
+from node.core.types import Shard
 from node.store.catalogue import Catalogue
 
 ERRORS = (errno.EACCES, errno.EIO, errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ETIMEDOUT, errno.EPERM)
@@ -32,6 +33,10 @@ def places(tmp_path, make_model):
 
 
 ALL = {"pippin-demo", "single", "org/model", "hub/model"}
+
+
+def ids(catalogue):
+    return {held.id for held in catalogue.local()}
 
 
 def made(places):
@@ -93,15 +98,15 @@ def test_any_access_may_fail(places, share):
         with pytest.MonkeyPatch.context() as monkeypatch:
             disk = Disk(monkeypatch, seed, share)
             catalogue.refresh()
-            found = set(catalogue.local())
+            found = ids(catalogue)
             for model_id in ALL:
-                catalogue.directory(model_id)
-                catalogue.directory_for(model_id, 1, 2, ends=False)
-                catalogue.partial(model_id)
+                catalogue.whole(model_id)
+                catalogue.directory_for(Shard(model_id, 1, 2, "bbb"), ends=False)
+                catalogue.partial(model_id, "bbb")
         assert found <= ALL
         assert found == ALL or disk.failures
         catalogue.refresh()
-        assert set(catalogue.local()) == ALL, "the disk is well again"
+        assert ids(catalogue) == ALL, "the disk is well again"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -116,7 +121,7 @@ def test_what_was_found_is_kept_when_the_process_is_short_of_something(places, m
         patched.setattr(os, "scandir", fail)
         with pytest.raises(OSError):
             catalogue.refresh()
-    assert set(catalogue.local()) == ALL
+    assert ids(catalogue) == ALL
 
 
 def test_while_files_come_and_go(places, make_model):
@@ -139,7 +144,7 @@ def test_while_files_come_and_go(places, make_model):
     try:
         for _ in range(60):
             catalogue.refresh()
-            assert set(catalogue.local()) >= ALL
+            assert ids(catalogue) >= ALL
     finally:
         ended.set()
         thread.join()
@@ -171,7 +176,7 @@ def test_odd_entries(places, make_model, caplog):
         catalogue.refresh()
         first = len(caplog.records)
         catalogue.refresh()
-    assert set(catalogue.local()) == ALL | {"broken-link", "index-is-a-loop"}
+    assert ids(catalogue) == ALL | {"broken-link", "index-is-a-loop"}
     told = " ".join(record.getMessage() for record in caplog.records)
     assert "'" + str(mine / "loop") + "'" in told
     assert str(mine / "nested") in told
@@ -184,7 +189,7 @@ def test_no_permission(places):
     try:
         catalogue = made(places)
         catalogue.refresh()
-        assert set(catalogue.local()) == ALL - {"org/model"}
+        assert ids(catalogue) == ALL - {"org/model"}
     finally:
         (places / "mine" / "org").chmod(0o755)
 
@@ -208,7 +213,7 @@ def test_thousands(places):
         (folder / "config.json").write_text("{}")
     catalogue = made(places)
     catalogue.refresh()
-    assert set(catalogue.local()) == ALL
+    assert ids(catalogue) == ALL
     for name in ("../x", "a/b/c"):
         with pytest.raises(PippinError):
-            catalogue.directory(name)
+            catalogue.whole(name)

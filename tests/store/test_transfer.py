@@ -5,11 +5,13 @@ import signal
 import pytest
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound, NoCapacity, NotReady
+from node.core.types import Shard
 from node.store.catalogue import Catalogue
 from node.store.files import DESCRIPTION
 from node.store.transfer import File, Receiver, needed, offer, read, small
 from node.store.weights import Weights
 
+COMMIT = "c" * 40
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
 SMALL = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json", DESCRIPTION}
 
@@ -45,7 +47,7 @@ def test_offer(source):
 
 def test_a_stage_goes_to_another_node(source, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
-    receiver = Receiver(catalogue.target("org/model"))
+    receiver = Receiver(catalogue.target("org/model", COMMIT))
     listing = offer(source)
     weights = Weights.from_json(content_of(source, DESCRIPTION))
     files = needed(listing, weights, 1, 3, ends=False)
@@ -54,8 +56,8 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
         assert not receiver.holds(file)
         assert copy(source, receiver, file).read_bytes() == content_of(source, file.name)
         assert receiver.holds(file)
-    directory = catalogue.directory_for("org/model", 1, 3, ends=False)
-    assert directory == catalogue.target("org/model")
+    directory = catalogue.directory_for(Shard("org/model", 1, 3, COMMIT), ends=False)
+    assert directory == catalogue.target("org/model", COMMIT)
     catalogue.refresh()
     assert catalogue.local() == ()
     assert Weights.read(directory) == weights, "a node with a part knows the whole"
@@ -69,7 +71,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
         if not receiver.holds(file):
             copy(source, receiver, file)
     catalogue.refresh()
-    assert catalogue.local() == ("org/model",)
+    assert [held.id for held in catalogue.local()] == ["org/model"]
 
 
 def test_links_of_the_hub_cache_are_followed(source, tmp_path):

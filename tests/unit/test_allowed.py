@@ -9,13 +9,15 @@ from node.control.allowed import Allowed
 from node.control.service import ControlService
 from node.core.errors import ModelNotAllowed
 from node.core.pool import Pools
-from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.types import Fence, HeldModel, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.serving.gateway import Gateway
 
 INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)
 PLACED, PRELOADED, HELD = "org/placed", "org/preloaded", "mlx-community/Qwen3-8B-4bit"
 RING = Ring("r", PLACED, (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
-REPORT = NodeReport(INFO, Memory(1, 1), models=(HELD, "org/held", PRELOADED), preload=(PRELOADED,))
+REPORT = NodeReport(
+    INFO, Memory(1, 1), models=tuple(map(HeldModel, (HELD, "org/held", PRELOADED))), preload=(PRELOADED,)
+)
 
 
 def agent() -> Any:

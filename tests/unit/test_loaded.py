@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from node.core.types import LoadReport, LoadState, NodeReport, Placement, Ring, Shard
+from node.core.types import HeldModel, LoadReport, LoadState, NodeReport, Placement, Ring, Shard
 from tests.unit.test_placement import (
     CABLE,
     GB,
@@ -60,7 +60,8 @@ def test_replicas_are_made_of_loaded_layers_too():
     without = again([model()], [n for n in linked(CABLE, "a", "b", "c", "d") if n.info.id != gone.driver], first, None)
     assert without.rings == (stands,)
     fresh = [
-        dataclasses.replace(n, models=("m",) * (n.info.id != gone.driver)) for n in linked(9.0, "d", "c", "b", "a")
+        dataclasses.replace(n, models=(HeldModel("m"),) * (n.info.id != gone.driver))
+        for n in linked(9.0, "d", "c", "b", "a")
     ]
     back = again([model()], holding(fresh, *first.rings), without, None)
     assert [shape(r) for r in back.rings] == [shape(r) for r in first.rings]

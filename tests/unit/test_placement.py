@@ -12,7 +12,19 @@ from node.cluster.footprint import STAGE_RESERVE, Footprint, ring_bytes
 from node.cluster.placement import Rules, place
 from node.cluster.search import CONTEXTS
 from node.cluster.split import best_orders, latency
-from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.types import (
+    Fence,
+    HeldModel,
+    KvCost,
+    Link,
+    Memory,
+    ModelSpec,
+    NodeInfo,
+    NodeReport,
+    Placement,
+    Ring,
+    StageSpec,
+)
 from node.core.units import format_bytes
 
 GB, MB = 2**30, 2**20
@@ -22,7 +34,7 @@ FENCE = Fence(3, 4)
 def node(name: str, usable: int, *, links: Sequence[tuple[str, float]] = (), models: Sequence[str] = ()) -> NodeReport:
     info = NodeInfo(name, 1, f"mini-{name}", "home", "1", 1, (), 1, 2)
     found = tuple(Link(to, "10.0.0.1", rtt) for to, rtt in links)
-    return NodeReport(info, Memory(2 * usable, usable), links=found, models=tuple(models))
+    return NodeReport(info, Memory(2 * usable, usable), links=found, models=tuple(map(HeldModel, models)))
 
 
 def model(

@@ -17,7 +17,7 @@ from node.control.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.pool import Pools
-from node.core.types import Memory, ModelSpec, NodeInfo, NodeReport, Shard
+from node.core.types import HeldModel, Memory, ModelSpec, NodeInfo, NodeReport, Shard
 from node.serving.gateway import Gateway
 from node.serving.rings import Rings
 from node.store.weights import Weights
@@ -132,7 +132,7 @@ class FakeSpecs:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    async def find(self, model: str) -> ModelSpec:
+    async def find(self, model: str, revision: str = "") -> ModelSpec:
         world, here = self._process.world, self._process.machine
         await asyncio.sleep(world.rng.uniform(0.01, 0.1))
         near = [process for process in world.processes() if world.net.connected(here, process.machine)]
@@ -243,7 +243,7 @@ class Process:
             loads=self.rings.reports(),
             idle=self.rings.idle(),
             rings=self.rings.loads(),
-            models=(MODEL,),
+            models=(HeldModel(MODEL),),
             preload=(MODEL,) if self.world.preload else (),
             min_stages=self.world.min_stages,
         )

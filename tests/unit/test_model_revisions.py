@@ -1,0 +1,232 @@
+"""Which revision of a model is served, and that nothing of another one comes into its rings."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.control.files import Files
+from node.control.specs import Specs
+from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
+from node.core.pool import Pools
+from node.core.types import (
+    Address,
+    HeldModel,
+    KvCost,
+    LoadReport,
+    LoadState,
+    ModelSpec,
+    Placement,
+    Ring,
+    Shard,
+    StageSpec,
+)
+from node.serving.finding import Finder
+from node.store.catalogue import Catalogue
+from node.store.files import DESCRIPTION
+from node.store.weights import Weights
+from tests.store.conftest import model_files
+from tests.unit.test_head import INFO, elected, planned
+from tests.unit.test_placement import GB, again, model, node, placed, shape
+
+OLD, NEW = "a" * 40, "b" * 40
+ID = "org/model"
+
+
+# --- placement ------------------------------------------------------------------------------------------------------
+
+
+def of(revision: str) -> ModelSpec:
+    return replace(model(), revision=revision)
+
+
+def test_rings_carry_the_revision_and_those_of_another_one_do_not_stay():
+    nodes = [node("a", 64 * GB), node("b", 64 * GB)]
+    before = placed([of(OLD)], nodes)
+    assert [ring.revision for ring in before.rings] == [OLD]
+    assert again([of(OLD)], nodes, before).rings == before.rings
+    after = again([of(NEW)], nodes, before)
+    assert [ring.revision for ring in after.rings] == [NEW]
+    assert not {ring.id for ring in after.rings} & {ring.id for ring in before.rings}
+
+
+def test_layers_of_another_revision_in_memory_are_none():
+    nodes = [node("a", 64 * GB), node("b", 63 * GB)]
+    idle = Shard("m", 0, 32, OLD)
+    nodes[1] = replace(nodes[1], idle=(idle,))
+    assert shape(placed([of(OLD)], nodes).rings[0]) == [("b", 0, 32)]
+    assert shape(placed([of(NEW)], nodes).rings[0]) == [("a", 0, 32)]
+
+
+def test_who_has_the_files_of_the_revision_is_preferred():
+    nodes = [node("a", 64 * GB), node("b", 63 * GB)]
+    nodes = [replace(each, models=(HeldModel("m", held),)) for each, held in zip(nodes, (OLD, NEW), strict=True)]
+    assert shape(placed([of(OLD)], nodes).rings[0]) == [("a", 0, 32)]
+    assert shape(placed([of(NEW)], nodes).rings[0]) == [("b", 0, 32)]
+
+
+# --- the head -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, _):
+        revisions = [NEW, OLD]
+
+        async def find(name: str) -> ModelSpec:
+            return ModelSpec(name, (1, 1), 1, (KvCost(0), KvCost(0)), (1,), 1000, revision=revisions.pop())
+
+        head._specs = SimpleNamespace(find=find)
+        report, loads = agent._facts(), []
+        memory = replace(report.memory, total=1 << 40, usable=1 << 40)
+        monkeypatch.setattr(agent, "_facts", lambda: replace(report, memory=memory, loads=tuple(loads)))
+        agent.touch()
+        await asyncio.sleep(0)
+        await head.want("org/m")
+        (ring,) = agent.placement.rings
+        assert ring.revision == OLD
+
+        failed = f"{ModelChanged.code}: No node holds it any more."
+        loads.append(LoadReport(ring.id, Shard("org/m", 0, 2, OLD), LoadState.FAILED, error=failed))
+        for _ in range(5):
+            agent.touch()
+            await planned(head, agent)
+        (after,) = agent.placement.rings
+        assert after.revision == NEW
+        assert [spec.revision for spec in agent.placement.specs] == [NEW]
+
+
+# --- which revision it is -------------------------------------------------------------------------------------------
+
+
+class Peers:
+    """Other nodes, each with one revision; those of `away` do not answer."""
+
+    def __init__(self, *revisions: str, away: Sequence[str] = ()) -> None:
+        self.revisions, self.away, self.asked = revisions, away, []
+
+    def holders(self, _: str) -> list[tuple[Address, str]]:
+        return [(Address(f"10.0.0.{n}:1"), revision) for n, revision in enumerate(self.revisions)]
+
+    async def describe(self, peer: Address, name: str, revision: str) -> ModelSpec:
+        self.asked.append(revision)
+        if revision in self.away:
+            raise PeerUnavailable("It is away.")
+        return ModelSpec(name, (1,), 1, (KvCost(1),), (), 10, revision=revision)
+
+
+class Hub:
+    def metadata(self, *_: Any) -> Any:
+        raise HubUnavailable("There is no hub.")
+
+
+class Compute:
+    async def run(self, *_: Any) -> Any:
+        return SimpleNamespace(layers=4, kv=(KvCost(1),) * 4, cuts=(1, 2, 3), max_context=10, shared=())
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    return Catalogue(tmp_path / "builtin", [tmp_path / "mine"], tmp_path / "data", tmp_path / "cache")
+
+
+def made(directory):
+    directory.mkdir(parents=True)
+    for name, content in model_files().items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def specs_of(catalogue, peers):
+    return Specs(catalogue, Hub(), Compute(), peers, peers.holders, Pools())
+
+
+async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_here_in_part(catalogue):
+    peers = Peers(OLD, NEW, NEW)
+    specs = specs_of(catalogue, peers)
+    assert (await specs.find(ID)).revision == NEW, "two have it, and one the other"
+
+    part = made(catalogue.target(ID, OLD))
+    (part / DESCRIPTION).write_bytes(Weights.read(part).to_json())
+    (part / "model-00001-of-00003.safetensors").rename(part / "gone")
+    assert (await specs.find(ID)).revision == NEW
+    lonely = specs_of(catalogue, Peers())
+    assert (await lonely.find(ID)).revision == OLD, "without the hub, too"
+    away = specs_of(catalogue, Peers(NEW, away=[NEW]))
+    assert (await away.find(ID)).revision == OLD
+
+    (part / "gone").rename(part / "model-00001-of-00003.safetensors")
+    assert (await specs.find(ID)).revision == OLD
+    assert (await specs.local(ID, OLD)).revision == OLD
+    with pytest.raises(ModelNotFound):
+        await specs.local(ID, NEW)
+    with pytest.raises(HubUnavailable):
+        await specs_of(catalogue, Peers()).find("org/other")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class Sender:
+    """A peer that has one directory under one revision."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.files = Files(catalogue, Hub(), self, lambda _: [], Pools())
+
+    async def listing(self, _: Address, name: str, revision: str) -> Any:
+        return await self.files.listing(name, revision)
+
+    async def read(self, _: Address, name: str, revision: str, file: str, offset: int) -> Any:
+        async for chunk in self.files.read(name, revision, file, offset):
+            yield chunk
+
+
+async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path):
+    theirs = Catalogue(tmp_path / "none", [tmp_path / "theirs"], tmp_path / "their-data", tmp_path / "their-cache")
+    made(tmp_path / "mine" / "org" / "model")
+    source = made(tmp_path / "theirs" / "org" / "model")
+    (source / "tokenizer.json").write_text('{"version": "theirs"}')
+    mine, other = (each.whole(ID).revision for each in (catalogue, theirs))
+    assert mine != other
+
+    peer = Address("10.0.0.1:1")
+    files = Files(catalogue, Hub(), Sender(theirs), lambda _: [(peer, other)], Pools())
+    own, _ = await files.of_shard(Shard(ID, 1, 3, mine), False, lambda _: None)
+    assert own == tmp_path / "mine" / "org" / "model"
+    fetched, weights = await files.of_shard(Shard(ID, 1, 3, other), False, lambda _: None)
+    assert fetched == catalogue.target(ID, other)
+    assert (fetched / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert weights == Weights.read(source)
+    assert await files.of_tokenizer(HeldModel(ID, mine), None) == own
+    assert await files.of_tokenizer(HeldModel(ID, other), None) == fetched
+
+    with pytest.raises(ModelChanged, match=f"revision {mine}"):
+        await files.of_shard(Shard(ID, 1, 3, "local-0"), False, lambda _: None)
+    (source / "tokenizer.json").write_text('{"version": "changed"}')
+    with pytest.raises(ModelChanged):
+        await files.of_shard(Shard(ID, 0, 4, other), True, lambda _: None)
+    with pytest.raises(HubUnavailable):
+        await Files(catalogue, FetchHub(), Sender(theirs), lambda _: [], Pools()).of_shard(
+            Shard(ID, 1, 3, OLD), False, lambda _: None
+        )
+
+
+class FetchHub(Hub):
+    def fetch(self, *_: Any, revision: str) -> Any:
+        raise HubUnavailable(f"There is no hub for {revision}.")
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
+    rings = [Ring(f"r{revision}", "m", (StageSpec("me", 0, 1),), 9, 1, revision=revision) for revision in (OLD, NEW)]
+    monkeypatch.setattr("node.serving.finding.usable_rings", lambda *_: rings)
+    finder = Finder(SimpleNamespace(info=INFO, view=Placement), None, None, None)
+    assert await finder.wait("m", 1, OLD) == rings[:1]
+    assert await finder.wait("m", 1) == rings
+    assert finder.ready("m", NEW) == rings[1:]
+    with pytest.raises(ModelChanged, match="Send the request again"):
+        await finder.wait("m", 1, "local-0")
