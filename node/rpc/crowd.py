@@ -48,7 +48,11 @@ class Crowd:
         if len(descriptors) <= self._most:
             self._known.clear()
             return set()
-        here = {there: descriptor for descriptor in descriptors if (there := self._other_end(descriptor))}
+        here: dict[_End, int] = {}
+        for descriptor in descriptors:
+            with suppress(OSError), _copied(descriptor) as connection:
+                if there := self._other_end(connection):
+                    here[there] = descriptor
         self._known = dict.fromkeys([*(end for end in self._known if end in here), *here])
         count: Counter[str] = Counter()
         crowded = set()
@@ -59,29 +63,28 @@ class Crowd:
                 self._shut(here[there], there)
         return crowded
 
-    def _other_end(self, descriptor: int) -> _End | None:
-        """Of a connection to the port. None for any other descriptor."""
-        with suppress(OSError), _copied(descriptor) as connection:  # it is no socket, listens, or has ended
-            here = connection.getsockname()
-            if isinstance(here, tuple) and here[1] == self._port:
-                address, port = connection.getpeername()[:2]
-                return str(address), int(port)
-        return None
+    def _other_end(self, connection: socket.socket) -> _End | None:
+        """None if it is no connection to the port. Raises OSError if it listens, or has ended."""
+        here = connection.getsockname()
+        if not isinstance(here, tuple) or here[1] != self._port:
+            return None
+        address, port = connection.getpeername()[:2]
+        return str(address).removeprefix("::ffff:"), int(port)  # gRPC listens for both kinds of IP at once
 
     def _shut(self, descriptor: int, there: _End) -> None:
         with suppress(OSError), _copied(descriptor) as connection:
-            if connection.getpeername()[:2] == there:  # else the descriptor is another one's by now
+            if self._other_end(connection) == there:  # else the descriptor is another one's by now
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """To be looked at and closed: the original may be closed, and be another, at any time. Raises OSError.
+    """To be looked at and closed: the original may be closed, and be another, at any time. Raises OSError if it is no socket.
 
-    The family is not asked for, as names tell it.
+    The family is not asked for, as names tell it; those of IPv6 need the most room.
     """
     copy = os.dup(descriptor)
     try:
-        return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
+        return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, copy)
     except OSError:
         os.close(copy)
         raise

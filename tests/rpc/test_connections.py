@@ -58,7 +58,9 @@ async def until_served(client: RpcClient, peer: Address, within_s: float = 60.0)
             return
 
 
-async def test_one_address_does_not_take_all_connections(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_address_does_not_take_all_connections(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The latest go, those of others stay, and others still get in."""
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 60)
     monkeypatch.setattr(module, "MAX_CONNECTIONS_OF_ADDRESS", 10)
@@ -68,6 +70,7 @@ async def test_one_address_does_not_take_all_connections(client: RpcClient, monk
             await until_served(late, Address(target))
             await client.probe(Address(target), 5)
             assert not any(reader.at_eof() for reader in first)
+    assert {record.message.split()[0] for record in caplog.records if "connections" in record.message} == {NEIGHBOUR}
 
 
 @pytest.mark.parametrize("secret", [False, True])
