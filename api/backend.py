@@ -7,6 +7,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
 from node.engine.grammars import Grammars
+from node.engine.texts import Texts
 from node.engine.tokenizer import Tokenizer
 
 
@@ -21,7 +22,11 @@ class Model(Protocol):
         """Longest sequence, prompt and answer together, in tokens."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """For tokens; texts of requests are left to `texts`."""
+
+    @property
+    def texts(self) -> Texts: ...
 
     @property
     def revision(self) -> str:

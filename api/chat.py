@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,16 +30,14 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
     """The choices of a chat, ready to be run."""
     guide = await make_guide(env.backend.grammars, body.tool_use, body.form)
     model = await open_model(env, request, body)
-    # In a thread: a long prompt takes long, and other streams go on.
+    texts, context = model.texts, model.context
     if body.adapter:
-        prompt = await asyncio.to_thread(model.tokenizer.join, list(body.adapter.pieces(body.messages)))
+        prompt = await texts.join(list(body.adapter.pieces(body.messages)), context=context)
     else:
         kwargs = guide.template_kwargs(body.template_kwargs)
-        prompt = await asyncio.to_thread(
-            model.tokenizer.chat, body.messages_for_template, guide.use.for_template, **kwargs
-        )
-        if guide.grammar and model.tokenizer.dialect.opening:
-            prompt = [*prompt, *model.tokenizer.encode(model.tokenizer.dialect.opening)]
+        prompt = await texts.chat(body.messages_for_template, guide.use.for_template, kwargs, context=context)
+        if guide.grammar and (opening := model.tokenizer.dialect.opening):
+            prompt = [*prompt, *await texts.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(

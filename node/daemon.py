@@ -153,6 +153,7 @@ class Daemon:
             draining,
             self._pools,
             self._grammars,
+            sandboxes,
             started_at=int(time.time()),
             open_cluster=security is None and not _is_loopback(options.host),
             other_secret=lambda: discovery.refused,
@@ -193,6 +194,7 @@ class Daemon:
                 end_within(EXIT_S, self._code)
                 await self._rpc.stop()
                 self._compute.stop()
+                await self._gateway.close()
                 await self._grammars.end()
         log.info("stopped")
         return self._code

@@ -63,7 +63,7 @@ class Constraints:
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
         """`vocabulary`: how many tokens the model has logits for."""
-        self._directory = directory
+        self.directory = directory
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
         self._unusable = ""
@@ -85,7 +85,7 @@ class Constraints:
         with self._lock:
             if self._tokenizer is None and not self._unusable:
                 try:
-                    self._tokenizer = _read(self._directory, self._vocabulary)
+                    self._tokenizer = _read(self.directory, self._vocabulary)
                 except BadRequest as error:
                     self._unusable = error.message
         if self._tokenizer is None:

@@ -6,14 +6,16 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from node.core.errors import BadRequest, Overloaded
+from node.core.errors import BadRequest, ModelBroken, Overloaded
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.engine.constraint import Constraint, Constraints
 from node.engine.grammar import EXACT, Function
 from node.engine.sandbox import Bounds, Broken, Sandboxes, SandboxServer
+from node.engine.texts import vetted
 
 MOST_BYTES = 256 * 2**10
 """Of all names, texts and numbers of a request's schemas."""
@@ -43,6 +45,9 @@ class Grammars:
         """`seconds`: that a grammar may take to be made."""
         bounds = Bounds(seconds, _MEMORY, reply=16 * MOST_TEXT, kept=_LEAST_HELD)
         self._sandboxes = Sandboxes(server, "node.engine.proof:make_prover", bounds, _AT_ONCE, _WAITING)
+        self._server = server
+        self._vetted: set[Path] = set()
+        """Directories of models whose tokenizers can be read within limits."""
         self._compiling = Pool("grammar", 2, 256, 30)
         self._made: Latest[bytes, str] = Latest(512)
         """Grammars by what was asked."""
@@ -93,10 +98,21 @@ class Grammars:
         held = [each.memory for each in self._held if each.memory]
         if sum(held) + memory > MOST_HELD:
             raise Overloaded(f"The grammars of {len(held)} requests take {format_bytes(sum(held))}.")
+        await self._vet(constraints.directory)
         constraint = await self._compiling.run(constraints.begin, grammar, generated)
         constraint.memory = memory
         self._held.add(constraint)
         return constraint
+
+    async def _vet(self, directory: Path) -> None:
+        """Have a sandbox read a model's tokenizer before this process does."""
+        if directory not in self._vetted:
+            try:
+                sandbox = await vetted(self._server, directory, self._compiling)
+            except Broken as error:
+                raise ModelBroken(f"The tokenizer of {directory.name} can't be used: {error}.") from error
+            sandbox.end()
+            self._vetted.add(directory)
 
     async def _proven(self, grammar: str) -> int:
         """The bytes that it takes. A grammar may come from another node."""

@@ -62,7 +62,12 @@ class SandboxServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=kept
-                | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1"},
+                | {
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    "HF_HUB_OFFLINE": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+                },
             )
 
     def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
@@ -111,28 +116,36 @@ class Sandbox(asyncio.Protocol):
         sandbox._own = sandbox._used()  # noqa: SLF001
         return sandbox
 
-    async def ask(self, request: bytes) -> bytes:
-        """What the job answers. Raises Broken. When this is cancelled, the process ends."""
+    async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
+        """What the job answers. Raises Broken. When this is cancelled, the process ends; or, to `finish`, goes on with
+        what nobody waits for, and the next request waits for that.
+        """
+        if not self._reply.done():
+            await asyncio.wait([self._reply])
         if not self.alive:
             raise Broken("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
         # The kernel's limit is for when the node is there no more to keep its own.
         self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
-        return await self._replied(self._bounds.seconds)
+        return await self._replied(self._bounds.seconds, finish=finish)
 
     def end(self) -> None:
         self._break("its process was ended")
 
-    async def _replied(self, seconds: float) -> bytes:
+    async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
         loop = asyncio.get_running_loop()
         self._looking = loop.call_later(min(_LOOK_S, seconds), self._look, loop.time() + seconds, seconds)
         try:
-            reply = await self._reply
+            reply = await (asyncio.shield(self._reply) if finish else self._reply)
         except asyncio.CancelledError:
-            self.end()
+            if finish:
+                self._reply.add_done_callback(lambda reply: reply.exception())  # nobody else would look at it
+            else:
+                self.end()
             raise
         finally:
-            self._looking.cancel()
+            if self._reply.done():
+                self._looking.cancel()
         if reply[:1] != ANSWERED:
             self.end()
             raise Broken(f"it failed with {reply[1:].decode(errors='replace')}")
@@ -140,6 +153,8 @@ class Sandbox(asyncio.Protocol):
 
     def _look(self, deadline: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()
+        if self._reply.done():
+            return
         if loop.time() >= deadline:
             self._break(f"it took more than {seconds:g} s")
         elif self._own and self._grown() > self._bounds.memory:

@@ -17,7 +17,7 @@ import psutil
 
 Answer = Callable[[bytes], bytes]
 
-IMPORTED = ("node.engine.proof",)
+IMPORTED = ("node.engine.proof", "node.engine.text_job")
 """Modules of jobs."""
 START = struct.Struct("!Q64s")
 """Asks the server for a sandbox, and brings the sandbox's end of a socket: the bytes of memory that it may use beyond those

@@ -12,17 +12,24 @@ from node.control.allowed import Allowed
 from node.control.contacts import Contacts
 from node.control.draining import Draining
 from node.control.status import build_status
+from node.core.clock import now
+from node.core.errors import ModelBroken
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pools
 from node.core.types import Address, HeldModel, ModelEntry, PeerView, Ring, Work
 from node.engine.grammars import Grammars
+from node.engine.sandbox import SandboxServer
+from node.engine.texts import Texts
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 from node.serving.finding import Finder
 from node.serving.requests import OPEN_WAIT_S, Requests
 from node.serving.rings import Rings
 from node.store.catalogue import Catalogue
+
+BROKEN_S = 60.0
+"""For how long a tokenizer that can't be read is not read again: to find it out may take 10 s."""
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 
@@ -33,9 +40,13 @@ class OpenModel:
 
     id: str
     context: int
-    tokenizer: Tokenizer
+    texts: Texts
     revision: str
-    """Of the ring and of the tokenizer."""
+    """Of the ring and of the texts' tokenizer."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts.tokenizer
 
 
 class Gateway:
@@ -54,6 +65,7 @@ class Gateway:
         draining: Draining,
         pools: Pools,
         grammars: Grammars,
+        sandboxes: SandboxServer,
         started_at: int,
         *,
         open_cluster: bool,
@@ -68,14 +80,17 @@ class Gateway:
         self._draining = draining
         self._pools = pools
         self.grammars = grammars
+        self._sandboxes = sandboxes
         self._finder = Finder(agent, contacts, client, want)
         self._requests = Requests(agent, contacts, rings, client, self._finder)
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
-        self._tokenizers: dict[str, tuple[str, Tokenizer]] = {}
+        self._open: dict[str, tuple[str, Texts]] = {}
         """Of each model that was asked for, with the revision that it is of."""
-        self._tokenizer_locks: dict[str, asyncio.Lock] = {}
+        self._broken: dict[tuple[str, str], tuple[float, str]] = {}
+        """When and why a tokenizer could not be read, by model and revision."""
+        self._opening: dict[str, asyncio.Lock] = {}
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -122,17 +137,36 @@ class Gateway:
         model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
         self._allowed.check(model)
         ring = (await self._finder.wait(model, OPEN_WAIT_S))[0]
-        return OpenModel(model, ring.context, await self._tokenizer(ring), ring.revision)
+        return OpenModel(model, ring.context, await self._texts(ring), ring.revision)
 
-    async def _tokenizer(self, ring: Ring) -> Tokenizer:
-        async with self._tokenizer_locks.setdefault(ring.model, asyncio.Lock()):
-            revision, tokenizer = self._tokenizers.get(ring.model, ("", None))
-            if tokenizer is None or revision != ring.revision:
-                model = HeldModel(ring.model, ring.revision)
-                directory = await self._tokenizer_files(model, self._contacts.address_of(ring.driver))
-                tokenizer = await self._pools.texts.run(Tokenizer, directory)
-                self._tokenizers[ring.model] = (ring.revision, tokenizer)
-            return tokenizer
+    async def _texts(self, ring: Ring) -> Texts:
+        async with self._opening.setdefault(ring.model, asyncio.Lock()):
+            revision, texts = self._open.get(ring.model, ("", None))
+            if texts is None or revision != ring.revision:
+                if texts:
+                    await texts.close()
+                texts = await self._read_texts(ring)
+                self._open[ring.model] = (ring.revision, texts)
+            return texts
+
+    async def _read_texts(self, ring: Ring) -> Texts:
+        failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
+        if why and now() - failed_at < BROKEN_S:
+            raise ModelBroken(why)
+        model = HeldModel(ring.model, ring.revision)
+        directory = await self._tokenizer_files(model, self._contacts.address_of(ring.driver))
+        texts = Texts(self._sandboxes, directory, self._pools.texts)
+        try:
+            await texts.open()
+        except ModelBroken as error:
+            self._broken[ring.model, ring.revision] = now(), error.message
+            raise
+        return texts
+
+    async def close(self) -> None:
+        """End the processes of the models that were opened."""
+        for _, texts in self._open.values():
+            await texts.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once, whatever befalls the ring."""

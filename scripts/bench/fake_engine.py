@@ -12,6 +12,7 @@ from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller, ModelEntry, Work
 from node.engine.grammars import Grammars
+from node.engine.texts import Texts
 from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
 
@@ -93,19 +94,23 @@ class FakeEngine:
 class FakeModel:
     id: str
     context: int
-    tokenizer: Tokenizer
+    texts: Texts
     revision: str = ""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts.tokenizer
 
 
 class FakeBackend:
     """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
 
     def __init__(
-        self, engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars, client: RpcClient | None, driver: Address
+        self, engine: FakeEngine, texts: Texts, grammars: Grammars, client: RpcClient | None, driver: Address
     ) -> None:
         self._engine = engine
         self.grammars = grammars
-        self._model = FakeModel(MODEL, 8192, tokenizer)
+        self._model = FakeModel(MODEL, 8192, texts)
         self._client = client
         self._driver = driver
 
@@ -152,7 +157,6 @@ class FakeServing:
         raise NotImplementedError
 
 
-def demo_tokenizer(directory: Path) -> tuple[Tokenizer, list[int]]:
-    """The built-in model's, and tokens that each end at a whole character, so that each is an event."""
-    tokenizer = Tokenizer(directory)
-    return tokenizer, tokenizer.encode(TEXT)
+def demo_tokens(directory: Path) -> list[int]:
+    """Of the built-in model; each ends at a whole character, so that each is an event."""
+    return Tokenizer(directory).encode(TEXT)

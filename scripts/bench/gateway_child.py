@@ -13,14 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokenizer
+from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokens
 from figures import ROOT
 
 from api.app import create_app
 from api.server import ApiServer
+from node.core.pool import Pools
 from node.core.types import Address
 from node.engine.grammars import Grammars
 from node.engine.sandbox import SandboxServer
+from node.engine.texts import Texts
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 
@@ -29,8 +31,7 @@ DEMO = ROOT / "node" / "builtin" / "pippin-demo"
 
 async def serve(options: argparse.Namespace) -> None:
     sandboxes = SandboxServer()
-    tokenizer, tokens = demo_tokenizer(DEMO)
-    engine = FakeEngine(tokens)
+    engine = FakeEngine(demo_tokens(DEMO))
     running = asyncio.create_task(engine.run())
     own = await engine.own_cost(64, 200)
     if options.role == "driver":
@@ -43,14 +44,16 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            grammars = Grammars(sandboxes)
+            grammars, texts = Grammars(sandboxes), Texts(sandboxes, DEMO, Pools().texts)
+            await texts.open()
             remote = client if options.driver else None
-            backend = FakeBackend(engine, tokenizer, grammars, remote, Address(options.driver))
+            backend = FakeBackend(engine, texts, grammars, remote, Address(options.driver))
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop()
             await grammars.end()
+            await texts.close()
     sandboxes.close()
     running.cancel()
 

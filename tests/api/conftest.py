@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import openai
@@ -20,7 +20,9 @@ from api.stream import Pace
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.pool import Pool
 from node.core.types import ModelEntry, RingLoad, Work
+from node.engine.encoding import check_length
 from node.engine.grammars import Grammars
 from node.engine.tokenizer import Tokenizer
 from tests.strict import check_answer
@@ -31,10 +33,27 @@ MODEL = "pippin/demo"
 
 @dataclass
 class ScriptedModel:
+    """Its texts are encoded in this process."""
+
     id: str
     context: int
     tokenizer: Tokenizer
     revision: str = ""
+    pool: Pool = field(default_factory=lambda: Pool("text", 4, 256))
+
+    @property
+    def texts(self) -> Self:
+        return self
+
+    async def encode(self, text: str, *, context: int, param: str) -> list[int]:
+        check_length(len(text), context, self.tokenizer.longest, param=param)
+        return await self.pool.run(self.tokenizer.encode, text)
+
+    async def join(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
+        return await self.pool.run(self.tokenizer.join, pieces)
+
+    async def chat(self, messages: Any, tools: Any, more: Any, *, context: int) -> list[int]:
+        return await self.pool.run(self.tokenizer.chat, messages, tools, **more)
 
 
 @dataclass

@@ -178,6 +178,7 @@ class Process:
         client: Any = SimClient(self)
         compute: Any = FakeCompute(self)
         grammars: Any = None  # no request has any
+        sandboxes: Any = None
         specs: Any = FakeSpecs(self)
         catalogue: Any = FakeCatalogue()
         self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
@@ -211,6 +212,7 @@ class Process:
             draining,
             Pools(),
             grammars,
+            sandboxes,
             started_at=0,
             open_cluster=True,
             other_secret=tuple,
