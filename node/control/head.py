@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from node.cluster.cuts import Cuts
 from node.cluster.placement import Rules, place
 from node.cluster.readiness import ready_rings
 from node.cluster.search import CONTEXTS, SESSIONS
+from node.cluster.steady import Steady
 from node.control.agent import Agent
 from node.control.handover import HandOver
 from node.control.reunion import MEET_S
@@ -26,6 +28,9 @@ FRESH_S = 3.0
 """How long what went wrong with a model is told to who asks for it; who asks later has it tried again."""
 RETRY_S = 15.0
 """When a model that could not be described or loaded is tried again without being asked for."""
+
+_REMEMBERED = 16
+"""Placements that were worked out last: a plan tries some, and tries the same again if nothing has changed."""
 
 FORGET_S = 60.0
 """How long a model that somebody asked for stays wanted when it can't be served, or not any more: its nodes may be back."""
@@ -65,6 +70,9 @@ class Head:
         self._max_rings = max_rings
         self._hand_over = HandOver()
         self._cuts = Cuts()
+        self._steady = Steady()
+        self._place_once = lru_cache(_REMEMBERED)(place)
+        """Placing takes up to 50 ms of the event loop for seven nodes, and is asked each second with the same."""
         self._barred: dict[tuple[str, str], float] = {}
         """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
@@ -299,7 +307,7 @@ class Head:
         *,
         move: bool = False,
     ) -> Placement:
-        specs = [spec for model in models if (spec := self._wanted[model].spec)]
+        specs = tuple(spec for model in models if (spec := self._wanted[model].spec))
         rules = Rules(
             min_stages=max((node.min_stages for node in nodes), default=1),
             max_rings=self._max_rings,
@@ -308,7 +316,9 @@ class Head:
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
-        return place(specs, nodes, rules, fence=fence, head=self._agent.info.id, current=current)
+        stands = Placement(rings=current.rings)
+        head, seen = self._agent.info.id, self._steady.reports(nodes)
+        return self._place_once(specs, seen, rules, fence=fence, head=head, current=stands)
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

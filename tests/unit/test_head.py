@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from node.cluster.placement import place
 from node.control.agent import Agent
 from node.control.head import MOST_ASKED, Head
 from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
@@ -134,3 +135,25 @@ async def test_no_other_head_says_where_epochs_begin(monkeypatch):
         agent.placement = Placement(Fence(agent.term + 7, COUNTER_LIMIT - 1), "other")
         await agent.adopted.wait()
         assert agent.placement.fence == Fence(agent.term, 1)
+
+
+async def test_nothing_is_worked_out_twice(monkeypatch):
+    """The head looks each second; most often nothing has happened."""
+    placed = []
+    monkeypatch.setattr("node.control.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
+    monkeypatch.setattr("node.control.head.REPLAN_S", 0.001)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        with pytest.raises(NoCapacity):
+            await head.want("huge/one")
+        for _ in range(5):
+            await head._planned.wait()
+        before = len(placed)
+        for _ in range(20):
+            await head._planned.wait()
+            agent.touch()
+        assert len(placed) == before
+        with pytest.raises(NoCapacity):
+            await head.want("huge/two")
+        assert len(placed) > before
