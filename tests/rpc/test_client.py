@@ -1,9 +1,14 @@
 """What a client finds out about a peer without a call."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import pytest
+
+from node.core.errors import PeerUnavailable
 from node.core.types import Address
 from node.rpc.client import RpcClient
+from tests.rpc.conftest import serving
 
 
 async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -23,3 +28,18 @@ async def test_a_port_at_which_nobody_listens_any_more() -> None:
 async def test_a_machine_that_says_nothing_refuses_nothing() -> None:
     async with RpcClient() as client:
         assert not await client.refuses(Address("[100::1]:7001"))  # RFC 6666: packets to it are dropped
+
+
+async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.rpc.client.STALL_TIMEOUT_S", 0.2)
+
+    async def read(model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+        yield b"{", ""
+        await asyncio.Event().wait()
+
+    async with serving() as (handlers, target), RpcClient() as client:
+        monkeypatch.setattr(handlers, "read", read)
+        chunks = client.read(Address(target), "m", "r", "config.json", 0)
+        assert await anext(chunks) == (b"{", "")
+        with pytest.raises(PeerUnavailable, match=r"sent nothing of config\.json"):
+            await anext(chunks)

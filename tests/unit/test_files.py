@@ -1,0 +1,90 @@
+"""A node gets model files: downloads that are broken off, and two that want the same one."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.control.files import Files
+from node.core.errors import NotReady
+from node.core.pool import Pools
+from node.core.types import Address, HeldModel, Shard
+from node.store.catalogue import Catalogue
+from tests.unit.test_model_revisions import ID, NEW, Sender, made
+
+SHARD = Shard(ID, 1, 3, NEW)
+
+
+class SlowHub:
+    """Tells how far it is until it is stopped."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+
+    def fetch(self, model: str, start: int, end: int, ends: bool, progress: Any, *, revision: str) -> Any:
+        assert (model, revision) == (ID, NEW)
+        try:
+            for done in range(1_000_000_000):
+                progress(done, 1_000_000_000)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    return Catalogue(tmp_path / "builtin", [], tmp_path / "data", tmp_path / "cache")
+
+
+async def test_a_download_tells_the_loop_and_is_broken_off_at_once(catalogue):
+    hub, told, here, enough = SlowHub(), [], threading.get_ident(), asyncio.Event()
+
+    def progress(share: float) -> None:
+        told.append((share, threading.get_ident() == here))
+        if len(told) == 3:
+            enough.set()
+
+    files = Files(catalogue, hub, SimpleNamespace(), lambda _: [], Pools())
+    load = asyncio.create_task(files.of_shard(SHARD, False, progress))
+    async with asyncio.timeout(30):
+        await enough.wait()
+        load.cancel()
+        await asyncio.wait([load])
+    assert load.cancelled()
+    assert await asyncio.to_thread(hub.ended.wait, 30)
+    assert isinstance(hub.error, NotReady)
+    assert all(is_here for _, is_here in told), "from the loop's thread"
+    assert [share for share, _ in told] == sorted(share for share, _ in told)
+
+
+async def test_two_that_want_the_same_files_get_them_once(catalogue, tmp_path):
+    theirs = Catalogue(tmp_path / "none", [tmp_path / "theirs"], tmp_path / "their-data", tmp_path / "their-cache")
+    source = made(tmp_path / "theirs" / "org" / "model")
+    revision = theirs.whole(ID).revision
+    sender, read = Sender(theirs), []
+
+    class Client(SimpleNamespace):
+        async def read(self, peer: Address, model: str, revision: str, name: str, offset: int) -> Any:
+            read.append(name)
+            async for chunk in sender.read(peer, model, revision, name, offset):
+                await asyncio.sleep(0.02)
+                yield chunk
+
+    peer = Address("10.0.0.1:1")
+    client = Client(listing=sender.listing)
+    files = Files(catalogue, SlowHub(), client, lambda _: [(peer, revision)], Pools())
+    async with asyncio.timeout(60):
+        (first, _), (second, _), small = await asyncio.gather(
+            files.of_shard(Shard(ID, 1, 3, revision), False, lambda _: None),
+            files.of_shard(Shard(ID, 2, 3, revision), False, lambda _: None),
+            files.of_tokenizer(HeldModel(ID, revision), peer),
+        )
+    assert first == second == small
+    assert len(read) == len(set(read)), "each file once"
+    assert (first / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert not list(first.glob("*.incomplete"))
