@@ -18,7 +18,7 @@ from node.control.specs import Specs
 from node.core.clock import now
 from node.core.errors import ModelChanged, NoCapacity, NotReady, Overloaded, PippinError, error_from, told
 from node.core.signal import Signal
-from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal
+from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal, Ring
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Head:
         if self._lacks_spec(standing):
             return
         fence = self._next_fence(current)
-        standing = replace(standing, rings=self._hand_over.remaining(view, at))
+        standing = replace(standing, rings=_not_lost(self._hand_over.remaining(view, at), nodes))
         plan = self._place(nodes, fence, standing)
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
@@ -319,6 +319,15 @@ class Head:
         stands = Placement(rings=current.rings)
         head, seen = self._agent.info.id, self._steady.reports(nodes)
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=stands)
+
+
+def _not_lost(rings: Sequence[Ring], nodes: Sequence[NodeReport]) -> tuple[Ring, ...]:
+    """Without those that their drivers can't start again. New ones take their place, of the same layers if need be."""
+    lost = {(node.info.id, load.ring) for node in nodes for load in node.rings if load.lost}
+    for ring in rings:
+        if (ring.driver, ring.id) in lost:
+            log.warning("ring %s does not step: it is replaced", ring.id)
+    return tuple(ring for ring in rings if (ring.driver, ring.id) not in lost)
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

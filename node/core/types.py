@@ -163,6 +163,8 @@ class RingLoad:
     running: int = 0
     queued: int = 0
     tokens_per_second: float = 0.0
+    lost: bool = False
+    """Its requests were given up, and since then, for a while, no step has come round: the head replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

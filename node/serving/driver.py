@@ -75,7 +75,9 @@ class Driver:
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
-        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(now()))
+        present = now()
+        rate, lost = self._rate.per_second(present), self._outage.is_lost(present)
+        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, rate, lost)
 
     @property
     def kv_bytes(self) -> int:
@@ -243,13 +245,14 @@ class Driver:
             if session.breaks > MOST_BREAKS:
                 times = f"The ring broke {session.breaks} times before this request had its next token"
                 self.sessions.fail(session, RingLost(f"{times}: {reason.message}"))
+                self._outage.gave_up_one()
         self._wake.set()
 
     async def _restart(self) -> None:
         if lost := self._outage.given_up(now(), elsewhere=self._elsewhere()):
             self.sessions.fail_all(lost)
         if not self._scheduler.sessions():
-            self._outage.over()
+            self._outage.unmissed()
         await asyncio.sleep(self._outage.next_try())
         if self.sessions.closed:
             return  # the stage may be another ring's by now

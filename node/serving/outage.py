@@ -20,6 +20,9 @@ class Outage:
         self.reason: PippinError | None = None
         """Of the last break; None once the ring has started again."""
         self._since: float | None = None
+        self._first: float | None = None
+        """The first break since a step came round last, however many requests were given up since."""
+        self._gave_up = False
         self._tries = 0
 
     def next_try(self) -> float:
@@ -31,6 +34,8 @@ class Outage:
         self.reason = reason
         if self._since is None:
             self._since = present
+        if self._first is None:
+            self._first = present
 
     def given_up(self, present: float, *, elsewhere: bool) -> RingLost | None:
         """Why the sessions should not wait any longer, if so. `elsewhere`: another ring could take them."""
@@ -39,12 +44,30 @@ class Outage:
             window_s = RESTART_ONCE_S
         if self.reason is None or broken_s <= window_s:
             return None
+        self._gave_up = True
         return RingLost(f"The ring could not be restarted for {window_s:.1f} s: {self.reason.message}")
 
     def restarted(self) -> None:
         """It is tried again; whether it works is not known yet."""
         self.reason = None
 
-    def over(self) -> None:
+    def gave_up_one(self) -> None:
+        """A session was given up, as the ring broke too often."""
+        self._gave_up = True
+
+    def is_lost(self, present: float) -> bool:
+        """Whether the ring is of no use: requests were given up, and no step has come round for the whole window."""
+        return self._gave_up and self._first is not None and present - self._first > RESTART_WINDOW_S
+
+    def unmissed(self) -> None:
+        """There is nothing to do. If requests were given up, that is no sign that the ring works."""
         self._since = None
+        self._tries = 0
+        if not self._gave_up:
+            self._first = None
+
+    def over(self) -> None:
+        """A step has come round."""
+        self._since = self._first = None
+        self._gave_up = False
         self._tries = 0

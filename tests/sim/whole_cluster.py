@@ -202,6 +202,10 @@ def _mishap(world: World, rng: random.Random) -> None:
             machine.kill()
             machine.usable = rng.choice([250, 420, 700]) * MB
             machine.start()
+        case "sick":
+            rings = [ring.id for process in world.processes() for ring in process.placed()]
+            world.net.sick |= dict.fromkeys(rings[:1], "breaks")
+            world.tell(f"frames of {rings[:1]} break their links")
         case "disk":
             machine.disk_is_full = not machine.disk_is_full
             world.tell(f"the disk of {machine.name} {'is full' if machine.disk_is_full else 'has room again'}")
@@ -213,7 +217,7 @@ def _mishap(world: World, rng: random.Random) -> None:
             _network_mishap(world, rng, mishap)
 
 
-RARE = ("memory", "poison", "disk")
+RARE = ("memory", "poison", "disk", "sick")
 NETWORK = ("split", "cut", "heal", "weather")
 
 

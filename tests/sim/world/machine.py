@@ -17,7 +17,7 @@ from node.control.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.pool import Pools
-from node.core.types import HeldModel, Memory, ModelSpec, NodeInfo, NodeReport, Shard
+from node.core.types import HeldModel, Memory, ModelSpec, NodeInfo, NodeReport, Ring, Shard
 from node.serving.gateway import Gateway
 from node.serving.rings import Rings
 from node.store.weights import Weights
@@ -227,6 +227,10 @@ class Process:
             group.create_task(self.contacts.run(self.agent, peers), name="contacts")
             group.create_task(self.rings.run(), name="rings")
             group.create_task(self.head.run(), name="head")
+
+    def placed(self) -> tuple[Ring, ...]:
+        """None before it has started."""
+        return self.agent.placement.rings if hasattr(self, "agent") else ()
 
     def _ended(self, main: asyncio.Task[None]) -> None:
         if not main.cancelled():

@@ -50,6 +50,8 @@ class Network:
         self.cut: set[frozenset[str]] = set()
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
+        self.sick: dict[str, str] = {}
+        """Rings of which each frame "vanishes" or "breaks" its link."""
 
     def delay(self) -> float:
         late = self.rng.uniform(0, 1) if self.rng.random() < self.weather.hiccups else 0.0
@@ -398,6 +400,10 @@ class SimLink:
     def _carry(self, frame: Frame) -> None:
         assert self._pipe
         net = self._pipe.net
+        if sick := net.sick.get(frame.ring):
+            if sick == "breaks":
+                self._pipe.cut_off()
+            return
         fault = net.rng.random() / net.weather.frame_faults if net.weather.frame_faults else 1.0
         copies = [frame]
         if fault < 0.3:

@@ -1,0 +1,68 @@
+"""A ring of which no step comes round any more, though all of its nodes are well, is replaced by another of the same layers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from node.core.types import Ring
+from node.serving.outage import RESTART_WINDOW_S
+from tests.sim.whole_cluster import simulated
+from tests.sim.world.cluster import World
+from tests.sim.world.model import MB
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """As many machines as asked for, of which two hold the model; requests are under way in all rings."""
+    world = World(1, request.param)
+    world.step_s = 0.05
+    with simulated(world):
+        for machine in world.machines.values():
+            machine.usable = (430 if machine.name == "n1" else 420) * MB
+            machine.start()
+        world.run(7.0)
+        for process in world.processes():
+            world.ask(process, max_tokens=80, stop_tokens=frozenset())
+        world.run(1.0)
+        yield world
+        world.check_left_over()
+        assert not world.timeline.violations
+
+
+def rings(world: World) -> tuple[Ring, ...]:
+    return world.processes()[0].agent.placement.rings
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+@pytest.mark.parametrize(("how", "within"), [("breaks", RESTART_WINDOW_S + 5), ("vanishes", 2 * 60 + 5)])
+def test_a_ring_that_does_not_step_is_replaced_and_nobody_loads(world: World, how: str, within: float) -> None:
+    (before,), loads = rings(world), world.loads
+    world.net.sick[before.id] = how
+    assert world.until(lambda: before.id not in [ring.id for ring in rings(world)], within)
+    (after,) = rings(world)
+    assert (after.stages, world.loads) == (before.stages, loads)
+    for process in world.processes():
+        ask = world.ask(process, max_tokens=5)
+        assert world.until(lambda ask=ask: ask.finished, 5.0)
+    assert world.until(lambda: all(map(world.ended, world.asks)), 20.0)
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_a_ring_that_does_not_step_goes_on_for_nobody_while_another_takes_its_requests(world: World) -> None:
+    first, second = rings(world)
+    world.net.sick[first.id] = "breaks"
+    assert world.until(lambda: all(ask.finished for ask in world.asks), 15.0)
+    assert world.until(lambda: first.id not in [ring.id for ring in rings(world)], RESTART_WINDOW_S + 5)
+    assert {ring.stages for ring in rings(world)} == {first.stages, second.stages}
+    assert second in rings(world)
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_a_ring_that_was_broken_for_a_while_is_not_replaced(world: World) -> None:
+    (before,) = rings(world)
+    world.net.sick[before.id] = "breaks"
+    world.run(3.0)
+    world.net.sick.clear()
+    assert world.until(lambda: all(ask.finished for ask in world.asks), 20.0)
+    world.run(RESTART_WINDOW_S)
+    assert rings(world) == (before,)
