@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from node.core.errors import BadRequest, ModelBroken, Overloaded
+from node.core.errors import BadRequest, ModelBroken, NotReady, Overloaded
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.engine.constraint import Constraint, Constraints
@@ -56,8 +56,11 @@ class Grammars:
         self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
 
     async def start(self) -> None:
-        """Raises NotReady."""
-        await self._sandboxes.start()
+        """Raises NotReady when this machine can have no sandboxes: a node is of no use without."""
+        try:
+            await self._sandboxes.start()
+        except Broken as error:
+            raise NotReady(f"The process for grammars did not start: {error}.") from error
 
     async def end(self) -> None:
         await self._sandboxes.end()
