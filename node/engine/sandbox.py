@@ -26,8 +26,14 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 """How often the memory of a sandbox at work is looked at: macOS does not limit it."""
 _START_S = 60.0
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-"""What a sandbox gets to see of the node's, which may hold secrets and tokens."""
+_SHOWN = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+"""What sandboxes get to see of the node's environment, which may hold secrets and tokens."""
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # the server has no threads
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "no_proxy": "*",  # else Python may ask macOS for proxies, which a forked process must not
+}
 
 
 class Broken(Exception):
@@ -55,19 +61,13 @@ class SandboxServer:
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
         self._lock = threading.Lock()
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment = _ENVIRONMENT | {name: os.environ[name] for name in _SHOWN if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very program
                 [sys.executable, "-P", "-m", "node.engine.sandboxed", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=kept
-                | {
-                    "PYTHONPATH": os.pathsep.join(sys.path),
-                    "HF_HUB_OFFLINE": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-                },
+                env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
