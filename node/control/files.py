@@ -88,12 +88,15 @@ class Files:
             raise failure
         raise await self._missing(shard)
 
-    async def _missing(self, shard: Shard) -> ModelChanged:
+    async def _missing(self, shard: Shard) -> PippinError:
+        """Nobody has the revision: why."""
         whole = await self._pools.files.run(self._catalogue.whole, shard.model)
-        here = f"revision {whole.revision}" if whole else "nothing of it"
+        others = [whole.revision] if whole else [revision for _, revision in self._holders(shard.model)]
+        if not others:
+            return ModelNotFound(f"No node holds {shard.model}.")
         return ModelChanged(
-            f"No node holds {shard.model} of revision {shard.revision} any more; here is {here}.",
-            hint="Its files were changed or removed; try again in a moment.",
+            f"No node holds revision {shard.revision} of {shard.model} any more, but {others[0]}.",
+            hint="Its files were changed; try again in a moment.",
         )
 
     async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:

@@ -79,25 +79,34 @@ async def lie(peer: Address, cluster: str) -> None:
     async with RpcClient() as client:
         evil = Stranger(client, peer, cluster)
         me = (await evil.say()).info.id
+        revision = (await client.describe(peer, MODEL, "")).revision
         for number, model in enumerate(OUTSIDE):
             if model.isprintable():  # else no heartbeat may hold it
                 ring = Ring(f"r{number}", model, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1)
                 assert "model_not_found" in await evil.until_loaded(ring)
             with pytest.raises(ModelNotFound):
-                await client.listing(peer, model)
+                await client.listing(peer, model, revision)
             with pytest.raises(ModelNotFound if model.isprintable() else Incompatible):
-                await client.describe(peer, model)
+                await client.describe(peer, model, "")
             with pytest.raises(ModelNotFound):
-                await anext(client.read(peer, model, "config.json", 0))
+                await anext(client.read(peer, model, revision, "config.json", 0))
         for name in FILES:
             with pytest.raises(ModelNotFound):
-                await anext(client.read(peer, MODEL, name, 0))
+                await anext(client.read(peer, MODEL, revision, name, 0))
         for offset in (100_000, 1 << 40, (1 << 64) - 1):
             with pytest.raises(BadRequest, match="so none is at"):
-                await anext(client.read(peer, MODEL, "config.json", offset))
+                await anext(client.read(peer, MODEL, revision, "config.json", offset))
+        for number, other in enumerate(("../..", "/etc", "local-0", "a" * 40)):
+            ring = Ring(f"o{number}", MODEL, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1, revision=other)
+            assert "model_changed" in await evil.until_loaded(ring)
+            with pytest.raises(ModelNotFound):
+                await client.listing(peer, MODEL, other)
+            with pytest.raises(ModelNotFound):
+                await anext(client.read(peer, MODEL, other, "config.json", 0))
         far = Ring("far", MODEL, (StageSpec("evil", 0, 60_000), StageSpec(me, 60_000, 65_000)), 100, 1)
         assert (await evil.until_loaded(far)) != "ready"
-        await nonsense_to_a_stage(evil, Ring("own", MODEL, (StageSpec("evil", 0, 4), StageSpec(me, 4, 8)), 100, 1))
+        stages = (StageSpec("evil", 0, 4), StageSpec(me, 4, 8))
+        await nonsense_to_a_stage(evil, Ring("own", MODEL, stages, 100, 1, revision=revision))
         await evil.say(preload=tuple(OUTSIDE[:4]), models=("../x", MODEL))
         with pytest.raises(StaleFence):
             await anext(client.generate(peer, "no ring", GenerateRequest("r", MODEL, (1,), 1)))

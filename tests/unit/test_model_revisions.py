@@ -192,7 +192,7 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert mine != other
 
     peer = Address("10.0.0.1:1")
-    files = Files(catalogue, Hub(), Sender(theirs), lambda _: [(peer, other)], Pools())
+    files = Files(catalogue, Hub(), Sender(theirs), lambda name: [(peer, other)] * (name == ID), Pools())
     own, _ = await files.of_shard(Shard(ID, 1, 3, mine), False, lambda _: None)
     assert own == tmp_path / "mine" / "org" / "model"
     fetched, weights = await files.of_shard(Shard(ID, 1, 3, other), False, lambda _: None)
@@ -202,11 +202,13 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert await files.of_tokenizer(HeldModel(ID, mine), None) == own
     assert await files.of_tokenizer(HeldModel(ID, other), None) == fetched
 
-    with pytest.raises(ModelChanged, match=f"revision {mine}"):
+    with pytest.raises(ModelChanged, match=f"but {mine}"):
         await files.of_shard(Shard(ID, 1, 3, "local-0"), False, lambda _: None)
     (source / "tokenizer.json").write_text('{"version": "changed"}')
     with pytest.raises(ModelChanged):
         await files.of_shard(Shard(ID, 0, 4, other), True, lambda _: None)
+    with pytest.raises(ModelNotFound):
+        await files.of_shard(Shard("absent", 0, 4, "local-0"), True, lambda _: None)
     with pytest.raises(HubUnavailable):
         await Files(catalogue, FetchHub(), Sender(theirs), lambda _: [], Pools()).of_shard(
             Shard(ID, 1, 3, OLD), False, lambda _: None
