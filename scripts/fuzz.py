@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Attacks a cluster of two real nodes, once open and once with a secret, and looks whether anything came of it.
+
+    .venv/bin/python scripts/fuzz.py                                          all of it: hours
+    .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --streams 500 --models 20
+    .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --seed 7
+
+The numbers are those of all attacks of a kind, half of them for each cluster. What is sent depends on the seed alone.
+Ends with 1 if a node died, an answer took too long or was none that docs/api.md names, a log has a traceback, memory
+grew beyond its limit, `/health` was late, or "Hello" is not answered as before.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "fuzz"))
+
+import broken_models
+import hostile_schemas
+import hostile_streams
+import odd_requests
+from target import Findings, Limits, NodeEnded, Target, running_target
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--requests", type=int, default=100_000, metavar="N", help="HTTP requests (default: %(default)s)")
+    add("--schemas", type=int, default=100_000, metavar="N", help="JSON schemas to answer by (default: %(default)s)")
+    add("--streams", type=int, default=10_000, metavar="N", help="gRPC calls and connections (default: %(default)s)")
+    add("--models", type=int, default=1_000, metavar="N", help="damaged model folders (default: %(default)s)")
+    add("--cluster", choices=("both", "open", "secret"), default="both", help="default: %(default)s")
+    add("--seed", type=int, default=0, metavar="N", help="of all that is sent (default: %(default)s)")
+    add("--health-p99-ms", type=float, default=50.0, metavar="MS", help="default: %(default)s")
+    add("--health-max-ms", type=float, default=250.0, metavar="MS", help="default: %(default)s")
+    add("--growth", type=float, default=1.5, metavar="N", help="of a node's memory at most (default: %(default)s)")
+    add("--keep", type=Path, metavar="DIR", help="keep logs and broken models there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    kinds = ("open", "secret") if options.cluster == "both" else (options.cluster,)
+    limits = Limits(options.health_p99_ms, options.health_max_ms, options.growth)
+    with tempfile.TemporaryDirectory(prefix="pippin-fuzz-") as directory:
+        keep = options.keep or Path(directory)
+        found = [attack(kind, keep / kind, options, limits, len(kinds)) for kind in kinds]
+    failed = [complaint for findings in found for complaint in findings.complaints]
+    print(f"{sum(sum(findings.answers.values()) for findings in found):,} attacks, {len(failed)} complaints")
+    sys.exit(1 if failed else 0)
+
+
+def attack(kind: str, directory: Path, options: argparse.Namespace, limits: Limits, parts: int) -> Findings:
+    """One cluster, by all kinds of attacks in turn."""
+    directory.mkdir(parents=True)
+    with running_target(directory, limits, has_secret=kind == "secret") as target:
+        try:
+            asyncio.run(_all_kinds(target, options, parts))
+        except* NodeEnded as ended:
+            target.findings.complain(str(ended.exceptions[0]))
+        else:
+            target.check_at_end()
+            target.report(kind)
+    return target.findings
+
+
+async def _all_kinds(target: Target, options: argparse.Namespace, parts: int) -> None:
+    for module, count in (
+        (odd_requests, options.requests),
+        (hostile_schemas, options.schemas),
+        (hostile_streams, options.streams),
+        (broken_models, options.models),
+    ):
+        if count:
+            await module.attack(target, -(-count // parts), options.seed)
+            await asyncio.to_thread(target.check, module.__name__)
+
+
+if __name__ == "__main__":
+    main()

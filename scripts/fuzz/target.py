@@ -1,0 +1,186 @@
+"""Two nodes that split the built-in model, watched from outside while they are attacked."""
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import health
+import psutil
+
+from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
+
+READY_S = 60.0
+AT_ONCE = 8
+"""Attacks under way at the same time."""
+HANG_S = 90.0
+"""An attack that is not over by then hangs: requests may wait 60 s for a model."""
+MOST_COMPLAINTS = 50
+MEMORY = "300MB"
+"""Of each node for models: weights stay in it until their room is needed, and would else hide what leaks."""
+TRACEBACK = re.compile(r"^ *Traceback .*(?:\n +.*)*", re.MULTILINE)
+Sent = TypeVar("Sent")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    health_p99_ms: float
+    health_max_ms: float
+    growth: float
+    """Of a node's resident memory, in times of what it was after the first attacks."""
+
+
+@dataclass(slots=True)
+class Findings:
+    answers: Counter[str] = field(default_factory=Counter)
+    """What the attacks of each kind were answered with."""
+    complaints: list[str] = field(default_factory=list)
+
+    def complain(self, what: str) -> None:
+        self.complaints.append(what)
+        if len(self.complaints) <= MOST_COMPLAINTS:
+            print(f"  ! {what[:2000]}", flush=True)
+
+
+def documented_codes() -> dict[str, int]:
+    """The error codes that docs/api.md names with a status of 5xx; `internal_error` is no answer to an attack."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \| (5\d\d) \|", text, re.MULTILINE)
+    found = {code: int(status) for codes, status in rows for code in re.findall(r"`(\w+)`", codes)}
+    return {code: status for code, status in found.items() if code != "internal_error"}
+
+
+class NodeEnded(Exception):
+    """A process that was attacked is gone."""
+
+
+class Target:
+    def __init__(
+        self, cluster: Cluster, models: Path, secret: bytes | None, watch: "health.Watch", limits: Limits
+    ) -> None:
+        self.nodes = cluster.nodes
+        self.cluster = cluster.name
+        self.models = models
+        """A directory of models of the first node."""
+        self.secret = secret
+        self.findings = Findings()
+        self._limits = limits
+        self._watch = watch
+        self._documented = documented_codes()
+        self._hello = self.nodes[0].chat("Hello").text
+        self._processes = [psutil.Process(node.process.pid) for node in self.nodes]
+        self._memory: list[int] = []
+        self._most = [0] * len(self.nodes)
+        self._read = dict.fromkeys([node.name for node in self.nodes], 0)
+        """Characters of each node's log that have been looked at."""
+
+    async def each(self, what: str, items: Sequence[Sent], send: Callable[[Node, Sent], Awaitable[str]]) -> None:
+        """Send all items, some at once, to the nodes in turns; `send` returns a word for how it was answered."""
+        waiting = iter(enumerate(items))
+
+        async def client() -> None:
+            for number, item in waiting:
+                node = self.nodes[number % len(self.nodes)]
+                try:
+                    async with asyncio.timeout(HANG_S):
+                        word = await send(node, item)
+                except TimeoutError:
+                    word = "hung"
+                    self.findings.complain(f"{what}: no answer within {HANG_S:.0f} s to {item!r}")
+                self.findings.answers[f"{what}: {word}"] += 1
+                self.check_processes(f"{what} {item!r}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(client())
+        self._weigh()
+
+    def check_answer(self, what: str, item: object, status: int, body: bytes) -> str:
+        """The word for an HTTP answer; complains about one that no request may get."""
+        if b"Traceback" in body:
+            self.findings.complain(f"{what}: a traceback in the answer to {item!r}: {body!r}")
+        if status < 400 or not body:
+            return str(status)
+        try:
+            error = json.loads(body)["error"]
+            code = error["code"]
+        except (ValueError, KeyError, TypeError):
+            self.findings.complain(f"{what}: {status} without an error object to {item!r}: {body[:300]!r}")
+            return f"{status} without error"
+        if status >= 500 and self._documented.get(code) != status:
+            self.findings.complain(f"{what}: {status} {code} to {item!r}: {error['message']}")
+        return f"{status} {code}"
+
+    # --- what became of the nodes -------------------------------------------------------------------------------------
+
+    def check(self, what: str) -> None:
+        """Between two kinds of attacks: both nodes live and answer as before."""
+        for node in self.nodes:
+            self.check_processes(what)
+            try:
+                until(lambda node=node: node.chat("Hello").text == self._hello, READY_S, f"{node.name} answers Hello")
+            except AssertionError as error:
+                self.findings.complain(f"after {what}: {error}")
+            for traceback in set(TRACEBACK.findall(node.written[self._read[node.name] :])):
+                self.findings.complain(f"after {what}: {node.name} logged {traceback}")
+            self._read[node.name] = len(node.written)
+        self._weigh()
+        print(f"  {what} done; memory {self._growth():.2f}x", flush=True)
+
+    def check_processes(self, what: str) -> None:
+        """Raises NodeEnded."""
+        for node in self.nodes:
+            if (status := node.process.poll()) is not None:
+                raise NodeEnded(f"after {what[:600]}: {node.name} ended with {status}: {node.written[-600:]}")
+
+    def _weigh(self) -> None:
+        now = [process.memory_info().rss for process in self._processes]
+        self._memory = self._memory or now
+        self._most = [max(pair) for pair in zip(self._most, now, strict=True)]
+
+    def _growth(self) -> float:
+        return max(most / first for most, first in zip(self._most, self._memory, strict=True))
+
+    def check_at_end(self) -> None:
+        limits, told = self._limits, self._watch.result()
+        self.p99_ms, self.max_ms, self.polls, self.missed = told
+        if self.p99_ms > limits.health_p99_ms or self.max_ms > limits.health_max_ms or self.missed:
+            self.findings.complain(
+                f"/health: p99 {self.p99_ms:.1f} ms (at most {limits.health_p99_ms:g}), max {self.max_ms:.1f} ms "
+                f"(at most {limits.health_max_ms:g}), {self.missed} of {self.polls} not answered"
+            )
+        if self._growth() > limits.growth:
+            self.findings.complain(f"memory grew {self._growth():.2f} times (at most {limits.growth:g})")
+
+    def report(self, kind: str) -> None:
+        print(f"{kind}: /health p99 {self.p99_ms:.1f} ms, max {self.max_ms:.1f} ms; memory {self._growth():.2f}x")
+        for word, count in sorted(self.findings.answers.items()):
+            print(f"  {count:>8,}  {word}")
+
+
+@contextlib.contextmanager
+def running_target(directory: Path, limits: Limits, *, has_secret: bool) -> Iterator[Target]:
+    models = directory / "models"
+    models.mkdir()
+    options = ["--model", MODEL, "--stages", "2", "--memory", MEMORY]
+    secret = None
+    if has_secret:
+        file = directory / "secret"
+        file.touch(0o600)
+        file.write_text(secrets.token_hex(16))
+        secret = file.read_bytes()
+        options += ["--secret-file", str(file)]
+    with running_cluster(directory) as cluster:
+        cluster.launch(*options, "--models-dir", str(models))
+        cluster.launch(*options)
+        for node in cluster.nodes:
+            node.started()
+        cluster.ready(*cluster.nodes, within=READY_S)
+        with health.watching([node.port for node in cluster.nodes]) as watch:
+            yield Target(cluster, models, secret, watch, limits)
