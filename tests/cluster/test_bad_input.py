@@ -118,7 +118,7 @@ def test_a_model_that_only_one_node_has(pair: Cluster, stock: dict[str, str]) ->
         assert answer.text == stock["Hello"]
     (model,) = [model for model in first.status()["models"] if model["id"] == "copy"]
     assert len(model["rings"][0]["stages"]) == 2
-    fetched = pair.directory / second.name / "models"
+    fetched = pair.directory / second.name / "fetched"
     held = {file.name for file in fetched.glob("*/copy/*.safetensors")}
     assert held < {file.name for file in BUILTIN.glob("*.safetensors")}, "only the files of its layers"
     assert held
