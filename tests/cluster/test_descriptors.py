@@ -43,7 +43,7 @@ def test_no_descriptor_is_left_for_a_while(cluster: Cluster, stock: dict[str, st
         began = time.monotonic()
         until(lambda: time.monotonic() > began + ALL_LOOKED_S, 2 * ALL_LOOKED_S, "everything was tried")
         assert first.process.poll() is None
-        assert second.state_of(first) == "ready"
+        assert second.state_of(first) in ("ready", "idle")  # its ring may have moved, but it lives
         limit(first, soft)
         cluster.ready(first, second)
         assert first.chat("Hello").text == second.chat("Hello").text == stock["Hello"]
