@@ -27,8 +27,8 @@ from tests.strict import check_answer, check_stream
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 MODEL = "pippin-demo"
-START_S = 40.0
-"""Three nodes at once on two slow, busy cores take a quarter of it."""
+START_S = 120.0
+"""Five nodes at once, each with its server of sandboxes, on two slow, busy cores take a third of it."""
 GONE = ("failed", "left", "refused")
 Found = TypeVar("Found")
 
