@@ -27,6 +27,7 @@ class Link:
         self._peer = peer
         self._on_broken = on_broken
         self._call: grpc.aio.StreamUnaryCall[bytes, bytes] = channel.stream_unary(method)()
+        self._connected = False
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
         self._error: PippinError | None = None
@@ -37,6 +38,8 @@ class Link:
         if self._error:
             raise self._error
         try:
+            if not self._connected:
+                await self._connect()
             await self._call.write(encode(frame))
         except asyncio.CancelledError as error:
             if is_cancelled():
@@ -44,6 +47,17 @@ class Link:
             raise await self._reason() from error
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             raise await self._reason() from error
+
+    async def _connect(self) -> None:
+        """A write without a connection would wait for ever if the call ended before there is one (grpcio 1.85)."""
+        connecting = asyncio.create_task(self._call.wait_for_connection(), name=f"connect to {self._peer}")
+
+        def give_up(_: object) -> None:
+            connecting.cancel()
+
+        self._call.add_done_callback(give_up)
+        await connecting
+        self._connected = True
 
     def close(self) -> None:
         """Frames that the peer has not read yet may be lost."""

@@ -1,12 +1,14 @@
 """What a client finds out about a peer without a call."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
-from node.core.errors import PeerUnavailable
-from node.core.types import Address
+from node.core.errors import PeerUnavailable, PippinError
+from node.core.frames import Frame
+from node.core.types import Address, Fence
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving
 
@@ -43,3 +45,24 @@ async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPat
         assert await anext(chunks) == (b"{", "")
         with pytest.raises(PeerUnavailable, match=r"sent nothing of config\.json"):
             await anext(chunks)
+
+
+@pytest.mark.parametrize("how", ["the link is closed", "the peer is dropped"])
+async def test_a_link_that_ends_before_it_is_connected(how: str) -> None:
+    """Whoever sends a frame then is told, and does not wait for a connection that nobody makes any more."""
+    reasons: list[PippinError] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with RpcClient() as client:
+            peer = Address(f"127.0.0.1:{silent.getsockname()[1]}")
+            link = client.link(peer, reasons.append)
+            sending = asyncio.create_task(link.send(Frame("ring", Fence(1, 1), run=1, seq=0)))
+            _, waiting = await asyncio.wait([sending], timeout=0.2)
+            assert waiting
+            if how == "the link is closed":
+                link.close()
+            else:
+                client.drop(peer)
+            with pytest.raises(PeerUnavailable, match="is closed"):
+                async with asyncio.timeout(10):
+                    await sending
+            assert len(reasons) == (how == "the peer is dropped")
