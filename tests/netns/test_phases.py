@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,17 +26,22 @@ STREAMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The model is split over two of three, which have room for two requests at a time."""
-    options = ("--stages", "2", "--context", "2048", "--max-sessions", "2", "--max-rings", "1")
-    with cluster_on(hosts, tmp_path_factory.mktemp("phases"), *options) as cluster:
+OPTIONS = ("--context", "2048", "--max-sessions", "2", "--max-rings", "1")
+"""Room for two requests at a time."""
+
+
+@pytest.fixture
+def cluster(hosts: list[Host], tmp_path: Path) -> Iterator[Cluster]:
+    """The model is split over two of three, and the third has loaded nothing yet."""
+    with cluster_on(hosts, tmp_path, "--stages", "2", *OPTIONS) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster) -> list[str]:
-    return [cluster.nodes[0].streamed(**stream) for stream in STREAMS]
+def undisturbed(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    with cluster_on(hosts[:1], tmp_path_factory.mktemp("undisturbed"), *OPTIONS) as cluster:
+        cluster.ready(*cluster.nodes)
+        return [cluster.nodes[0].streamed(**stream) for stream in STREAMS]
 
 
 def parts(cluster: Cluster) -> tuple[Node, list[Node]]:
