@@ -1,6 +1,7 @@
 """How this process is told to end, and ends, whatever its threads are at: none can be ended, and Python waits for all."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -33,7 +34,8 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(stop)
         hears.recv(1)
         end_within(QUIT_S, 0)
-        loop.call_soon_threadsafe(leave)
+        with contextlib.suppress(RuntimeError):  # the loop has come to its end meanwhile
+            loop.call_soon_threadsafe(leave)
 
     threading.Thread(target=hear, name="signals", daemon=True).start()
     signal.set_wakeup_fd(tells.detach())
