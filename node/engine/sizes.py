@@ -1,7 +1,6 @@
 """Bounds on the numbers of a config.json, which may be anyone's, before a model is built of it."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ LARGEST = 2**53
 MOST_PER_BYTE = 16
 """Weights for each byte of the files. In 2 bits there are 4, and a head that is tied to the embedding is made, too."""
 
-_COUNT = re.compile(r"(?:\w+_)?(?:num|n)_(?:\w+_)?(layer|expert|head)s?")
 _MOST = {"layer": MOST_LAYERS, "expert": MOST_EXPERTS, "head": MOST_HEADS}
 
 
@@ -29,9 +27,9 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken when a number is larger than that of any model."""
     found = dict.fromkeys(_MOST, 0)
     for name, value in _numbers(config):
-        if count := _COUNT.fullmatch(name):
-            _check(name, value, _MOST[count[1]])
-            found[count[1]] = max(found[count[1]], value)
+        if kind := _counted(name):
+            _check(name, value, _MOST[kind])
+            found[kind] = max(found[kind], value)
         elif "max_" not in name:  # some configs have 10**30 as the longest text, which is cut to what can be
             _check(name, value, LARGEST)
     _check("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
@@ -52,6 +50,13 @@ def check_weights(model: Module, weight_bytes: int) -> None:
 def _check(name: str, value: int, most: int) -> None:
     if abs(value) > most:
         raise ModelBroken(f"config.json has a {name[:100]} of {str(value)[:30]}; {most:,} is the most.")
+
+
+def _counted(name: str) -> str | None:
+    """What a number of this name counts: layers for `num_hidden_layers`, experts for `moe_n_experts`."""
+    *before, last = name.split("_")
+    kind = last.removesuffix("s")
+    return kind if kind in _MOST and not {"num", "n"}.isdisjoint(before) else None
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,33 @@
+"""The numbers of a config.json that is anyone's."""
+
+import pytest
+
+from node.core.errors import ModelBroken
+from node.engine.sizes import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("num_hidden_layers", MOST_LAYERS),
+        ("n_layer", MOST_LAYERS),
+        ("moe_n_routed_experts", MOST_EXPERTS),
+        ("num_experts", MOST_EXPERTS),
+        ("num_key_value_heads", MOST_HEADS),
+    ],
+)
+def test_counts_are_known_by_their_names(name, most):
+    for config in ({name: most}, {"text_config": {name: [most]}}):
+        check_sizes(config)
+    for config in ({name: most + 1}, {"text_config": {name: [most + 1]}}):
+        with pytest.raises(ModelBroken, match=f"{name} of {most + 1}"):
+            check_sizes(config)
+
+
+@pytest.mark.parametrize("name", ["layers_x", "head_dim", "num_experts_per_tok", "layers", "n", ""])
+def test_other_numbers_may_be_larger(name):
+    check_sizes({name: 10**9})
+
+
+def test_a_long_name_takes_no_longer_than_its_length():
+    check_sizes({"n_" * 500_000 + "x": 1, "num_" * 500_000 + "layerss": 1})
