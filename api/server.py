@@ -121,6 +121,8 @@ class _Protocol(web.RequestHandler):
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
+        if self._waits_for_request and self._header is None:  # whatever came before was answered
+            self._unread = 0
         super().data_received(data)
         loop = asyncio.get_running_loop()
         self.heard_at = loop.time()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from api.connections import Connections, Patience
+from api.limits import MAX_AHEAD
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"model": "pippin/demo", "prompt": "x", "stream": True, "max_tokens": 5}).encode()
@@ -119,6 +120,18 @@ async def test_headers_without_end(serve, connect):
     head, _, body = (await ends(reader)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ")
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_connection_may_bring_any_number_of_requests(serve, connect):
+    server = await serve()
+    reader, writer = await connect(server)
+    large = GET[:-2] + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 5000) for number in range(10)) + b"\r\n"
+    for _ in range(MAX_AHEAD // len(large)):
+        for parts in ([large], [large[:3000], large[3000:]]):
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.001)
+            assert (await answered(reader))[0].startswith(b"HTTP/1.1 200 ")
 
 
 async def test_requests_that_come_before_their_turn(serve, connect, backend):
