@@ -8,12 +8,14 @@ import json
 import time
 import tracemalloc
 import zlib
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api import limits
+from api.body import Bodies
 from api.errors import error_object
 from api.json_object import Counts, parse_json, weight
 from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
@@ -195,6 +197,24 @@ def test_memory_that_json_takes(data):
         parse_json(data)
     except BadRequest:
         pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 10 * len(data)
+
+
+async def test_memory_of_a_body_that_comes_in_small_pieces():
+    data = json.dumps({"text": "x" * 200_000}).encode()
+    pieces = (data[start : start + 2] for start in range(0, len(data) + 2, 2))
+
+    async def readany():
+        await asyncio.sleep(0)
+        return next(pieces)
+
+    request = SimpleNamespace(headers={}, content_type="application/json", content=SimpleNamespace(readany=readany))
+    tracemalloc.start()
+    try:
+        assert await Bodies(2**20).read(request, len) == 1
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
