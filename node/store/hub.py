@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _READERS = 8
 """Headers read at once; a large model has a hundred files and each costs a round trip."""
+_MOST_SMALL = 256
+_MOST_SMALL_BYTES = 2**30
+"""Of all small files of a model: it may be anyone's. The largest tokenizers take 50 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,15 @@ class Hub:
         """Fetches the small files, reads the headers of the weights and leaves a description for next time."""
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        for file in filter(is_small, sizes):
+        small = list(filter(is_small, sizes))
+        small_bytes = sum(sizes[file] for file in small)
+        if len(small) > _MOST_SMALL or small_bytes > _MOST_SMALL_BYTES:
+            raise ModelBroken(
+                f"{model_id} has {len(small)} small files of {format_bytes(small_bytes)} together; {_MOST_SMALL} of "
+                f"{format_bytes(_MOST_SMALL_BYTES)} are the most."
+            )
+        self._check_space(model_id, small_bytes)
+        for file in small:
             self._download(model_id, file, revision=directory.name)
         files = _weight_files(directory, set(sizes))
         if not files:

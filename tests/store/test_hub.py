@@ -111,6 +111,18 @@ def test_progress_can_break_it_off(fake_hub, hub):
     assert set(fake_hub.fetched()) >= {SECOND, THIRD}
 
 
+@pytest.mark.parametrize(
+    ("bound", "files"),
+    [("_MOST_SMALL", {f"{number}.json": b"{}" for number in range(20)}), ("_MOST_SMALL_BYTES", {"x.json": b" " * 5000})],
+)
+def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
+    monkeypatch.setattr(f"node.store.hub.{bound}", 20 if bound == "_MOST_SMALL" else 5000)
+    fake_hub.repos["org/model"] |= files
+    with pytest.raises(ModelBroken, match="small files of"):
+        hub.metadata("org/model")
+    assert not any(name in entry for entry in fake_hub.log for name in files)
+
+
 def test_a_commit_can_be_pinned(fake_hub, hub):
     first = hub.fetch("org/model", 1, 2, ends=False)
     fake_hub.repos["org/model"]["README.md"] = b"# A better card"
