@@ -1,5 +1,6 @@
 """Grammars for the gateway, and constraints for the driver. Nothing is compiled that no sandbox has compiled before."""
 
+import asyncio
 import json
 import weakref
 from collections import OrderedDict
@@ -9,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from node.core.errors import BadRequest, ModelBroken, NotReady, Overloaded
+from node.core.errors import BadRequest, ModelBroken, Overloaded
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.engine.constraint import Constraint, Constraints
@@ -48,19 +49,19 @@ class Grammars:
         self._server = server
         self._vetted: set[Path] = set()
         """Directories of models whose tokenizers can be read within limits."""
+        self._vetting = asyncio.Lock()
         self._compiling = Pool("grammar", 2, 256, 30)
         self._made: Latest[bytes, str] = Latest(512)
         """Grammars by what was asked."""
         self._memory: Latest[bytes, int] = Latest(4096)
         """Of grammars that were proven, by their text."""
         self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
+        self._beginning: list[int] = []
+        """Bytes that each grammar takes which is being compiled."""
 
     async def start(self) -> None:
         """Raises NotReady when this machine can have no sandboxes: a node is of no use without."""
-        try:
-            await self._sandboxes.start()
-        except Broken as error:
-            raise NotReady(f"The process for grammars did not start: {error}.") from error
+        await self._sandboxes.start()
 
     async def end(self) -> None:
         await self._sandboxes.end()
@@ -98,20 +99,26 @@ class Grammars:
     async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
         """A session's constraint, to be closed with it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
         memory = max(_LEAST_HELD, await self._proven(grammar))
-        held = [each.memory for each in self._held if each.memory]
+        await self._vet(constraints.directory)
+        held = [each.memory for each in self._held if each.memory] + self._beginning
         if sum(held) + memory > MOST_HELD:
             raise Overloaded(f"The grammars of {len(held)} requests take {format_bytes(sum(held))}.")
-        await self._vet(constraints.directory)
-        constraint = await self._compiling.run(constraints.begin, grammar, generated)
+        self._beginning.append(memory)
+        try:
+            constraint = await self._compiling.run(constraints.begin, grammar, generated)
+        finally:
+            self._beginning.remove(memory)
         constraint.memory = memory
         self._held.add(constraint)
         return constraint
 
     async def _vet(self, directory: Path) -> None:
-        """Have a sandbox read a model's tokenizer before this process does."""
-        if directory not in self._vetted:
+        """Have a sandbox read a model's tokenizer before this process does; one at a time, as some take 0.5 GB."""
+        async with self._vetting:
+            if directory in self._vetted:
+                return
             try:
-                sandbox = await vetted(self._server, directory, self._compiling)
+                sandbox = await vetted(self._server, directory)
             except Broken as error:
                 raise ModelBroken(f"The tokenizer of {directory.name} can't be used: {error}.") from error
             sandbox.end()

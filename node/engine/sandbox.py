@@ -5,18 +5,18 @@ fork on macOS. A sandbox limits time, memory and the size of a reply. It does no
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 
 import psutil
 
-from node.core.errors import NotReady, Overloaded
+from node.core.errors import NotReady, Overloaded, PippinError
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.engine.sandboxed import ANSWERED, ASKED, SIZE, START, STARTED
@@ -60,7 +60,7 @@ class SandboxServer:
         """Returns at once; the server imports meanwhile what sandboxes need."""
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
-        self._lock = threading.Lock()
+        self._forks = Pool("sandbox", 1, 256)
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _SHOWN if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very program
@@ -70,11 +70,14 @@ class SandboxServer:
                 env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
-    def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
-        """A process's id and socket. Blocking, for as long as the server still imports. Raises NotReady."""
+    async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
+        """A process's id and socket; takes as long as the server still imports. Raises NotReady, Overloaded."""
+        return await self._forks.run(self._fork, job, memory)
+
+    def _fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self._lock:
+            with theirs:
                 socket.send_fds(self._node, [START.pack(memory, job.encode())], [theirs.fileno()])
                 told = self._node.recv(STARTED.size)
             if not told:
@@ -107,9 +110,9 @@ class Sandbox(asyncio.Protocol):
         """Whether it can be asked."""
 
     @classmethod
-    async def start(cls, server: SandboxServer, job: str, bounds: Bounds, pool: Pool) -> "Sandbox":
-        """One that is ready. `job`, "module:function", makes what answers in it. Raises Broken, NotReady."""
-        process, channel = await pool.run(server.fork, job, bounds.memory)
+    async def start(cls, server: SandboxServer, job: str, bounds: Bounds) -> "Sandbox":
+        """One that is ready. `job`, "module:function", makes what answers in it. Raises Broken, NotReady, Overloaded."""
+        process, channel = await server.fork(job, bounds.memory)
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
         await sandbox._replied(_START_S)  # noqa: SLF001 - it says so when it is ready
@@ -118,16 +121,19 @@ class Sandbox(asyncio.Protocol):
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
         """What the job answers. Raises Broken. When this is cancelled, the process ends; or, to `finish`, goes on with
-        what nobody waits for, and the next request waits for that.
+        what nobody waits for: the next request comes after `rested`.
         """
-        if not self._reply.done():
-            await asyncio.wait([self._reply])
         if not self.alive:
             raise Broken("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
         # The kernel's limit is for when the node is there no more to keep its own.
         self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
         return await self._replied(self._bounds.seconds, finish=finish)
+
+    async def rested(self) -> None:
+        """Wait until nothing is computed that nobody waits for. The process may have ended over it."""
+        if not self._reply.done():
+            await asyncio.wait([self._reply])
 
     def end(self) -> None:
         self._break("its process was ended")
@@ -179,7 +185,8 @@ class Sandbox(asyncio.Protocol):
     def _break(self, reason: str) -> None:
         if self.alive:
             self.alive = False
-            os.kill(self._process, signal.SIGKILL)  # its server has not let go of it yet
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its server has let go of it
+                os.kill(self._process, signal.SIGKILL)
             self._transport.abort()
         if not self._reply.done():
             self._reply.set_exception(Broken(reason))
@@ -214,15 +221,14 @@ class Sandboxes:
         self._server = server
         self._job = job
         self._bounds = bounds
-        self._pool = Pool("sandbox", 1, 64)
         self._most_waiting = most_waiting
         self._waiting = 0
         self._turns = asyncio.Semaphore(most)
         self._ready: list[Sandbox] = []
-        self._starting: asyncio.Task[Broken | NotReady | None] | None = None
+        self._starting: asyncio.Task[PippinError | None] | None = None
 
     async def start(self) -> None:
-        """Have one ready. Raises Broken, NotReady."""
+        """Have one ready. Raises NotReady, Overloaded."""
         while not self._ready:  # others may take the one that was started
             await self._started()
 
@@ -237,7 +243,7 @@ class Sandboxes:
     async def ask(self, request: bytes) -> bytes:
         """Raises Broken, Overloaded, NotReady. When this is cancelled, what is being done for it ends."""
         if self._waiting >= self._most_waiting:
-            raise Overloaded(f"{self._waiting} requests already wait for the {self._pool.name} processes.")
+            raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
         self._waiting += 1
         try:
             await self._turns.acquire()
@@ -274,16 +280,16 @@ class Sandboxes:
         if error := starting.result():
             raise error
 
-    def _stand_by(self) -> "asyncio.Task[Broken | NotReady | None]":
+    def _stand_by(self) -> "asyncio.Task[PippinError | None]":
         """Start one more, unless one is being started."""
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start(), name="start of a sandbox")
         return self._starting
 
-    async def _start(self) -> Broken | NotReady | None:
+    async def _start(self) -> PippinError | None:
         try:
-            self._ready.append(await Sandbox.start(self._server, self._job, self._bounds, self._pool))
-        except (Broken, NotReady) as error:
+            self._ready.append(await Sandbox.start(self._server, self._job, self._bounds))
+        except (Broken, NotReady, Overloaded) as error:
             log.error("A process for %s could not be started: %s", self._job, error)
-            return error
+            return NotReady(f"A sandbox could not be started: {error}.") if isinstance(error, Broken) else error
         return None

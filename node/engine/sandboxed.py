@@ -34,7 +34,8 @@ ANSWERED, FAILED = b"\0", b"\1"
 
 def main() -> None:
     """The server, on the socket whose file descriptor is the first argument, until the node hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes; the node decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and supervisors may send them to all processes
+        signal.signal(number, signal.SIG_IGN)  # it is the node that decides, and hangs up
     for module in IMPORTED:
         importlib.import_module(module)
     node = socket.socket(fileno=int(sys.argv[1]))

@@ -4,13 +4,14 @@ Templates may loop or double, take exponential time to be compiled, and tokenize
 """
 
 import json
+import marshal
 from array import array
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from node.core.errors import ModelBroken, PippinError
+from node.core.errors import ContextExceeded, ModelBroken, PippinError
 from node.engine.encoding import Encoding, check_length
 from node.engine.sandboxed import Answer
 from node.engine.template import ControlString, Segment
@@ -24,13 +25,21 @@ _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100
 
 
 def make_texts() -> Answer:
-    """Answers requests: the name of a method of `_Texts` and its arguments, as JSON."""
+    """Answers requests, marshalled: the name of a method of `_Texts`, its arguments, how many tokens it may give, and the
+    parameter that the text is from.
+    """
     texts = _Texts()
 
     def answer(request: bytes) -> bytes:
-        name, given = json.loads(request)
+        name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
         try:
-            return TOKENS + array("I", getattr(texts, name)(**given)).tobytes()
+            tokens = getattr(texts, name)(**given)
+            if len(tokens) > most:  # the node would have to take them all to find that out
+                raise ContextExceeded(
+                    f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
+                    param=param,
+                )
+            return TOKENS + array("I", tokens).tobytes()
         except PippinError as error:
             told = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
             return ERROR + json.dumps(told).encode()

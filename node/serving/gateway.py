@@ -141,27 +141,28 @@ class Gateway:
 
     async def _texts(self, ring: Ring) -> Texts:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
-            revision, texts = self._open.get(ring.model, ("", None))
-            if texts is None or revision != ring.revision:
-                if texts:
-                    await texts.close()
-                texts = await self._read_texts(ring)
-                self._open[ring.model] = (ring.revision, texts)
+            failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
+            if why and now() - failed_at < BROKEN_S:
+                raise ModelBroken(why)
+            if self._open.get(ring.model, ("", None))[0] != ring.revision:
+                await self._replace(ring)
+            _, texts = self._open[ring.model]
+            try:
+                if not texts.is_open:
+                    await texts.open()
+            except ModelBroken as error:
+                self._broken[ring.model, ring.revision] = now(), error.message
+                raise
             return texts
 
-    async def _read_texts(self, ring: Ring) -> Texts:
-        failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
-        if why and now() - failed_at < BROKEN_S:
-            raise ModelBroken(why)
-        model = HeldModel(ring.model, ring.revision)
-        directory = await self._tokenizer_files(model, self._contacts.address_of(ring.driver))
-        texts = Texts(self._sandboxes, directory, self._pools.texts)
-        try:
-            await texts.open()
-        except ModelBroken as error:
-            self._broken[ring.model, ring.revision] = now(), error.message
-            raise
-        return texts
+    async def _replace(self, ring: Ring) -> None:
+        """Begin the texts of a ring's model; end those of its other revision, and of models that are served no more."""
+        address = self._contacts.address_of(ring.driver)
+        directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
+        served = {each.model for each in self._agent.placement.rings}
+        for unused in [model for model in self._open if model == ring.model or model not in served]:
+            await self._open.pop(unused)[1].close()
+        self._open[ring.model] = ring.revision, Texts(self._sandboxes, directory, self._pools.texts)
 
     async def close(self) -> None:
         """End the processes of the models that were opened."""

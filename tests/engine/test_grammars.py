@@ -14,6 +14,7 @@ from node.engine import grammars as limits
 from node.engine.constraint import Constraint, Constraints
 from node.engine.grammar import EXACT, Function, json_grammar
 from node.engine.grammars import MOST_BYTES, MOST_LEVELS, MOST_TEXT, MOST_VALUES, Grammars, check
+from node.engine.texts import vetted
 from node.engine.tokenizer import Tokenizer
 from tests.engine.test_constraint import DEMO, PERSON
 
@@ -154,6 +155,27 @@ async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end
     held.pop().close()
     held.append(await grammars.begin(constraints, grammar, ()))
     assert all(isinstance(each, Constraint) for each in held)
+
+
+async def test_grammars_that_begin_at_once_have_the_same_bound(grammars, constraints, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_HELD", 3 * limits._LEAST_HELD)
+    grammar = await grammars.json(PERSON, strict=True, param="x")
+    begun = [grammars.begin(constraints, grammar, ()) for _ in range(5)]
+    held = await asyncio.gather(*begun, return_exceptions=True)
+    assert [type(each) for each in held] == [Constraint] * 3 + [Overloaded] * 2
+
+
+async def test_sessions_that_begin_at_once_have_the_tokenizer_read_once(grammars, constraints, monkeypatch):
+    read = []
+
+    async def watched(server, directory):
+        read.append(directory)
+        return await vetted(server, directory)
+
+    monkeypatch.setattr(limits, "vetted", watched)
+    grammar = await grammars.json(PERSON, strict=True, param="x")
+    await asyncio.gather(*(grammars.begin(constraints, grammar, ()) for _ in range(5)))
+    assert read == [DEMO]
 
 
 # --- anything ---

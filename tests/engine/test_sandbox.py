@@ -2,12 +2,12 @@
 
 import asyncio
 import os
+import signal
 
 import psutil
 import pytest
 
 from node.core.errors import NotReady, Overloaded
-from node.core.pool import Pool
 from node.engine.sandbox import Bounds, Broken, Sandbox, Sandboxes, SandboxServer
 
 MB = 2**20
@@ -19,10 +19,10 @@ QUICK = Bounds(seconds=0.3, memory=64 * MB, reply=MB)
 @pytest.fixture
 async def start(sandbox_server):
     """Start a sandbox; all are ended with the test."""
-    started, pool = [], Pool("sandbox", 1, 10)
+    started = []
 
     async def start(bounds=BOUNDS, job=JOB):
-        started.append(await Sandbox.start(sandbox_server, job, bounds, pool))
+        started.append(await Sandbox.start(sandbox_server, job, bounds))
         return started[-1]
 
     yield start
@@ -36,8 +36,8 @@ async def make(sandbox_server):
     """Make sandboxes for a job; all are ended with the test."""
     made = []
 
-    def make(bounds=BOUNDS, most=2, most_waiting=10):
-        made.append(Sandboxes(sandbox_server, JOB, bounds, most, most_waiting))
+    def make(bounds=BOUNDS, most=2, most_waiting=10, job=JOB):
+        made.append(Sandboxes(sandbox_server, job, bounds, most, most_waiting))
         return made[-1]
 
     yield make
@@ -103,11 +103,37 @@ async def test_who_hangs_up_ends_the_process(start):
     await gone(process)
 
 
+async def test_a_process_that_has_ended_unseen(start, sandbox_server):
+    sandbox = await start()
+    asking = asyncio.create_task(sandbox.ask(b"loop"))
+    await asyncio.sleep(0)
+    os.kill(sandbox._process, signal.SIGKILL)
+    while psutil.pid_exists(sandbox._process):  # the event loop stands still, while the server lets go of it
+        sandbox_server._fork(JOB, MB)[1].close()
+    with pytest.raises(Broken, match="its process crashed"):
+        await asyncio.wait_for(asking, BOUNDS.seconds / 2)
+
+
+async def test_a_start_that_fails_is_no_fault_of_who_asks(make):
+    sandboxes = make(job="tests.engine.sandbox_jobs:make_nothing")
+    with pytest.raises(NotReady, match="could not be started"):
+        await sandboxes.ask(b"hello")
+
+
+async def test_signals_for_all_processes_are_for_the_node(start, sandbox_server):
+    sandbox = await start()
+    for process in (sandbox._process, sandbox_server._process.pid):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process, number)
+    assert await sandbox.ask(b"hello") == b"hello"
+    assert await (await start()).ask(b"hello") == b"hello"
+
+
 async def test_a_sandbox_sees_nothing_of_the_nodes_environment(monkeypatch):
     monkeypatch.setenv("PIPPIN_SECRET", "hush-hush")
     monkeypatch.setenv("HF_TOKEN", "hf_hush")
     server = SandboxServer()
-    sandbox = await Sandbox.start(server, JOB, BOUNDS, Pool("sandbox", 1, 10))
+    sandbox = await Sandbox.start(server, JOB, BOUNDS)
     assert b"hush" not in await sandbox.ask(b"environment")
     sandbox.end()
     await asyncio.sleep(0)
@@ -125,7 +151,7 @@ async def test_a_server_that_has_ended_is_not_started_again():
     server._process.wait()
     for _ in range(2):
         with pytest.raises(NotReady, match="has ended") as refused:
-            await Sandbox.start(server, JOB, BOUNDS, Pool("sandbox", 1, 10))
+            await Sandbox.start(server, JOB, BOUNDS)
         assert refused.value.hint == "Restart the node."
     server.close()
 

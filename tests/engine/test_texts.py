@@ -3,12 +3,13 @@
 import asyncio
 import json
 import shutil
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
-from node.core.errors import BadRequest, ContextExceeded, ModelBroken
+from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChanged
 from node.core.pool import Pool
 from node.engine import texts as limits
 from node.engine.texts import Texts
@@ -96,7 +97,9 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
             ContextExceeded, match=rf"context length is 100 tokens.* {30 * MB}|{30 * MB + 1}|\d{{8}} char"
         ):
             await asked("x" * 30 * MB)
-        assert await asked("x" * (most // 2))
+        with pytest.raises(ContextExceeded, match=r"context length is 100 tokens, but the text has \d+ tokens"):
+            await asked("x" * (most // 2))
+        assert await asked("x")
     assert time.monotonic() - begun < 60
 
 
@@ -194,6 +197,37 @@ async def test_a_regular_expression_without_end_is_a_broken_model(opened, files)
     with pytest.raises(ModelBroken, match="tokenizer failed"):
         texts.tokenizer.encode("z" * 5000 + "c")
     assert await texts.encode("Hi", context=10, param="x")
+
+
+async def test_a_template_without_end_whose_client_has_gone_harms_nobody_else(opened, files, monkeypatch):
+    monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=1.0, memory=512 * MB))
+    texts = await opened(files(template="{% if messages[0].content == 'harm' %}" + LOOP + "{% endif %}ok"))
+    asking = asyncio.create_task(texts.chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert texts.tokenizer.decode(await texts.chat(HELLO, None, {}, context=2048)) == "ok"
+
+
+async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(opened, files):
+    texts = await opened(files(template=LOOP))
+    asking = [asyncio.create_task(texts.chat(HELLO, None, {}, context=2048)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await texts.close()
+    for each in asking:
+        with pytest.raises(ModelChanged):
+            await each
+    assert not texts._loading.result().alive
+
+
+async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
+    broken = files(tokenizer="")
+    threads = []
+    for _ in range(4):
+        with pytest.raises(ModelBroken):
+            await opened(broken)
+        threads.append(threading.active_count())
+    assert threads[-1] == threads[0]
 
 
 async def test_a_text_whose_client_has_gone_is_finished_and_the_next_waits_for_it(opened):

@@ -1,0 +1,76 @@
+"""A gateway has one process for the texts of each model that is served, whoever asks for it and hangs up."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from node.core.pool import Pools
+from node.core.types import Placement, Ring, StageSpec
+from node.serving.gateway import Gateway
+from tests.engine.test_constraint import DEMO
+
+
+def ring(model: str, revision: str = "1") -> Ring:
+    return Ring(f"r-{model}", model, (StageSpec("n1", 0, 1),), 2048, 1, revision=revision)
+
+
+@pytest.fixture
+async def gateway(sandbox_server):
+    async def files(model, peer):
+        return DEMO
+
+    parts: dict[str, Any] = {
+        "agent": SimpleNamespace(placement=Placement(rings=(ring("a"), ring("b")))),
+        "contacts": SimpleNamespace(address_of=lambda node: None),
+        "pools": Pools(),
+        "tokenizer_files": files,
+        "sandboxes": sandbox_server,
+        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowed", "draining", "grammars")),
+    }
+    gateway = Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple)
+    yield gateway
+    await gateway.close()
+
+
+@pytest.fixture
+def processes(sandbox_server):
+    """How many have come and are here."""
+    server = psutil.Process(sandbox_server._process.pid)
+    before = {each.pid for each in server.children()}
+
+    def processes() -> int:
+        new = [each for each in server.children() if each.pid not in before]
+        return sum(each.status() != psutil.STATUS_ZOMBIE for each in new)
+
+    return processes
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - processes tell nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_who_hangs_up_while_a_tokenizer_is_read_leaves_no_process(gateway, processes):
+    for _ in range(3):
+        opening = asyncio.create_task(gateway._texts(ring("a")))
+        await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.wait([opening])
+    texts = await gateway._texts(ring("a"))
+    assert await gateway._texts(ring("a")) is texts
+    assert await texts.encode("Hi", context=10, param="x")
+    await until(lambda: processes() == 1)
+
+
+async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, processes):
+    for each in (ring("a"), ring("b"), ring("a", "2")):
+        await gateway._texts(each)
+    await until(lambda: processes() == 2)
+    gateway._agent.placement = Placement(rings=(ring("c"),))
+    texts = await gateway._texts(ring("c"))
+    assert await texts.encode("Hi", context=10, param="x")
+    await until(lambda: processes() == 1)
