@@ -163,7 +163,7 @@ def _end(loading: asyncio.Task[Sandbox]) -> None:
         loading.result().end()
 
 
-def _request(name: str, given: Mapping[str, Any], most: int = 0, param: str = "") -> bytes:
+def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -> bytes:
     return marshal.dumps((name, given, most, param))  # as JSON, the largest would hold up the event loop
 
 
