@@ -75,7 +75,8 @@ class Worker:
             if self._closed:
                 raise self._closed
             if frame.run < self._run:
-                return  # a leftover from before the driver's fresh start
+                # Left over from before the driver's fresh start, and nobody hears this; else the driver has to know at once.
+                raise StaleFence(f"A frame of run {frame.run} came to ring {self._ring}, which is at run {self._run}.")
             due = self._seq if frame.run == self._run else 0
             if frame.seq != due:
                 raise BadRequest(f"Frame {frame.seq} came when {due} was due: frames were lost.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import PeerUnavailable, PippinError, RingLost
+from node.core.errors import PeerUnavailable, PippinError, RingLost, StaleFence
 from node.core.frames import Frame, Held, Open
 from node.core.types import Fence, Ring, StageSpec
 from node.serving.worker import Worker
@@ -101,6 +101,15 @@ async def test_a_new_run_begins_with_the_kv_that_is_left():
     assert not runner.resets
     await worker.close(RingLost("replaced"))
     assert runner.resets == 1
+
+
+async def test_who_sends_frames_of_an_earlier_run_hears_it():
+    """A stranger's frame of a high run must not make the stage mute: its driver would wait for each step's time-out."""
+    onward = Onward()
+    worker = Worker(RING, Compute(), Runner(), onward)
+    await first_two(worker, onward, Frame(RING.id, RING.fence, 2**63, 0))
+    with pytest.raises(StaleFence, match=f"run 7 came to ring {RING.id}, which is at run {2**63}"):
+        await worker.frames(Frame(RING.id, RING.fence, 7, 0), one_and_no_more(Frame(RING.id, RING.fence, 7, 1)))
 
 
 async def test_what_a_driver_before_its_restart_left_is_not_taken_for_this_ones():
