@@ -1,5 +1,6 @@
 """One node, and three that split the model: the same text as stock mlx-lm, through any node's port."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -35,10 +36,9 @@ def test_three_nodes_split_the_model(three: Cluster) -> None:
     for node in status["nodes"]:
         (held,) = node["layers"]
         assert {"node": node["id"], "start": held["start"], "end": held["end"]} in stages
-        assert 0 < node["memory"]["used"] < 5e6  # a part only: all weights take 7.3 MB
     for node in three.nodes:
-        log = node.written
-        assert log.count("loaded pippin-demo") == 1
+        (megabytes,) = re.findall(r"loaded pippin-demo layers \d-\d: (\S+) MB", node.written)
+        assert float(megabytes) < 5  # a part only: all weights take 7.0 MB
 
 
 def test_three_nodes_give_stock_text_through_any_port(three: Cluster, stock: dict[str, str]) -> None:

@@ -148,10 +148,10 @@ def test_evaluations_outlive_a_node(cluster: Cluster, stock: list[dict[str, Any]
     status = cluster.ready(*nodes)
     gateway = cluster.head(status)
     victim = next(node for node in nodes if node is not gateway)
-    many = [stock[3]["tokens"]] * 20
+    many = [stock[3]["tokens"]] * 10
     with ThreadPoolExecutor(2) as threads:
         embedded = threads.submit(gateway.post, "/v1/embeddings", {"model": MODEL, "input": many})
-        scored = threads.submit(complete, gateway, many[:10], echo=True, logprobs=1, max_tokens=0)
+        scored = threads.submit(complete, gateway, many[:6], echo=True, logprobs=1, max_tokens=0)
         until(lambda: gateway.running() > 1, 10, "the texts are evaluated")
         victim.kill()
         entries, choices = embedded.result().json["data"], scored.result()

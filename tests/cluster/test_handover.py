@@ -15,7 +15,7 @@ from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
 pytestmark = pytest.mark.slow
 
 ASKED = [f"Count from {first} to {first + 40}" for first in range(1, 9)]
-TOKENS = 400
+TOKENS = 200
 MOVED_S = 20.0
 """Loading the small model on a busy machine and handing over takes a tenth of it."""
 

@@ -59,13 +59,13 @@ def test_who_hangs_up_again_and_again_leaves_no_more_than_one_answer_does(cluste
     nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
     cluster.ready(*nodes)
     node = nodes[1]
-    node.streamed("Count from 1 to 500", max_tokens=700, ignore_eos=True)
+    node.streamed("Count from 1 to 500", max_tokens=300, ignore_eos=True)
     kept = kv_bytes(nodes)
     assert all(kept)
-    for _ in range(6):
-        with node.stream("Count from 1 to 500", max_tokens=700, ignore_eos=True) as events:
+    for _ in range(4):
+        with node.stream("Count from 1 to 500", max_tokens=300, ignore_eos=True) as events:
             for number, _ in enumerate(events):
-                if number > 300:
+                if number > 120:
                     break
         until(lambda: node.running() == 0, 5, "no session is left")
     until(
@@ -83,7 +83,7 @@ def test_a_full_queue_is_told_and_the_others_are_served(cluster: Cluster) -> Non
 
     def ask(_: int) -> tuple[int, str | None]:
         arrived.wait()
-        answer = node.chat("Count from 1 to 20", max_tokens=300, ignore_eos=True)
+        answer = node.chat("Count from 1 to 20", max_tokens=150, ignore_eos=True)
         return answer.status, answer.headers.get("Retry-After")
 
     with ThreadPoolExecutor(12) as pool:

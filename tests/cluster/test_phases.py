@@ -23,7 +23,7 @@ from tests.conftest import MODEL, Cluster, Node, running_cluster, until
 pytestmark = pytest.mark.slow
 
 OPTIONS = ("--model", MODEL, "--stages", "2", "--context", "2048", "--max-sessions", "2", "--max-rings", "1")
-LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 50, "maxItems": 50}
+LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 25, "maxItems": 25}
 MOVE = {"type": "object", "properties": {"to": LETTERS}, "required": ["to"], "additionalProperties": False}
 NUMBERS = " ".join(str(n) for n in range(1, 420))
 """Some fifteen hundred tokens: a dozen chunks."""
@@ -40,14 +40,14 @@ LEAVE_S = 40.0
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": MOVE}}]
 REQUESTS = [
-    chat("Count from 1 to 100", temperature=0, max_tokens=200),
-    chat("Tell me a story.", temperature=1, seed=1, max_tokens=150, **LOGPROBS),
-    chat("Tell me a story.", temperature=1, seed=2, n=2, max_tokens=120),
-    chat("Move", temperature=1, seed=3, max_tokens=400, tools=TOOLS, tool_choice="required"),
-    chat("Count from 1 to 60", temperature=0.7, seed=4, frequency_penalty=0.3, logit_bias={"5": -2}, max_tokens=150),
-    ("/v1/completions", {"prompt": "One, two, three,", "temperature": 0, "max_tokens": 120, "logprobs": 2}),
-    ("/v1/completions", {"prompt": ["Hello", "I am"], "temperature": 1, "seed": 5, "n": 2, "max_tokens": 60}),
-    chat(f"{NUMBERS} What comes next?", temperature=0, max_tokens=40),
+    chat("Count from 1 to 100", temperature=0, max_tokens=100),
+    chat("Tell me a story.", temperature=1, seed=1, max_tokens=80, **LOGPROBS),
+    chat("Tell me a story.", temperature=1, seed=2, n=2, max_tokens=60),
+    chat("Move", temperature=1, seed=3, max_tokens=200, tools=TOOLS, tool_choice="required"),
+    chat("Count from 1 to 60", temperature=0.7, seed=4, frequency_penalty=0.3, logit_bias={"5": -2}, max_tokens=80),
+    ("/v1/completions", {"prompt": "One, two, three,", "temperature": 0, "max_tokens": 60, "logprobs": 2}),
+    ("/v1/completions", {"prompt": ["Hello", "I am"], "temperature": 1, "seed": 5, "n": 2, "max_tokens": 40}),
+    chat(f"{NUMBERS[:600]} What comes next?", temperature=0, max_tokens=20),
 ]
 
 

@@ -4,7 +4,10 @@ BASE has what most of them read alike; each adds what is its own. Windows are of
 A name is the model_type, followed by `/variant` where one type has several ways to be built.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 Config = dict[str, Any]
 
@@ -379,3 +382,11 @@ REFUSED: dict[str, Config] = {
         "prism_hadamard_qwen35": _text(),
     }.items()
 }
+
+TYPICAL = ("llama", "qwen3_moe", "gemma3_text", "gemma3n", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2")
+"""One of each kind: full attention, experts, sliding windows, shared KV, attention sinks, latent KV, hybrids, states."""
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: it is a slow one with all that are not typical."""
+    return [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow) for name in names]

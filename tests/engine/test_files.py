@@ -12,7 +12,7 @@ from node.core.errors import ModelBroken
 from node.engine.plan import make_plan
 from node.store.weights import Weights
 from tests.engine.checkpoints import FORMATS, to_checkpoint
-from tests.engine.configurations import BASE, CONFIGURATIONS
+from tests.engine.configurations import BASE, CONFIGURATIONS, each
 from tests.engine.models import Ring, Whole, by_layer, fetched, into_files, likeliest, load, prompt, same, write_model
 
 SOME = (
@@ -53,7 +53,7 @@ def test_a_file_for_each_tensor(name, tmp_path):
     check_stages(directory, tmp_path, 0, plan.cuts[1], plan.layers)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", each(FORMATS))
 def test_checkpoints_in_the_format_of_hugging_face(name, tmp_path):
     """mlx-lm guesses the format from the tensors that it sees; a stage has those of one layer."""
     plan = make_plan(CONFIGURATIONS[name])

@@ -8,7 +8,7 @@ import pytest
 from node.core.errors import ModelUnsupported
 from node.engine.architectures import SUPPORTED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.plan import make_plan
-from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Stages, Whole, prompt, same, write_model
 
 TRUNKS = ("language_model.model", "model", "backbone", "transformer")
@@ -26,7 +26,7 @@ def stock_hidden(whole: Whole, tokens: mx.array) -> mx.array:
     raise AssertionError(f"{type(whole.model).__module__} has its layers in another place")
 
 
-@pytest.mark.parametrize("name", EMBEDDING)
+@pytest.mark.parametrize("name", each(EMBEDDING))
 def test_hidden_states_are_those_of_the_stock_model(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])

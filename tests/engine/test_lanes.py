@@ -8,7 +8,7 @@ from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse
 from node.engine.architectures import ALONE
 from node.engine.codec import token_array
 from node.engine.plan import make_plan
-from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
 
 LENGTHS = (5, 14, 11)
@@ -34,7 +34,7 @@ def merged(caches):
     return [together[0].merge(list(together)) for together in zip(*caches, strict=True)]
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", each(BATCHED))
 def test_merged_and_filtered_lanes_equal_the_whole_batch(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
@@ -146,7 +146,7 @@ def test_steps_that_do_not_fit_are_refused(llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", each(BATCHED))
 def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
     """Prompts in one step, of different lengths where the model pads; one is kept, and two go on from there together."""
     directory = write_model(tmp_path, CONFIGURATIONS[name])

@@ -82,6 +82,7 @@ def test_what_stopped_elsewhere_and_cannot_go_back_is_freed(tmp_path):
     assert stage.lanes.kv_bytes < before
 
 
+@pytest.mark.slow
 def test_a_lane_is_never_there_twice(tmp_path):
     (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in range(1, 9):

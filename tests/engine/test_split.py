@@ -9,7 +9,7 @@ from node.core.errors import ModelUnsupported
 from node.engine.architectures import ALONE, REFUSED, SUPPORTED, check_supported
 from node.engine.plan import make_plan
 from tests.engine import configurations
-from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
 
 GREEDY_STEPS = 20
@@ -38,7 +38,7 @@ def check_split(directory, cuts, layers):
     return whole
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", each(CONFIGURATIONS))
 def test_split_equals_whole(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
@@ -58,7 +58,7 @@ def depends_on_chunks(whole):
     return bool(mx.max(mx.abs(got - expected)) > 0.01 * mx.std(expected))
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", each(QUANTIZED))
 def test_quantized_split_equals_whole(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name], bits=4)
     plan = make_plan(CONFIGURATIONS[name])

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 STREAMS: list[dict[str, Any]] = [
     {"content": "Count from 1 to 100", "max_tokens": 300},
-    *({"content": f"Count from {n} to 60", "max_tokens": 300, "ignore_eos": True} for n in (1, 2, 3)),
-    *({"content": "Tell me a story.", "max_tokens": 300, "temperature": 1, "seed": n} for n in (1, 2, 3, 4)),
+    *({"content": f"Count from {n} to 60", "max_tokens": 120, "ignore_eos": True} for n in (1, 2, 3)),
+    *({"content": "Tell me a story.", "max_tokens": 120, "temperature": 1, "seed": n} for n in (1, 2, 3, 4)),
 ]
 LOOKS_S = 5.0
 """How often a node looks for its own addresses: one that is cut off for longer finds none but loopback."""

@@ -12,8 +12,8 @@ from tests.netns.conftest import Host, cluster_on
 
 pytestmark = pytest.mark.slow
 
-NUMBERS = " ".join(str(n) for n in range(1, 200))
-"""Some seven hundred tokens: several chunks."""
+NUMBERS = " ".join(str(n) for n in range(1, 110))
+"""Some three hundred tokens: several chunks."""
 STREAMS: list[dict[str, Any]] = [
     {
         "content": f"{n} {NUMBERS} What comes next?",
