@@ -50,10 +50,11 @@ def create_app(
     # Where any page may ask, or none without a key, there is nothing to gain by another name.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
     cors, drain, counted = Cors(cors_origins, names, keyed=keyed), Drain(), Metrics(backend)
-    env = Env(Metered(backend, counted), pace or Pace(), Bodies(body_limit, body_s))
+    bodies = Bodies(body_limit, body_s)
+    env = Env(Metered(backend, counted), pace or Pace(), bodies)
     app = web.Application(
         client_max_size=body_limit,
-        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), drain, body_limit)],
+        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), drain, bodies)],
     )
     app[DRAIN] = drain
     app.on_response_prepare.append(cors.on_prepare)

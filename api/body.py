@@ -23,6 +23,8 @@ Json = dict[str, Any]
 
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 RAW_DEFLATE = -zlib.MAX_WBITS
+HELD = web.RequestKey("held", int)
+"""Bytes of a request's body that count."""
 
 
 class Bodies:
@@ -34,12 +36,12 @@ class Bodies:
         self._body_s = body_s
         self._pool = Pool("body", 1, BODIES_WAITING)
         self._held = 0
-        """Bytes of the bodies that are being received or parsed."""
+        """Bytes of the bodies of all requests under way, as they came and decompressed."""
 
     async def read(self, request: web.Request, make: Callable[[Json], T]) -> T:
         """What `make` makes of the body, a JSON object of whatever content type: curl calls all of them forms.
 
-        `make` may run in a thread. Raises BadRequest, WrongMediaType, BodyTimeout, Overloaded, aiohttp's 413, and what
+        To be called inside of `account`. `make` may run in a thread. Raises BadRequest, WrongMediaType, BodyTimeout, Overloaded, aiohttp's 413, and what
         `make` raises.
         """
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
@@ -49,37 +51,34 @@ class Bodies:
         if request.content_type.startswith("multipart/"):
             raise WrongMediaType("The body is a form.", hint="Send a JSON object.")
         form = request.content_type == "application/x-www-form-urlencoded"
-        with self._holding() as hold:
-            body = await self._receive(request, hold)
-            if encoding == "identity":
-                small = len(body) <= SMALL_BODY and Counts.of(body).values <= SMALL_VALUES
-                return await self.work(lambda: make(_parsed(body, form=form)), small=small)
-            return await self.work(
-                lambda: make(_parsed(_decompressed(body, ENCODINGS[encoding], self.limit), form=form)), small=False
-            )
+        body = await self._receive(request)
+        if encoding != "identity":
+            body = await self._pool.run(_decompressed, body, ENCODINGS[encoding], self.limit)
+            self._hold(request, len(body))
+        small = len(body) <= SMALL_BODY and Counts.of(body).values <= SMALL_VALUES
+        return await self.work(lambda: make(_parsed(body, form=form)), small=small)
 
     async def work(self, work: Callable[[], T], *, small: bool) -> T:
         """Do what a body asks for before its model is asked: here, or in the thread."""
         return work() if small else await self._pool.run(work)
 
     @contextmanager
-    def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Inside, what is called with a number of bytes accounts for them. Raises Overloaded."""
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            held += size
-            self._held += size
-            if held > SMALL_BODY and self._held > BODIES_HELD * self.limit:
-                raise Overloaded(f"Requests of {self._held:,} bytes are being read already.", hint="Try again soon.")
-
+    def account(self, request: web.Request) -> Iterator[None]:
+        """Inside, the body of a request counts: what is made of it is there until the request is answered."""
+        request[HELD] = 0
         try:
-            yield hold
+            yield
         finally:
-            self._held -= held
+            self._held -= request[HELD]
 
-    async def _receive(self, request: web.Request, hold: Callable[[int], None]) -> bytes:
+    def _hold(self, request: web.Request, size: int) -> None:
+        """Account for so many bytes more. Raises Overloaded."""
+        request[HELD] += size
+        self._held += size
+        if request[HELD] > SMALL_BODY and self._held > BODIES_HELD * self.limit:
+            raise Overloaded(f"Requests of {self._held:,} bytes are under way already.", hint="Try again soon.")
+
+    async def _receive(self, request: web.Request) -> bytes:
         loop = asyncio.get_running_loop()
         body = bytearray()  # a list of pieces would take far more where they are of a few bytes each
         try:
@@ -89,7 +88,7 @@ class Bodies:
                     body += part
                     if len(body) > self.limit:
                         raise web.HTTPRequestEntityTooLarge(self.limit, len(body))
-                    hold(len(part))
+                    self._hold(request, len(part))
                     patience.reschedule(begun + self._body_s + len(body) / BODY_RATE)
         except TimeoutError as error:
             raise BodyTimeout(

@@ -4,16 +4,14 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from api.auth import ApiKeys
+from api.body import Bodies
 from api.callers import CLIENT, Callers
 from api.cors import READING, Cors
 from api.drain import Drain
 
 
-def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, body_limit: int) -> Middleware:
-    """`body_limit` in bytes.
-
-    Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.
-    """
+def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodies) -> Middleware:
+    """Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417."""
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -25,9 +23,9 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, body_limit: 
         cors.check(request)
         if request.method in READING:  # also of a node that is stopping
             return await handler(request)
-        with drain.request():
-            if (size := request.content_length or 0) > body_limit:
-                raise web.HTTPRequestEntityTooLarge(body_limit, size)
+        with drain.request(), bodies.account(request):
+            if (size := request.content_length or 0) > bodies.limit:
+                raise web.HTTPRequestEntityTooLarge(bodies.limit, size)
             await _ask_for_body(request)
             return await handler(request)
 

@@ -12,7 +12,7 @@ MAX_RATIO = 100
 """Of a body's size to its compressed size, beyond the first `FREE_RATIO` bytes."""
 FREE_RATIO = 2**20
 BODIES_HELD = 16
-"""Large bodies that are received and parsed at the same time, in multiples of the longest body."""
+"""Bodies of the requests under way, in multiples of the longest body; a small one is taken in any case."""
 BODIES_WAITING = 256
 """Large bodies that are there and wait to be parsed."""
 

@@ -8,7 +8,7 @@ import json
 import time
 import tracemalloc
 import zlib
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -211,10 +211,16 @@ async def test_memory_of_a_body_that_comes_in_small_pieces():
         await asyncio.sleep(0)
         return next(pieces)
 
-    request = SimpleNamespace(headers={}, content_type="application/json", content=SimpleNamespace(readany=readany))
+    class Request(dict):
+        headers = MappingProxyType({})
+        content_type = "application/json"
+        content = SimpleNamespace(readany=readany)
+
+    bodies, request = Bodies(2**20), Request()
     tracemalloc.start()
     try:
-        assert await Bodies(2**20).read(request, len) == 1
+        with bodies.account(request):
+            assert await bodies.read(request, len) == 1
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -335,6 +341,29 @@ async def test_large_bodies_that_are_held_are_bounded(serve):
         task.cancel()
     for writer in writers:
         writer.close()
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_large_bodies_count_until_they_are_answered(serve, backend, encoding):
+    server = await serve(body_limit=100_000)
+    backend.pause_at = 0
+    body = json.dumps(CHAT | {"made_up": "x" * 99_000}).encode()
+    data = gzip.compress(body) if encoding == "gzip" else body
+    sent = {"data": data, "headers": {"Content-Encoding": encoding}}
+
+    def ask():
+        return asyncio.create_task(server.post("/v1/chat/completions", **sent))
+
+    asked = [ask() for _ in range(limits.BODIES_HELD)]
+    async with asyncio.timeout(60):
+        while len(backend.requests) < len(asked):  # noqa: ASYNC110 - the backend tells nobody
+            await asyncio.sleep(0.01)
+        assert (await ask()).status == 429
+    small = asyncio.create_task(server.chat())
+    backend.go_on.set()
+    assert [(await task).status for task in asked] == [200] * len(asked)
+    assert (await small).status == 200
+    assert (await ask()).status == 200
 
 
 # --- texts ---
