@@ -75,10 +75,13 @@ class Guard(grpc.aio.ServerInterceptor):
         return call
 
     def _admit(self, context: Context) -> None:
-        host = host_of(context.peer())
-        if not self._anywhere and not is_near(host):
+        """Raises NotAdmitted."""
+        caller = caller_of(context)
+        if self._anywhere and not caller.node:  # what it says of itself could be checked against nothing
+            raise NotAdmitted(f"The certificate that {caller.address} shows is of no node's key.")
+        if not self._anywhere and not is_near(caller.address):
             raise NotAdmitted(
-                f"Without a secret, calls are taken from private and link-local addresses only, not from {host}.",
+                f"Without a secret, calls are taken from private and link-local addresses only, not from {caller.address}.",
                 hint="Start all nodes with one --secret-file.",
             )
 

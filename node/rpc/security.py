@@ -87,9 +87,14 @@ def secure(secret: bytes, cluster: str, key: NodeKey) -> Security:
 
 
 def node_of(certificate: bytes) -> str:
-    """The id of the node that showed a certificate (PEM). That it holds the key is what TLS has made sure of."""
+    """The id of the node that showed a certificate (PEM), or "" for a key of a kind that nodes do not have.
+
+    That it holds the key is what TLS has made sure of.
+    """
     public = x509.load_pem_x509_certificate(certificate).public_key()
-    return id_of(public) if isinstance(public, ec.EllipticCurvePublicKey) else ""
+    if isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1):
+        return id_of(public)
+    return ""
 
 
 def _derived(root: bytes, purpose: bytes) -> bytes:

@@ -6,10 +6,12 @@ import dataclasses
 import datetime as dt
 import itertools
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from node.core.errors import NotAdmitted, PeerUnavailable, PippinError, SecretMismatch
@@ -131,9 +133,8 @@ async def test_a_member_is_not_heard_as_another_node(ours: Security) -> None:
         await converse(client, peer, handlers, other)
 
 
-def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
-    """Keys and chains with which a member, which can compute the authority, may try to be taken for the node of `ours`."""
-    made = member(key=ours)
+def member_and_authority() -> tuple[Security, NodeKey]:
+    """A node, and the key of the cluster's authority, which it can compute."""
     authorities: list[NodeKey] = []
     original = module._certificate
 
@@ -145,7 +146,44 @@ def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_certificate", spy)
         other = member()
-    (authority,), mine = authorities, other.key
+    (authority,) = authorities
+    return other, authority
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "RSA": lambda: rsa.generate_private_key(65537, 2048),
+    "another curve": lambda: ec.generate_private_key(ec.SECP384R1()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Security, kind: str) -> None:
+    """No id can be made of its key: then none that it claims could be checked."""
+    (other, authority), key = member_and_authority(), KINDS[kind]()
+    leaf, top = module._name("pippin node"), module._name(f"pippin {other.fingerprint}")
+    chain = module._certificate(leaf, top, key.public_key(), authority, server_name=other.server_name)
+    async with serving(ours) as (handlers, target):
+        async with RpcClient(dataclasses.replace(other, key=key, chain=chain)) as client:
+            peer, broken = Address(target, node(ours)), asyncio.Event()
+            for ask in (
+                client.exchange(peer, Heartbeat(report(node(member()))), 5),
+                client.leave(peer, node(member()), 1, 5),
+                client.want(peer, "m"),
+            ):
+                with pytest.raises(NotAdmitted):
+                    await ask
+            link = client.link(peer, lambda reason: broken.set())
+            with contextlib.suppress(PippinError):
+                await link.send(frame(MARK))
+            await asyncio.wait_for(broken.wait(), 5)
+        assert not handlers.heartbeats
+        assert handlers.frames_taken.empty()
+
+
+def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
+    """Keys and chains with which a member, which can compute the authority, may try to be taken for the node of `ours`."""
+    made, (other, authority) = member(key=ours), member_and_authority()
+    mine, original = other.key, module._certificate
     theirs, top, leaf = (module._name(name) for name in (node(made), f"pippin {other.fingerprint}", "pippin node"))
     public, shown = mine.public_key(), {"server_name": other.server_name}
     real = made.chain[made.chain.rindex(b"-----BEGIN") :]
