@@ -232,12 +232,14 @@ class Driver:
 
     # --- breaking and starting again --------------------------------------------------------------------------------
 
-    def _break(self, reason: PippinError) -> None:
-        """The ring lost frames or a link. Sessions keep their tokens, and will be replayed as far as their KV is lost."""
+    def _break(self, reason: PippinError, since: float | None = None) -> None:
+        """The ring lost frames or a link, just now or at `since`. Sessions keep their tokens, and will be replayed as far as
+        their KV is lost.
+        """
         if self._outage.reason or self.sessions.closed:
             return
         log.warning("ring %s broke: %s", self._ring.id, reason)
-        self._outage.begin(reason, now())
+        self._outage.begin(reason, now() if since is None else since)
         self._circuit.cut()
         self._asking = False
         self._scheduler.rewind()
@@ -280,8 +282,9 @@ class Driver:
         """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while True:
             await asyncio.sleep(WATCH_S)
-            if self._circuit.waited_s > self._step_timeout:
-                self._break(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
+            if (waited_s := self._circuit.waited_s) > self._step_timeout:
+                lost = RingLost(f"A step did not come round in {self._step_timeout:.0f} s.")
+                self._break(lost, since=now() - waited_s)
 
 
 def _draws(step: Step) -> list[Draw]:

@@ -30,12 +30,13 @@ class Outage:
         self._tries += 1
         return RESTART_DELAY_S if self._tries > 1 else 0.0
 
-    def begin(self, reason: PippinError, present: float) -> None:
+    def begin(self, reason: PippinError, at: float) -> None:
+        """`at`: when it broke, which may have been noticed only later."""
         self.reason = reason
         if self._since is None:
-            self._since = present
+            self._since = at
         if self._first is None:
-            self._first = present
+            self._first = at
 
     def given_up(self, present: float, *, elsewhere: bool) -> RingLost | None:
         """Why the sessions should not wait any longer, if so. `elsewhere`: another ring could take them."""
