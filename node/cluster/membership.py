@@ -7,7 +7,7 @@ port. It leaves by saying so. Those that are gone stay visible for a while, with
 
 from dataclasses import dataclass
 
-from node.core.types import NodeInfo, NodeReport, NodeState, PeerView
+from node.core.types import MOST_NODES, NodeInfo, NodeReport, NodeState, PeerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Membership:
         *,
         fail_after_s: float = FAIL_AFTER_S,
         forget_after_s: float = 300.0,  # long enough that its user, back at the desk, still sees which Mac is missing
-        most_nodes: int = 256,  # a peer can invent as many as it likes
+        most_nodes: int = MOST_NODES,  # a peer can invent as many as it likes
     ) -> None:
         self._info = self_info
         self._fail_after = fail_after_s

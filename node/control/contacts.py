@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import Address, Caller, Heartbeat, Link, NodeState, PeerHint
+from node.core.types import MOST_ADDRESSES, MOST_NODES, Address, Caller, Heartbeat, Link, NodeState, PeerHint
 from node.host.interfaces import Interface, interface_towards
 from node.rpc.client import RpcClient
 
@@ -28,10 +29,10 @@ PROBE_S = 5.0
 """How often each of a node's addresses is measured: a plugged or pulled cable is noticed within two rounds."""
 GONE_INTERVAL_S = 2.0
 """How often a node that is gone is tried: it may come back at its old address without an advert."""
-MOST_NODES = 256
-"""To keep in touch with. Anybody on the network can invent adverts."""
-MOST_ADDRESSES = 32
-"""Of a node, that are called: its best ones come first. A Mac has some ten, a liar any number."""
+UNHEARD_AT_ONCE = 16
+UNHEARD_INTERVAL_S = 0.5
+"""Of the nodes that were never heard so many are tried at once, and then one in each interval: adverts of nodes that do not
+exist cost so much and no more."""
 MOST_NAMESAKES = 16
 """That wait to be looked at; they are told again and again."""
 
@@ -55,6 +56,10 @@ class Contacts:
         """The address from which each node that is hinted at called last."""
         self.namesakes: asyncio.Queue[PeerHint] = asyncio.Queue(MOST_NAMESAKES)
         """Hints of this node's own id: itself, as a rule."""
+        self._line = asyncio.Lock()
+        """Held by the one of the nodes that were never heard that is tried next; the others wait in their order."""
+        self._turn_at = -math.inf
+        """When it was the last one's turn."""
         self._topology = Topology()
         self._hinted = Signal()
         self._urgent = Signal()
@@ -116,6 +121,9 @@ class Contacts:
         known = self._hints.get(hint.id)
         if known and known.grpc_port != hint.grpc_port:
             self.hang_up(hint.id)  # a new process listens there: those to the old one lead nowhere
+        elif known:
+            for address in set(known.addresses) - set(hint.addresses):
+                self._client.drop_control(at(known, address))
         self._hints[hint.id] = hint
         self._hinted.notify()
 
@@ -190,7 +198,7 @@ class Contacts:
         """Ended as one, by `forget`: a node that is hinted at again gets all of it anew, and none of it twice."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep(node, talk, group), name=f"beat {node}")
-            group.create_task(self._measure_all(node), name=f"probe {node}")
+            group.create_task(self._measure_all(node, talk), name=f"probe {node}")
             group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
 
     async def _seek(self, peer: str, talk: Talk) -> None:
@@ -234,16 +242,27 @@ class Contacts:
         """Exchange heartbeats for as long as the node is remembered."""
         tried = Retried(f"The exchange with node {node} failed")
         while hint := self._hints.get(node):
+            if talk.state_of(node) is None:
+                await self._turn()
             told = self._news
             await Beat(hint, self._client, self._topology, talk, tried).run(group)
             state = talk.state_of(node)
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):
+                if state is None:
+                    self.hang_up(node)  # connections to nowhere take memory, too
                 if told == self._news:  # what came up during the exchange is not to wait for the next
                     await self._urgent.wait(HEARTBEAT_S)
             else:
                 await self._until_back(node, talk)
+
+    async def _turn(self) -> None:
+        """Returns when another one of the nodes that were never heard may be tried."""
+        async with self._line:
+            earliest = now() - (UNHEARD_AT_ONCE - 1) * UNHEARD_INTERVAL_S
+            self._turn_at = max(self._turn_at + UNHEARD_INTERVAL_S, earliest)
+            await asyncio.sleep(self._turn_at - now())
 
     async def _until_back(self, node: str, talk: Talk) -> None:
         """A while, but not longer than until the node called us."""
@@ -253,15 +272,19 @@ class Contacts:
 
     async def _notice_loss(self, node: str, talk: Talk) -> None:
         """Ask at once when the connection is lost: a process that dies takes its connections with it."""
+        watched = Retried(f"The connection to node {node} could not be watched")
         while peer := self.address_of(node):
             if talk.state_of(node) is NodeState.ALIVE:
-                await self._client.disconnected(peer)
-                self.hurry()
+                with watched:
+                    await self._client.disconnected(peer)
+                    self.hurry()
             await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
 
-    async def _measure_all(self, node: str) -> None:
+    async def _measure_all(self, node: str, talk: Talk) -> None:
         """Beside the heartbeats, which an address that does not answer must not delay."""
         probes = Retried(f"The measurement of the ways to node {node} failed")
+        while talk.state_of(node) is None:
+            await self._urgent.wait(HEARTBEAT_S)
         while hint := self._hints.get(node):
             with probes:
                 await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))

@@ -12,6 +12,10 @@ LONGEST_TEXT = 65_536
 """Characters of an error that nodes take from each other."""
 MOST_MODELS = 16_384
 """Models that a node may say it holds."""
+MOST_NODES = 256
+"""To keep in touch with. Anybody on the network can invent adverts."""
+MOST_ADDRESSES = 32
+"""Of a node, that are called: its best ones come first. A Mac has some ten, a liar any number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -179,7 +183,7 @@ class Work:
     recoveries: int = 0
     """How often a request of this gateway lost its ring and went on."""
     lag_s: float = 0.0
-    """How late the event loop was at the worst of late."""
+    """Recent maximum of the event loop's lag."""
     job_s: float = 0.0
     """How long the compute thread has been at one job; 0 if that began within the last second."""
 
@@ -262,7 +266,7 @@ class NodeReport:
     draining: bool = False
     """Somebody asked that its work be moved away, or it is about to leave: nothing new is placed on it."""
     lag_s: float = 0.0
-    """How late its event loop was at the worst of late."""
+    """Recent maximum of its event loop's lag."""
     job_s: float = 0.0
     """How long its compute thread has been at one job; 0 if that began within the last second."""
     idle: tuple[Shard, ...] = ()

@@ -9,13 +9,16 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
-from node.core.types import COUNTER_LIMIT, LONGEST_NAME, LONGEST_TEXT, MOST_MODELS
+from node.core.types import COUNTER_LIMIT, LONGEST_NAME, LONGEST_TEXT, MOST_ADDRESSES, MOST_MODELS, MOST_NODES
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
 MOST = 1024
 """Nodes, rings, loads or addresses that one message may name."""
+MOST_STAGES = 4096
+"""Of all rings of a placement."""
 MOST_LAYERS = 65_536
+"""Of all models of a placement."""
 NONCE_BYTES = 32
 _SIZE = 1 << 60
 """Bytes and tokens."""
@@ -57,7 +60,10 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
     _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty prompt.")
-    _below("tokens", 1 << 31, message.max_tokens, sampling.top_k, sampling.logprobs)
+    _few("tokens to stop at", message.stop_tokens, MOST)
+    _few("biases", sampling.logit_bias, MOST)
+    _below("tokens", 1 << 31, message.max_tokens, sampling.top_k)
+    _below("candidates", MOST, sampling.logprobs)
     _finite(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
     _finite(abs(sampling.presence_penalty), abs(sampling.frequency_penalty))
     _finite(*map(abs, sampling.logit_bias.values()))
@@ -91,6 +97,7 @@ def _check_info(info: pb.NodeInfo) -> None:
     if not info.id:
         raise Incompatible("A node without an id speaks.")
     _few("addresses", info.addresses, MOST)
+    del info.addresses[MOST_ADDRESSES:]
     _below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
     _below("ports", 1 << 16, info.grpc_port, info.api_port)
 
@@ -125,8 +132,10 @@ def _check_report(report: pb.NodeReport) -> None:
         _names(link.to, link.address, link.interface, link.kind)
         _finite(link.rtt_ms)
     _few("peers", report.peers, MOST)
+    del report.peers[MOST_NODES:]
     for hint in report.peers:
         _few("addresses", hint.addresses, MOST)
+        del hint.addresses[MOST_ADDRESSES:]
         _names(hint.id, *hint.addresses)
         _below("ports", 1 << 16, hint.grpc_port)
 
@@ -135,6 +144,7 @@ def _check_placement(placement: pb.Placement) -> None:
     _below("counters", COUNTER_LIMIT, placement.fence.term, placement.fence.epoch)
     _names(placement.head)
     _few("rings", placement.rings, MOST)
+    _at_most("stages", sum(len(ring.stages) for ring in placement.rings), MOST_STAGES)
     for ring in placement.rings:
         _check_ring(ring)
     del placement.refused[MOST:]
@@ -143,6 +153,7 @@ def _check_placement(placement: pb.Placement) -> None:
         refusal.message = refusal.message[: LONGEST_TEXT // 2]
         refusal.hint = refusal.hint[: LONGEST_TEXT // 2]
     _few("models", placement.specs, MOST)
+    _at_most("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MOST_LAYERS)
     for spec in placement.specs:
         checked_spec(spec)
 
@@ -169,8 +180,12 @@ def _layers(start: int, end: int) -> None:
 
 
 def _few(what: str, items: Sized, most: int) -> None:
-    if len(items) > most:
-        raise Incompatible(f"A peer names {len(items):,} {what}; {most:,} are the most.")
+    _at_most(what, len(items), most)
+
+
+def _at_most(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise Incompatible(f"A peer names {count:,} {what}; {most:,} are the most.")
 
 
 def _names(*names: str) -> None:

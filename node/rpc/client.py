@@ -57,8 +57,16 @@ class RpcClient:
 
     def drop(self, peer: Address) -> None:
         """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones connect anew."""
-        for key in [key for key in self._channels if key[0] == peer]:
-            task = asyncio.create_task(self._channels.pop(key).close(), name=f"close {peer}")
+        for _, purpose in [key for key in self._channels if key[0] == peer]:
+            self._close(peer, purpose)
+
+    def drop_control(self, peer: Address) -> None:
+        """The same of the connection for heartbeats alone."""
+        self._close(peer, "control")
+
+    def _close(self, peer: Address, purpose: str) -> None:
+        if channel := self._channels.pop((peer, purpose), None):
+            task = asyncio.create_task(channel.close(), name=f"close {peer}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -73,7 +73,7 @@ class Sessions:
             self.finish(session, keep=False)
 
     def _check(self, tokens: Sequence[int]) -> None:
-        if any(not 0 <= token < self._runner.vocabulary for token in tokens):
+        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self._runner.vocabulary:
             raise BadRequest(f"A token of the prompt is not among the model's {self._runner.vocabulary}.")
 
     def _submit(self, session: Session) -> None:

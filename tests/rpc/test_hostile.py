@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.types import LONGEST_NAME, LONGEST_TEXT, Address, Caller, Heartbeat
+from node.core.types import LONGEST_NAME, LONGEST_TEXT, MOST_ADDRESSES, MOST_NODES, Address, Caller, Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
@@ -79,6 +79,13 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a ring that holds layers twice": lambda m: a_ring(m, ("a", 0, 5), ("b", 4, 8)),
     "a ring with an empty stage": lambda m: a_ring(m, ("a", 0, 4), ("b", 4, 4), ("c", 4, 8)),
     "a ring with a node twice": lambda m: a_ring(m, ("a", 0, 4), ("a", 4, 8)),
+    "rings of too many stages in all": lambda m: [
+        many_stages(m.placement.rings.add(id=f"r{n}"), 1000) for n in range(5)
+    ],
+    "models of too many layers in all": lambda m: [
+        m.placement.specs.add(id=f"m{n}", layer_bytes=[1] * 60_000, kv=[pb.KvCost()] * 60_000, max_context=1)
+        for n in range(2)
+    ],
     "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MOST + 1),
 }
 
@@ -93,12 +100,15 @@ async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case:
     await still_serves(client, peer)
 
 
-async def test_what_is_only_shown_is_cut(served: tuple[Handlers, str]) -> None:
+async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, str]) -> None:
     """Else a head with many broken models would be silent for its peers."""
     handlers, peer = served
     message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
     message.report.models.extend([pb.HeldModel(id="m")] * (MOST_MODELS + 1))
     message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (LONGEST_TEXT + 1))
+    many = [f"10.0.{n // 256}.{n % 256}" for n in range(MOST)]
+    message.report.info.addresses[:] = many
+    message.report.peers.extend(pb.PeerHint(id=f"p{n}", addresses=many) for n in range(MOST_NODES + 1))
     message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MOST + 1))
     message.placement.refused[0].message = message.placement.refused[0].hint = "x" * LONGEST_TEXT
     async with grpc.aio.insecure_channel(peer) as channel:
@@ -106,6 +116,8 @@ async def test_what_is_only_shown_is_cut(served: tuple[Handlers, str]) -> None:
     taken = handlers.heartbeats[-1]
     assert taken.placement
     assert (len(taken.report.models), len(taken.placement.refused)) == (MOST_MODELS, MOST)
+    assert len(taken.report.info.addresses) == MOST_ADDRESSES
+    assert [len(peer.addresses) for peer in taken.report.peers] == [MOST_ADDRESSES] * MOST_NODES
     assert len(taken.report.loads[0].error) == LONGEST_TEXT
     assert len(taken.placement.refused[0].message + taken.placement.refused[0].hint) == LONGEST_TEXT
 
@@ -133,6 +145,9 @@ REQUESTS: dict[str, Callable[[serving_pb2.GenerateRequest], object]] = {
     "more tokens than can be counted": lambda m: setattr(m, "max_tokens", (1 << 32) - 1),
     "more candidates than can be counted": lambda m: setattr(m.sampling, "top_k", (1 << 32) - 1),
     "more log-probabilities than can be counted": lambda m: setattr(m.sampling, "logprobs", (1 << 32) - 1),
+    "a log-probability of each token": lambda m: setattr(m.sampling, "logprobs", 150_000),
+    "too many tokens to stop at": lambda m: m.stop_tokens.extend(range(MOST + 1)),
+    "too many biases": lambda m: m.sampling.logit_bias.update(dict.fromkeys(range(MOST + 1), 1.0)),
     "a temperature that is no number": lambda m: setattr(m.sampling, "temperature", float("nan")),
     "a temperature below zero": lambda m: setattr(m.sampling, "temperature", -1.0),
     "a penalty without end": lambda m: setattr(m.sampling, "presence_penalty", float("-inf")),

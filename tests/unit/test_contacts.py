@@ -8,10 +8,20 @@ from types import SimpleNamespace
 import pytest
 
 from node.control import contacts as module
-from node.control.contacts import MOST_ADDRESSES, MOST_NODES, Contacts
+from node.control.contacts import Contacts
 from node.control.race import race
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
-from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
+from node.core.types import (
+    MOST_ADDRESSES,
+    MOST_NODES,
+    Address,
+    Heartbeat,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerHint,
+)
 from node.host.interfaces import Interface
 from node.rpc.guard import host_of
 
@@ -27,6 +37,7 @@ class Client:
         self.answers = answers
         self.called = []
         self.dropped = []
+        self.withdrawn = []
         self.refusing = False
         self.failure = PeerUnavailable("nobody there")
 
@@ -51,6 +62,9 @@ class Client:
 
     def drop(self, peer):
         self.dropped.append(peer.target)
+
+    def drop_control(self, peer):
+        self.withdrawn.append(peer.target)
 
 
 def report(node):
@@ -182,6 +196,47 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
     assert len(kept) == MOST_NODES
     assert kept[0] == "peer"
     assert kept[-1] == f"x{2 * MOST_NODES - 1}"
+
+
+async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
+    """So many at once; those that are heard do not wait for them."""
+    monkeypatch.setattr(module, "UNHEARD_INTERVAL_S", 1000.0)
+    client = Client()
+    talk = SimpleNamespace(**{**vars(TALK), "state_of": lambda node: NodeState.ALIVE if node == "peer" else None})
+    known = contacts(client)
+    for number in range(100):
+        known.advert(PeerHint(f"x{number}", (f"192.168.2.{number}",), 7001))
+    async with running(known, talk=talk):
+        await until(lambda: len(set(client.dropped)) == module.UNHEARD_AT_ONCE)
+        known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+        await until(lambda: client.called.count("192.168.1.5:7001") > 3)
+        assert len(set(client.called)) == module.UNHEARD_AT_ONCE + 1
+    assert set(client.called) == {*client.dropped, "192.168.1.5:7001"}
+
+
+async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
+    class Unreachable(Client):
+        async def disconnected(self, peer):
+            raise PeerUnavailable("'peer' is no node's id.")
+
+    client = Unreachable(["192.168.1.5:7001"])
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known) as task:
+        await until(lambda: "could not be watched" in caplog.text)
+        known.hint(PeerHint("other", ("192.168.1.6",), 7001))
+        await until(lambda: "192.168.1.6:7001" in client.called)
+        assert not task.done()
+
+
+async def test_of_an_address_that_a_node_has_no_longer_no_connection_for_heartbeats_is_left():
+    """A ring may still use it."""
+    client = Client()
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
+    known.hint(PeerHint("peer", ("192.168.1.6", "192.168.1.7"), 7001))
+    assert client.withdrawn == ["192.168.1.5:7001"]
+    assert not client.dropped
 
 
 def contact_tasks():

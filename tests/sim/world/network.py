@@ -186,6 +186,9 @@ class SimClient:
             pipe.tell(0)
             pipe.reset(0)
 
+    def drop_control(self, peer: Address) -> None:
+        """Nothing is asked there any more."""
+
     # --- calls --------------------------------------------------------------------------------------------------------
 
     async def exchange(self, peer: Address, heartbeat: Any, timeout_s: float) -> Any:
