@@ -214,11 +214,11 @@ class Daemon:
                 self._head.run(),
                 self._keep_listing(listing),
                 self._keep_addresses(),
-                self._be_found(),
                 self._keep_computing(),
                 self._keep_id(),
             )
-            tasks = [group.create_task(part) for part in parts]
+            being_found = group.create_task(self._be_found())
+            tasks = [being_found, *(group.create_task(part) for part in parts)]
             app = create_app(
                 self._gateway,
                 api_keys=self._options.api_keys,
@@ -230,11 +230,11 @@ class Daemon:
             await self._api.start(app)
             log.info("node %s of cluster %s: API on %s", self._agent.info.name, self._agent.info.cluster, self._url())
             await self._stop.wait()
-            await self._end()
+            await self._end(being_found)
             for task in tasks:
                 task.cancel()
 
-    async def _end(self) -> None:
+    async def _end(self, being_found: asyncio.Task[None]) -> None:
         """Let the answers under way be finished or go to other nodes, unless told to quit; then tell the others.
 
         What a node that gave way to its double told them would be taken for the other's word.
@@ -248,8 +248,8 @@ class Daemon:
         drain.cancel()
         quit_now.cancel()
         end_within(EXIT_S, self._code)
-        if self._discovery:
-            await self._discovery.stop()
+        being_found.cancel()
+        await asyncio.wait([being_found])
         await self._agent.leave()
 
     async def _wind_down(self) -> None:

@@ -68,7 +68,8 @@ class ClusterName:
                 # The last head may still be in caches: asking whether the name is free would find it there.
                 await (await zeroconf.async_register_service(self._served, cooperating_responders=True))
             except (OSError, Error) as error:
-                _log.warning("%s.local could not be advertised: %s", self._cluster, error or type(error).__name__)
+                self._served = None
+                _log.warning("%s.local could not be advertised: %s", self._cluster, str(error) or type(error).__name__)
                 return False
             return True
 
@@ -80,7 +81,7 @@ class ClusterName:
                 try:
                     await (await self._zeroconf.async_unregister_service(served))
                 except (OSError, Error) as error:
-                    _log.warning("%s could not be withdrawn: %s", served.server, error or type(error).__name__)
+                    _log.warning("%s could not be withdrawn: %s", served.server, str(error) or type(error).__name__)
 
     async def update(self, info: NodeInfo) -> None:
         """This node's addresses changed. Raises OSError, RuntimeError and zeroconf's errors."""

@@ -28,7 +28,16 @@ from node.cluster.meter import Meter
 from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
+from node.core.types import (
+    MOST_ADDRESSES,
+    MOST_NODES,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerHint,
+    PeerView,
+)
 
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000
@@ -36,10 +45,6 @@ _LONGEST_NAME = 60
 """Characters: an advert has room for 255 bytes a value."""
 _MOST_REFUSED = 64
 """Shown at most: anybody on the network can invent adverts."""
-_MOST_HINTS = 256
-"""Remembered at most, for the same reason."""
-_MOST_ADDRESSES = 32
-"""Of one advert. A Mac has some ten."""
 
 RETRY_S = 30.0
 """After which multicast is tried again, where it does not work or is misused: the permission may have been given meanwhile
@@ -92,13 +97,15 @@ class Discovery:
     async def run(self, is_head: Callable[[], bool], changed: Signal) -> None:
         """Be found for as long as this task runs, and have the cluster's name lead here while this node is the head.
 
-        `changed` tells when `is_head` is to be asked again. Where multicast does not work it is tried again and again.
+        Cancelled, it says goodbye. `changed` tells when `is_head` is to be asked again. Where multicast does not work it is tried again and again.
         """
         tried = Retried("Multicast DNS failed")
         while True:
             with tried:
-                if await self.start():
-                    self._fail(await self._trouble(is_head, changed))
+                try:
+                    if await self.start():
+                        self._fail(await self._trouble(is_head, changed))
+                finally:
                     await self.stop()
             await asyncio.sleep(RETRY_S)
 
@@ -176,7 +183,7 @@ class Discovery:
             await (await self._zeroconf.async_update_service(self._advert()))
             await self.name.update(info)
         except (OSError, RuntimeError, Error) as error:
-            self._unusable = f"new addresses can't be advertised: {error or type(error).__name__}"
+            self._unusable = f"new addresses can't be advertised: {str(error) or type(error).__name__}"
 
     def _advert(self) -> AsyncServiceInfo:
         info = self._info
@@ -228,7 +235,7 @@ class Discovery:
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
-        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:_MOST_ADDRESSES]
+        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:MOST_ADDRESSES]
         if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
             return
         if (text.get("secret") or "") != self._fingerprint:
@@ -237,7 +244,7 @@ class Discovery:
         self._refused.pop(node, None)
         if addresses and advert.port:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
-            if len(self._hints) > _MOST_HINTS:
+            if len(self._hints) > MOST_NODES:
                 del self._hints[next(iter(self._hints))]
             self._on_hint(hint)
 
@@ -264,7 +271,7 @@ class Discovery:
         )
         theirs = "another secret" if text.get("secret") else "no secret"
         reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
-        if (node, reason) not in self._told and len(self._told) < _MOST_HINTS:
+        if (node, reason) not in self._told and len(self._told) < MOST_NODES:
             self._told.add((node, reason))
             _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
         self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)

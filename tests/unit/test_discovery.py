@@ -186,6 +186,26 @@ async def test_multicast_that_works_later_is_found_out(monkeypatch, caplog):
     assert [record.levelname for record in caplog.records if "No route" in record.message] == ["WARNING"]
 
 
+async def test_why_a_name_is_not_advertised_is_told(caplog):
+    """Also by an error that has no text."""
+    async with started(info("a")) as (a,):
+        zeroconf = a.discovery._zeroconf
+        assert zeroconf
+        await zeroconf.async_close()
+        assert not await a.discovery.name.serve(info("a"))
+    assert f"{NAME}.local could not be advertised: NotRunningException" in caplog.text
+
+
+async def test_a_head_that_ends_while_it_takes_the_name_says_nothing_of_it(caplog):
+    found = Started(info("a"))
+    task = asyncio.create_task(found.discovery.run(lambda: True, Signal()))
+    await until(found.discovery.name._naming.locked)
+    task.cancel()
+    await asyncio.wait([task])
+    assert found.discovery._zeroconf is None
+    assert not caplog.records
+
+
 async def test_who_hears_nothing_tries_again(monkeypatch, caplog):
     """Where a program may not use the network, it may well open sockets."""
     monkeypatch.setattr(module, "RETRY_S", 0.01)
