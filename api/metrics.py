@@ -135,9 +135,7 @@ class _State(Collector):
         work, status = self._backend.work(), self._backend.status()
         yield GaugeMetricFamily("pippin_kv_bytes", "KV caches that this node holds", work.kv_bytes)
         yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", work.memory_bytes)
-        yield GaugeMetricFamily(
-            "pippin_loop_lag_seconds", "How late the event loop was at the worst of late", work.lag_s
-        )
+        yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", work.lag_s)
         yield GaugeMetricFamily(
             "pippin_compute_job_seconds", "How long the compute thread has been at one job", work.job_s
         )

@@ -50,7 +50,7 @@ TICK_S = 0.2
 DOUBLE_SHOWN_S = 300.0
 """How long the status tells of another process with this node's key after it was last there."""
 LAG_FADES = 0.995
-"""With each tick: a loop that was late once is thought to be late again for a minute or so."""
+"""With each tick: a loop that was late once may well be so again, for a minute or so."""
 
 
 class Agent:
@@ -85,7 +85,7 @@ class Agent:
         self._terms = Terms(save_term)
         self._membership = Membership(info, fail_after_s=fail_after_s)
         self.lag_s = 0.0
-        """How late the event loop was at the worst of late."""
+        """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
         self._double = ""
         self._double_until = -math.inf

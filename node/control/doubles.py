@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from node.control.agent import Agent
 from node.control.contacts import Contacts
+from node.core.addresses import host_port
 from node.core.clock import now
 from node.core.errors import PippinError
 from node.core.types import Address, NodeInfo
@@ -65,7 +66,7 @@ class Doubles:
     async def _look(self, address: str, port: int) -> NodeInfo | None:
         """The double that is there."""
         info = self._agent.info
-        peer = Address(f"[{address}]:{port}" if ":" in address else f"{address}:{port}", info.id)
+        peer = Address(host_port(address, port), info.id)
         if (address in info.addresses and port == info.grpc_port) or not self._is_due(peer.target):
             return None
         nonce = secrets.token_bytes(32)
