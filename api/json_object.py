@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Never
 
-from api.limits import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_TEXTS, MAX_VALUES
+from api.limits import (
+    CONTAINER_BYTES,
+    FEW_CONTAINERS,
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_TEXTS,
+    MAX_VALUES,
+)
 from node.core.errors import BadRequest
 
 PIECE = 2**18
@@ -19,8 +27,9 @@ HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a JSON text has at most, whether it is valid or not."""
+    """What a JSON text of `size` bytes has at most, whether it is valid or not."""
 
+    size: int
     values: int
     texts: int
     containers: int
@@ -28,19 +37,19 @@ class Counts:
     @classmethod
     def of(cls, data: bytes) -> "Counts":
         """By searches in C, which take some milliseconds for megabytes; what texts hold counts where it is few."""
-        rough = cls(_values(data), data.count(b'"') // 2, _containers(data))
-        return rough if rough.within_limits else cls._exact(data)
+        rough = cls(len(data), _values(data), data.count(b'"') // 2, _containers(data))
+        return rough if not rough.excess else cls._exact(data)
 
     @classmethod
     def _exact(cls, data: bytes) -> "Counts":
         """Without what texts hold, up to where the JSON is no longer valid, or a limit is passed."""
-        counts, in_text = cls(1, 0, 0), False
+        counts, in_text = cls(len(data), 1, 0, 0), False
         for piece in _pieces(data):
             parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
             outside = b"".join(parts[in_text::2])
             begun = (len(parts) - in_text) // 2
-            counts = cls._sum([counts, cls(_values(outside) - 1, begun, _containers(outside))])
-            if not counts.within_limits:
+            counts = cls._sum([counts, cls(0, _values(outside) - 1, begun, _containers(outside))])
+            if counts.excess:
                 break
             in_text ^= len(parts) % 2 == 0
         return counts
@@ -49,31 +58,36 @@ class Counts:
     def of_all(cls, texts: Sequence[bytes]) -> "Counts":
         """Of several JSON texts together."""
         counts = [cls.of(text) for text in texts]
-        if not cls._sum(counts).within_limits:
+        if cls._sum(counts).excess:
             counts = [cls._exact(text) for text in texts]
         return cls._sum(counts)
 
     @classmethod
     def _sum(cls, counts: Sequence["Counts"]) -> "Counts":
         return cls(
+            sum(each.size for each in counts),
             sum(each.values for each in counts),
             sum(each.texts for each in counts),
             sum(each.containers for each in counts),
         )
 
     @property
-    def within_limits(self) -> bool:
-        return self.values <= MAX_VALUES and self.texts <= MAX_TEXTS and self.containers <= MAX_CONTAINERS
-
-    def check(self) -> None:
-        """Raises BadRequest."""
+    def excess(self) -> str:
+        """What there is too much of; empty: nothing."""
+        containers = min(max(FEW_CONTAINERS, self.size // CONTAINER_BYTES), MAX_CONTAINERS)
         for count, most, kind in (
             (self.texts, MAX_TEXTS, "texts"),
-            (self.containers, MAX_CONTAINERS, "objects and lists"),
+            (self.containers, containers, "objects and lists"),
             (self.values, MAX_VALUES, "values"),
         ):
             if count > most:
-                raise BadRequest(f"The JSON has more than {most:,} {kind}.")
+                return f"more than {most:,} {kind}"
+        return ""
+
+    def check(self) -> None:
+        """Raises BadRequest."""
+        if excess := self.excess:
+            raise BadRequest(f"The JSON has {excess} in {self.size:,} bytes.")
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

@@ -25,7 +25,9 @@ MAX_VALUES = 2**20
 MAX_TEXTS = 2**17
 """Texts and names."""
 MAX_CONTAINERS = 2**16
-"""Objects and lists; an empty one takes 30 times more memory than its text."""
+"""Objects and lists."""
+CONTAINER_BYTES, FEW_CONTAINERS = 24, 4096
+"""Bytes of the JSON for each of them, beyond the first few: even the shortest takes as much memory as 240 bytes of text."""
 MAX_DIGITS = 400
 """Of an integer: Python takes a time for them that grows with their square."""
 
