@@ -46,13 +46,13 @@ class Pool(Executor):
                 raise Overloaded(
                     f"{len(self._waiting)} jobs already wait for the {self._most_threads} {self.name} threads."
                 )
+            if self._idle <= len(self._waiting) and self._threads < self._most_threads:
+                name = f"{self.name}-{self._threads + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()  # or raises, before anything waits
+                self._threads += 1
             self._waiting[future] = partial(function, *args, **kwargs)
             self._asked_at[future] = time.monotonic()
-            if self._idle >= len(self._waiting):
-                self._changed.notify()
-            elif self._threads < self._most_threads:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"{self.name}-{self._threads}", daemon=True).start()
+            self._changed.notify()
         future.add_done_callback(self._forget)
         return future
 

@@ -45,6 +45,20 @@ async def test_results_and_errors_are_the_functions():
     assert await pool.run(int, "ff", base=16) == 255
 
 
+async def test_a_thread_that_does_not_start_leaves_nothing_behind(monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    pool = Pool("test", 1, 1, stuck_after_s=0)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                await pool.run(int)
+    assert not pool.is_stuck()
+    assert await pool.run(int, "7") == 7
+
+
 async def test_no_more_jobs_run_or_wait_than_is_said(blocked):
     pool = Pool("test", 2, 3)
     jobs = [asyncio.ensure_future(pool.run(blocked, number)) for number in range(2)]
