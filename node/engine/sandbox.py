@@ -70,6 +70,11 @@ class SandboxServer:
                 env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself, or by a signal: there are no more sandboxes."""
+        return self._process.poll() is not None
+
     async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
         """A process's id and socket; takes as long as the server still imports. Raises NotReady, Overloaded."""
         return await self._forks.run(self._fork, job, memory)

@@ -118,7 +118,9 @@ class Gateway:
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
         ready = {ring.model for ring in view.placement.rings if usable_rings(view, ring.model)}
-        stuck = [*self._pools.stuck(), *(["grammar"] if self.grammars.is_stuck else [])]
+        stuck = self._pools.stuck()
+        stuck += ["grammar"] if self.grammars.is_stuck else []
+        stuck += ["sandbox"] if self._sandboxes.has_ended else []
         state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
         return {**state, "node": self._agent.info.name, "models": sorted(ready)}
 

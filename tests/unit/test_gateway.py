@@ -9,6 +9,7 @@ import pytest
 
 from node.core.pool import Pools
 from node.core.types import Placement, Ring, StageSpec
+from node.engine.sandbox import SandboxServer
 from node.serving.gateway import Gateway
 from tests.engine.test_constraint import DEMO
 
@@ -22,13 +23,17 @@ async def gateway(sandbox_server):
     async def files(model, peer):
         return DEMO
 
+    view = SimpleNamespace(placement=Placement())
+    placed = Placement(rings=(ring("a"), ring("b")))
+    agent = SimpleNamespace(placement=placed, info=SimpleNamespace(name="n1"), view=lambda: view)
     parts: dict[str, Any] = {
-        "agent": SimpleNamespace(placement=Placement(rings=(ring("a"), ring("b")))),
+        "agent": agent,
         "contacts": SimpleNamespace(address_of=lambda node: None),
         "pools": Pools(),
         "tokenizer_files": files,
         "sandboxes": sandbox_server,
-        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowed", "draining", "grammars")),
+        "grammars": SimpleNamespace(is_stuck=False),
+        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowed", "draining")),
     }
     gateway = Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple)
     yield gateway
@@ -74,3 +79,10 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, pr
     texts = await gateway._texts(ring("c"))
     assert await texts.encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
+
+
+async def test_a_node_without_sandboxes_is_of_no_use(gateway):
+    assert gateway.health() == {"status": "ok", "node": "n1", "models": []}
+    gateway._sandboxes = server = SandboxServer()
+    server.close()
+    assert gateway.health() == {"status": "stuck", "stuck": ["sandbox"], "node": "n1", "models": []}
