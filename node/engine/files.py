@@ -9,15 +9,14 @@ from node.core.errors import ModelBroken
 from node.engine.failures import FAILURES
 
 _MOST_BYTES = 16 << 20
-"""Of a config.json."""
+"""Of a config.json or generation_config.json."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The model's config.json. Raises ModelBroken when it is missing or is no JSON object with a model_type."""
     try:
-        size = (directory / "config.json").stat().st_size
-        if size > _MOST_BYTES:
-            raise ModelBroken(f"{directory / 'config.json'} has {size:,} bytes; {_MOST_BYTES:,} are the most.")
+        for name in ("config.json", "generation_config.json"):
+            check_small(directory / name)
         config = load_config(directory)
     except FileNotFoundError as error:
         raise ModelBroken(f"{directory} has no config.json.") from error
@@ -26,3 +25,14 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"{directory / 'config.json'} names no model_type.")
     return config
+
+
+def check_small(path: Path) -> None:
+    """Whether a file can be read whole; one that is absent can. Raises ModelBroken, also for what is no file: some have no end."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ModelBroken(f"{path} is no file.", hint="Fetch the model again.")
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ModelBroken(f"{path} has {size:,} bytes; {_MOST_BYTES:,} are the most.")

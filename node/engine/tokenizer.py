@@ -12,6 +12,7 @@ from mlx_lm import tokenizer_utils
 from node.core.errors import ModelBroken
 from node.engine.dialect import Dialect
 from node.engine.encoding import Encoding, panics_told
+from node.engine.files import check_small
 from node.engine.template import ControlString
 
 Symbol = str | int
@@ -161,6 +162,7 @@ def _eos_ids(directory: Path) -> frozenset[int]:
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = directory / name
+        check_small(path)
         config = json.loads(path.read_text("utf-8")) if path.exists() else {}
         for part in (config, config.get("text_config") or {}):
             eos = part.get("eos_token_id")

@@ -130,6 +130,15 @@ def test_a_bad_config_is_named(text, tmp_path):
         load(directory, 0, 4)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_config_that_has_no_end(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelBroken, match=f"{name} is no file"):
+        load(directory, 0, 4)
+
+
 def test_no_config(tmp_path):
     with pytest.raises(ModelBroken, match=r"no config\.json"):
         at_a_stretch(load_stage(tmp_path / "nowhere", 0, 4, {}))
