@@ -1,4 +1,4 @@
-"""Reads and checks a model's config.json."""
+"""Reads and checks a model's config.json, and what is read with it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,15 @@ from mlx_lm.utils import load_config
 from node.core.errors import ModelBroken
 from node.engine.failures import FAILURES
 
+CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
 _MOST_BYTES = 16 << 20
-"""Of a config.json or generation_config.json."""
+"""Of each: JSON may take 30 times its size in memory."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The model's config.json. Raises ModelBroken when it is missing or is no JSON object with a model_type."""
     try:
-        for name in ("config.json", "generation_config.json"):
+        for name in CONFIGS:
             check_small(directory / name)
         config = load_config(directory)
     except FileNotFoundError as error:

@@ -30,7 +30,7 @@ from node.store.files import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.store.formats import unloadable
 from node.store.headers import make_tensor
 from node.store.hub_errors import HUB_ERRORS, translated
-from node.store.weights import Weights, described
+from node.store.weights import Weights, described, read_index
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _TIMEOUT_S = 10.0
 _READERS = 8
 """Headers read at once; a large model has a hundred files and each costs a round trip."""
 _MOST_SMALL = 256
-_MOST_SMALL_BYTES = 2**30
+_MOST_SMALL_BYTES = 2**28
 """Of all small files of a model: it may be anyone's. The largest tokenizers take 50 MB."""
 
 
@@ -170,15 +170,9 @@ class Hub:
 def _weight_files(directory: Path, present: set[str]) -> list[str]:
     """The repository's weight files: those of its index, or all that mlx-lm would load."""
     loadable = {file for file in present if is_weights(file)}
-    if (directory / INDEX).is_file():
-        try:
-            indexed = set(json.loads((directory / INDEX).read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelBroken(f"{directory / INDEX} is damaged: {error!r}.") from error
-        # A stale index names files that are not there.
-        if indexed and indexed <= loadable:
-            return sorted(indexed)
-    return sorted(loadable)
+    indexed = set(read_index(directory / INDEX).values())
+    # A stale index names files that are not there.
+    return sorted(indexed if indexed and indexed <= loadable else loadable)
 
 
 @contextmanager

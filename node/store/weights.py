@@ -21,6 +21,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
+_LONGEST_INDEX = 64 << 20
+"""Bytes; of the largest models it has some 15 MB."""
 _NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
@@ -193,7 +195,7 @@ def weight_map(directory: Path) -> dict[str, str]:
     if known is not None:
         return known.weight_map
     present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name) and path.is_file()}
-    indexed = _indexed(directory / INDEX)
+    indexed = read_index(directory / INDEX)
     # An index none of whose files is here, beside other weights, is left over from before a conversion.
     if indexed and (not present or present & set(indexed.values())):
         if not all(map(is_weights, indexed.values())):
@@ -211,9 +213,12 @@ def weight_map(directory: Path) -> dict[str, str]:
     return {tensor: file for file in sorted(present) for tensor in read_header(directory / file)}
 
 
-def _indexed(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """File of each tensor as an index tells it; nothing when there is none. Raises OSError, ModelBroken."""
     if not path.is_file():
         return {}
+    if (size := path.stat().st_size) > _LONGEST_INDEX:
+        raise ModelBroken(f"{path} has {size:,} bytes; {_LONGEST_INDEX:,} are the most.")
     try:
         entries = json.loads(path.read_bytes())["weight_map"].items()
         return {str(tensor): _checked(file, is_safe) for tensor, file in entries}

@@ -1,8 +1,9 @@
-"""The numbers of a config.json that is anyone's."""
+"""The size and the numbers of configs that are anyone's."""
 
 import pytest
 
 from node.core.errors import ModelBroken
+from node.engine.files import CONFIGS, read_config
 from node.engine.sizes import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_sizes
 
 
@@ -31,3 +32,13 @@ def test_other_numbers_may_be_larger(name):
 
 def test_a_long_name_takes_no_longer_than_its_length():
     check_sizes({"n_" * 500_000 + "x": 1, "num_" * 500_000 + "layerss": 1})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_have_a_bound(tmp_path, name):
+    for file in CONFIGS:
+        (tmp_path / file).write_text('{"model_type": "llama"}')
+    assert read_config(tmp_path)["model_type"] == "llama"
+    (tmp_path / name).write_bytes(b'{"model_type": "llama"}' + b" " * 2**24)
+    with pytest.raises(ModelBroken, match=f"{name} has .* bytes"):
+        read_config(tmp_path)

@@ -7,7 +7,7 @@ from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.types import Tensor
 from node.store.files import DESCRIPTION
 from node.store.headers import read_header
-from node.store.weights import Weights, files_for, is_foreign, layer_of
+from node.store.weights import Weights, files_for, is_foreign, layer_of, weight_map
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
 
@@ -300,3 +300,11 @@ def test_things_in_place_of_files(tmp_path, make_model):
         if whole is not None:
             path.write_bytes(whole)
     assert Weights.read(tmp_path).layers == 4
+
+
+def test_an_index_has_a_bound(tmp_path, make_model, monkeypatch):
+    directory = make_model(tmp_path / "model")
+    assert weight_map(directory)
+    monkeypatch.setattr("node.store.weights._LONGEST_INDEX", 100)
+    with pytest.raises(ModelBroken, match="100 are the most"):
+        weight_map(directory)
