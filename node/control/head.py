@@ -32,6 +32,8 @@ RETRY_S = 15.0
 _REMEMBERED = 16
 """Placements that were worked out last: a plan tries some, and tries the same again if nothing has changed."""
 
+LOADS_S = 60.0
+"""How long a model that is being loaded for somebody makes no room for another one: a first request waits as long for it."""
 FORGET_S = 60.0
 """How long a model that somebody asked for stays wanted when it can't be served, or not any more: its nodes may be back."""
 MOST_ASKED = 64
@@ -45,6 +47,8 @@ class _Wanted:
     asked_at: float
     served_at: float = 0.0
     """When it last had a ring."""
+    placed_at: float = 0.0
+    """When it got its ring, or now, if it has none."""
     preload: bool = False
     spec: ModelSpec | None = None
     failure: Refusal | None = None
@@ -154,7 +158,7 @@ class Head:
             return
         fence = self._next_fence(current)
         standing = replace(standing, rings=_not_lost(self._hand_over.remaining(view, at), nodes))
-        plan = self._place(nodes, fence, standing)
+        plan = self._place(nodes, fence, standing, self._loading(view, at))
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
             plan = better if self._hand_over.is_due(better, plan, at) else plan
@@ -175,8 +179,10 @@ class Head:
         served = {ring.model for ring in current.rings}
         for model in preload | served:
             self._wanted.setdefault(model, _Wanted(0.0))
-        for model in served:
+        for model in self._wanted.keys() & served:
             self._wanted[model].served_at = now()
+        for model in self._wanted.keys() - served:
+            self._wanted[model].placed_at = now()
         self._learn(current.specs)
         for model, wanted in self._wanted.items():
             wanted.preload = model in preload
@@ -270,11 +276,17 @@ class Head:
                 wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
                 wanted.retry_at = at + retry_s
 
+    def _loading(self, view: ClusterView, at: float) -> set[str]:
+        """Models that somebody may wait for. Would they make room, those who wait would ask for them again, and so on."""
+        placed = {ring.model for ring in view.placement.rings}
+        fresh = {model for model in placed if at - self._wanted[model].placed_at < LOADS_S}
+        return {model for model in fresh if not ready_rings(view, model)}
+
     def _failures(self) -> tuple[Refusal, ...]:
         """Of models that have a place but something wrong with them; forgotten when they are no longer wanted."""
         return tuple(wanted.failure for wanted in self._wanted.values() if wanted.failure)
 
-    def _place(self, nodes: Sequence[NodeReport], fence: Fence, current: Placement) -> Placement:
+    def _place(self, nodes: Sequence[NodeReport], fence: Fence, current: Placement, loading: set[str]) -> Placement:
         """Places all that is wanted. If it does not fit, and would without them, idle models make room, oldest first."""
         plan = self._try(list(self._ready()), nodes, fence, current)
         refused = [refusal.model for refusal in plan.refused]
@@ -282,7 +294,7 @@ class Head:
             return plan
         newest = max(refused, key=lambda model: self._wanted[model].asked_at)
         busy = {load.ring for node in nodes for load in node.rings if load.running or load.queued}
-        fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest}
+        fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | loading
         idle = [model for model in self._ready() if model not in fixed and not self._wanted[model].preload]
         kept = [model for model in self._ready() if model not in idle]
         if newest in {refusal.model for refusal in self._try(kept, nodes, fence, current).refused}:

@@ -24,11 +24,12 @@ from node.core.types import (
 )
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
+SMALL = 2 << 30
 RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 
 
 class Specs:
-    """Finds no model but those of `huge/`, which fit nowhere, once it is let go on."""
+    """Finds no model but those of `huge/`, which fit nowhere, and of `small/`, of which one fits, once it is let go on."""
 
     def __init__(self):
         self.go_on = asyncio.Event()
@@ -39,12 +40,14 @@ class Specs:
         await self.go_on.wait()
         if model.startswith("huge/"):
             return ModelSpec(model, (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+        if model.startswith("small/"):
+            return ModelSpec(model, (SMALL // 2, SMALL // 2), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
 
 def head_and(specs) -> tuple[Head, Agent]:
     nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, hurry=lambda: None, hang_up=lambda _: None)
-    agent = Agent(INFO, 0, nothing, lambda: NodeReport(INFO, Memory(100, 100)), lambda _: None)
+    agent = Agent(INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL)), lambda _: None)
     return Head(agent, specs, context=None, max_sessions=None), agent
 
 
@@ -157,3 +160,18 @@ async def test_nothing_is_worked_out_twice(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("huge/two")
         assert len(placed) > before
+
+
+async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
+    """Else those who wait for one and those who wait for the other would take the room from each other without end."""
+    monkeypatch.setattr("node.control.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        await head.want("small/first")
+        with pytest.raises(NoCapacity):
+            await head.want("small/second")
+        assert [ring.model for ring in agent.placement.rings] == ["small/first"]
+        monkeypatch.setattr("node.control.head.LOADS_S", 0.0)  # nobody waits for it any more
+        await head.want("small/second")
+        assert [ring.model for ring in agent.placement.rings] == ["small/second"]
