@@ -250,8 +250,8 @@ class Contacts:
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):
-                if state is None:
-                    self.hang_up(node)  # connections to nowhere take memory, too
+                if state is None and len(self._hints) > UNHEARD_AT_ONCE:
+                    self.hang_up(node)  # many connections to nowhere take much memory
                 if told == self._news:  # what came up during the exchange is not to wait for the next
                     await self._urgent.wait(HEARTBEAT_S)
             else:

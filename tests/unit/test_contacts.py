@@ -207,11 +207,22 @@ async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
     for number in range(100):
         known.advert(PeerHint(f"x{number}", (f"192.168.2.{number}",), 7001))
     async with running(known, talk=talk):
-        await until(lambda: len(set(client.dropped)) == module.UNHEARD_AT_ONCE)
+        await until(lambda: len(set(client.called)) == module.UNHEARD_AT_ONCE)
         known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
         await until(lambda: client.called.count("192.168.1.5:7001") > 3)
         assert len(set(client.called)) == module.UNHEARD_AT_ONCE + 1
-    assert set(client.called) == {*client.dropped, "192.168.1.5:7001"}
+    assert client.dropped, "many connections to nowhere are not kept"
+    assert "192.168.1.5:7001" not in client.dropped
+
+
+async def test_a_node_that_takes_long_to_connect_to_is_not_hung_up_on():
+    client = Client()
+    talk = SimpleNamespace(**{**vars(TALK), "state_of": lambda _: None})
+    known = contacts(client)
+    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, talk=talk):
+        await until(lambda: len(client.called) > 2)
+    assert not client.dropped
 
 
 async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
