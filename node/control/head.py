@@ -179,7 +179,7 @@ class Head:
         served = {ring.model for ring in current.rings}
         for model in preload | served:
             self._wanted.setdefault(model, _Wanted(0.0))
-        for model in self._wanted.keys() & served:
+        for model in served:
             self._wanted[model].served_at = now()
         for model in self._wanted.keys() - served:
             self._wanted[model].placed_at = now()

@@ -66,3 +66,13 @@ async def test_a_link_that_ends_before_it_is_connected(how: str) -> None:
                 async with asyncio.timeout(10):
                     await sending
             assert len(reasons) == (how == "the peer is dropped")
+
+
+async def test_a_link_that_was_closed_before_its_first_frame() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with RpcClient() as client:
+            link = client.link(Address(f"127.0.0.1:{silent.getsockname()[1]}"), lambda reason: None)
+            link.close()
+            with pytest.raises(PeerUnavailable, match="is closed"):
+                async with asyncio.timeout(10):
+                    await link.send(Frame("ring", Fence(1, 1), run=1, seq=0))
