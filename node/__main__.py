@@ -27,7 +27,9 @@ def _run(options: Options) -> int:
     from node.engine.sandbox import SandboxServer  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
+    from node.host.memory import share_heaps  # noqa: PLC0415
 
+    share_heaps()
     sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process
     with fixed_limit():
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415

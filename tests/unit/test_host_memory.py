@@ -1,4 +1,7 @@
 import platform
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +49,30 @@ def test_a_mac_without_sysctl_still_has_a_chip(monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(chip, "_sysctl", lambda name: "")
     assert chip.chip_name() == platform.machine()
+
+
+THREADS = """
+import ctypes, threading
+from node.host.memory import share_heaps
+
+share_heaps()
+libc = ctypes.CDLL(None)
+ready = threading.Barrier(9)
+
+def allocate():
+    for _ in range(1000):
+        libc.malloc(1000)
+    ready.wait(30)
+
+for _ in range(8):
+    threading.Thread(target=allocate).start()
+ready.wait(30)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no heap for each thread")
+def test_threads_share_heaps():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=60)
+    assert 1 <= len(re.findall("<heap nr", done.stdout)) <= 2
