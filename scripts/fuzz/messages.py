@@ -14,6 +14,8 @@ TEXTS = ("", "a", "../../etc/passwd", "config.json", "\x1b[2J", "é😀\u2028", 
 NUMBERS = (0.0, 1.0, -1.0, 3e38, math.nan, math.inf, -math.inf)
 EDGES = (0, 1, 2, 4, 8, 2**16, 2**31, 2**32 - 1, 2**53 - 1, 2**53, 2**63, 2**64 - 1)
 MOST_ITEMS = 3
+LONG, SHARE_OF_LONG = (300, 20_000), 0.03
+"""Some lists have far more: copies of one item, where the items are messages."""
 DEEPEST = 5
 
 
@@ -29,6 +31,8 @@ def fill(message: Any, known: Known, rng: random.Random, depth: int = 0) -> Any:
             inner = getattr(message, field.name)
             for each in [inner.add() for _ in range(rng.randint(0, MOST_ITEMS))] if field.is_repeated else [inner]:
                 fill(each, known, rng, depth + 1)
+            if field.is_repeated and inner and rng.random() < SHARE_OF_LONG:
+                inner.extend([inner[0]] * rng.choice(LONG))
     return message
 
 
@@ -51,6 +55,8 @@ def change(message: Any, known: Known, rng: random.Random) -> Any:
 
 def _set(message: Message, field: FieldDescriptor, known: Known, rng: random.Random) -> None:
     values = [_value(field, known, rng) for _ in range(rng.randint(0, MOST_ITEMS) if field.is_repeated else 1)]
+    if field.is_repeated and rng.random() < SHARE_OF_LONG:
+        values *= rng.choice(LONG)
     if field.is_repeated:
         getattr(message, field.name).extend(values)
     else:
