@@ -86,7 +86,8 @@ def cost(cache: Any) -> KvCost:
             fixed += row * type(part).step
             per_token += row
             windows.add(window)
-    return KvCost(per_token, fixed, windows.pop() if len(windows) == 1 else 0)
+    # A config may have `true` where a number belongs, which Python takes for 1 and a heartbeat does not take.
+    return KvCost(int(per_token), int(fixed), int(windows.pop()) if len(windows) == 1 else 0)
 
 
 def total_bytes(caches: Iterable[Any]) -> int:

@@ -160,7 +160,7 @@ def max_context(config: Mapping[str, Any]) -> int:
                 "seq_length",
             ):
                 value = part.get(key)
-                if isinstance(value, int) and value > 0:
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return min(value, _LONGEST)
     return 32768
 

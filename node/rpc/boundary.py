@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, error_from, told
 
@@ -31,6 +32,19 @@ _TLS_SIGNS = {
 """What gRPC says of a handshake that failed, and what it means here."""
 _LONGEST = 2000
 """Characters of a message or a hint: gRPC refuses metadata of more than 8 KB, and with it the whole answer."""
+
+
+def quiet_hang_ups() -> None:
+    """GRPC logs a traceback if a caller hangs up just as the status of its answer is sent."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    raised = record.exc_info[1] if record.exc_info else None
+    if isinstance(raised, cygrpc.ExecuteBatchError):
+        log.debug("a caller hung up before its answer had ended")
+        return False
+    return True
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import grpc
 from node.core.addresses import host_port
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
+from node.rpc.boundary import quiet_hang_ups
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
     checked_challenge,
@@ -46,6 +47,7 @@ class RpcServer:
 
         Without `security` anybody on the networks of this machine may call.
         """
+        quiet_hang_ups()
         guard = Guard(anywhere=security is not None)
         # As long as it accepts no more than that, there are descriptors left for all else.
         most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import ModelBroken, ModelUnsupported
+from node.core.errors import ModelBroken, ModelUnsupported, PippinError
 from node.engine.files import read_config
 from node.engine.plan import make_plan
 from node.store.files import DESCRIPTION
@@ -165,3 +165,14 @@ def test_sizes_far_beyond_those_of_the_files(own):
 
 def test_a_longest_text_without_measure_is_cut():
     assert make_plan(LLAMA | {"max_position_embeddings": 10**30}).max_context == 2**31 - 1
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "sliding_window", "num_key_value_heads", "head_dim"])
+def test_what_is_true_in_a_config_is_no_number_in_a_heartbeat(key):
+    """Or the head could say nothing any more while it knows the model."""
+    try:
+        plan = make_plan(BASE | CONFIGURATIONS["gemma3_text"] | {key: True})
+    except PippinError:
+        return  # refused, which is as good
+    assert type(plan.max_context) is int
+    assert {type(number) for cost in plan.kv for number in (cost.per_token, cost.fixed, cost.window)} == {int}

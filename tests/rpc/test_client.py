@@ -1,14 +1,17 @@
 """What a client finds out about a peer without a call."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.types import Address, Fence
+from node.rpc.boundary import quiet_hang_ups
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving
 
@@ -76,3 +79,11 @@ async def test_a_link_that_was_closed_before_its_first_frame() -> None:
             with pytest.raises(PeerUnavailable, match="is closed"):
                 async with asyncio.timeout(10):
                     await link.send(Frame("ring", Fence(1, 1), run=1, seq=0))
+
+
+def test_who_hangs_up_at_the_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_hang_ups()
+    log = logging.getLogger("grpc._cython.cygrpc")
+    for error in (cygrpc.ExecuteBatchError("Failed"), ValueError("something else")):
+        log.error("%s raised in core", type(error).__name__, exc_info=error)
+    assert [record.getMessage() for record in caplog.records] == ["ValueError raised in core"]
