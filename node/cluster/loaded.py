@@ -59,5 +59,5 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
 
 
 def _in_memory(node: NodeReport) -> list[Shard]:
-    used = [load.shard for load in node.loads if load.state is LoadState.READY]
+    used = [load.shard for load in node.loads if load.state in (LoadState.READY, LoadState.ENDED)]
     return list(dict.fromkeys([*used, *node.idle]))

@@ -17,6 +17,7 @@ node is gone is replaced before that."""
 class RingState(StrEnum):
     READY = "ready"
     LOADING = "loading"
+    """A node loads its layers, or the ring has ended and its successor is about to be placed."""
     FAILED = "failed"
     """A load failed, or a node is gone."""
 

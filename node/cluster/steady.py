@@ -26,7 +26,11 @@ class Steady:
         return NodeReport(
             info=node.info,
             memory=Memory(node.memory.total, node.memory.usable),
-            loads=tuple(replace(load, progress=1.0) for load in node.loads if load.state is LoadState.READY),
+            loads=tuple(
+                replace(load, progress=1.0, state=LoadState.READY, error="")
+                for load in node.loads
+                if load.state in (LoadState.READY, LoadState.ENDED)
+            ),
             models=node.models,
             min_stages=node.min_stages,
             links=tuple(Link(link.to, "", self._steady_ms(node.info.id, link)) for link in node.links),

@@ -35,6 +35,7 @@ from node.core.types import (
     Caller,
     ClusterView,
     Heartbeat,
+    LoadState,
     NodeInfo,
     NodeReport,
     NodeState,
@@ -199,6 +200,8 @@ class Agent:
             self._adopt(offered)
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reunion.offered(offered)
+            self.head_due.notify()
+        if any(load.state is LoadState.ENDED for load in heartbeat.report.loads):
             self.head_due.notify()
         self.changed.notify()
 

@@ -18,7 +18,18 @@ from node.control.specs import Specs
 from node.core.clock import now
 from node.core.errors import ModelChanged, NoCapacity, NotReady, Overloaded, PippinError, error_from, told
 from node.core.signal import Signal
-from node.core.types import LONGEST_TEXT, ClusterView, Fence, LoadState, ModelSpec, NodeReport, Placement, Refusal, Ring
+from node.core.types import (
+    LONGEST_TEXT,
+    ClusterView,
+    Fence,
+    LoadState,
+    ModelSpec,
+    NodeReport,
+    Placement,
+    Refusal,
+    Ring,
+    StageSpec,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +39,9 @@ FRESH_S = 3.0
 """How long what went wrong with a model is told to who asks for it; who asks later has it tried again."""
 RETRY_S = 15.0
 """When a model that could not be described or loaded is tried again without being asked for."""
+
+AGAIN_S = 1.0
+"""A ring of the same stages is made again at most this often."""
 
 _REMEMBERED = 16
 """Placements that were worked out last: a plan tries some, and tries the same again if nothing has changed."""
@@ -77,6 +91,8 @@ class Head:
         self._steady = Steady()
         self._place_once = lru_cache(_REMEMBERED)(place)
         """Placing takes up to 50 ms of the event loop for seven nodes, and is asked each second with the same."""
+        self._succeeded_at: dict[tuple[StageSpec, ...], float] = {}
+        """When a ring of these stages was last made because one of them had ended."""
         self._barred: dict[tuple[str, str], float] = {}
         """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
@@ -157,7 +173,8 @@ class Head:
         if self._lacks_spec(standing):
             return
         fence = self._next_fence(current)
-        standing = replace(standing, rings=_not_lost(self._hand_over.remaining(view, at), nodes))
+        rings = self._hand_over.remaining(view, at)
+        standing = replace(standing, rings=self._with_successors(rings, nodes, fence, at))
         plan = self._place(nodes, fence, standing, self._loading(view, at))
         if not plan.refused:
             better = self._try(self._ready(), nodes, fence, standing, move=True)
@@ -167,6 +184,23 @@ class Head:
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.lead(plan)
+
+    def _with_successors(
+        self, rings: Sequence[Ring], nodes: Sequence[NodeReport], fence: Fence, at: float
+    ) -> tuple[Ring, ...]:
+        """The rings, and in place of each that has ended another of the same stages: those that live have their weights and
+        KV. At once, but again only after a while: what ends it may be there still.
+        """
+        self._succeeded_at = {stages: since for stages, since in self._succeeded_at.items() if at - since < AGAIN_S}
+        ended = {load.ring for node in nodes for load in node.loads if load.state is LoadState.ENDED}
+        found = list(rings)
+        for index, ring in enumerate(rings):
+            if ring.id in ended and ring.stages not in self._succeeded_at:
+                self._succeeded_at[ring.stages] = at
+                name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
+                found[index] = replace(ring, id=name, fence=fence)
+                log.info("ring %s has ended: %s takes its place", ring.id, name)
+        return tuple(found)
 
     def _next_fence(self, current: Placement) -> Fence:
         """Epochs count within a term, of which this node is the only head: no other one says where they begin."""
@@ -280,6 +314,7 @@ class Head:
         """Models that somebody may wait for. Would they make room, those who wait would ask for them again, and so on."""
         placed = {ring.model for ring in view.placement.rings}
         fresh = {model for model in placed if at - self._wanted[model].placed_at < LOADS_S}
+        fresh |= {ring.model for ring in view.placement.rings if ring.stages in self._succeeded_at}
         return {model for model in fresh if not ready_rings(view, model)}
 
     def _failures(self) -> tuple[Refusal, ...]:
@@ -331,15 +366,6 @@ class Head:
         stands = Placement(rings=current.rings)
         head, seen = self._agent.info.id, self._steady.reports(nodes)
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=stands)
-
-
-def _not_lost(rings: Sequence[Ring], nodes: Sequence[NodeReport]) -> tuple[Ring, ...]:
-    """Without those that their drivers can't start again. New ones take their place, of the same layers if need be."""
-    lost = {(node.info.id, load.ring) for node in nodes for load in node.rings if load.lost}
-    for ring in rings:
-        if (ring.driver, ring.id) in lost:
-            log.warning("ring %s does not step: it is replaced", ring.id)
-    return tuple(ring for ring in rings if (ring.driver, ring.id) not in lost)
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

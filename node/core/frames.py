@@ -95,10 +95,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """KV of the first `tokens` of a sequence that outlived a break of the ring."""
+    """KV of the first `tokens` of a sequence that outlived its ring."""
 
     number: int
-    """Of the prefix, or of the lane in which the sequence began."""
+    """Of the prefix, or of the lane in which the sequence began; no other sequence of any ring has it."""
     tokens: int
 
 
@@ -108,10 +108,8 @@ class Frame:
 
     ring: str
     fence: Fence
-    run: int
-    """Counts the driver's fresh starts on this ring; a higher one frees all KV but what is `held`, and forgets all frames before it."""
     seq: int
-    """Counts the frames of a run from 0; the same number all the way round."""
+    """Counts the ring's frames from 0; the same number all the way round."""
     ops: tuple[CacheOp, ...] = ()
     lane: int | None = None
     """The lane to step; None for a frame of operations only."""
@@ -129,7 +127,5 @@ class Frame:
     faults: tuple[Fault, ...] = ()
     """For each row that is not finite, the first stage after which it was not, so that an error can name its layers."""
     held: tuple[Held, ...] = ()
-    """In the first frame of a run: the KV of the run before that all stages so far have. Each strikes out what it has not,
-    and frees what is not named; what comes back to the driver is at all stages, as prefixes."""
-    since: int = 0
-    """With `held`: the driver's first run. KV of runs before it is another driver's, whose numbers mean other sequences."""
+    """In a ring's first frame: the KV of earlier rings that all stages so far have. Each strikes out what it has not, and
+    frees what is not named; what comes back to the driver is at all stages, as prefixes."""

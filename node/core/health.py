@@ -215,7 +215,7 @@ def _load_issues(view: ClusterView) -> Iterator[Issue]:
         for load in peer.report.loads:
             if load.state is LoadState.FAILED:
                 yield load_failed(peer.report.info.name, load)
-            elif load.state is not LoadState.READY:
+            elif load.state not in (LoadState.READY, LoadState.ENDED):
                 yield loading(peer.report.info.name, load)
 
 

@@ -145,6 +145,8 @@ class LoadState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+    ENDED = "ended"
+    """The layers are here, but the ring lost a link or a step: the head makes a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class LoadReport:
     state: LoadState
     progress: float = 0.0
     error: str = ""
-    """Code and text of the failure, as `code: text`; empty unless failed."""
+    """Code and text of the failure, as `code: text`; empty unless failed or ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,6 @@ class RingLoad:
     running: int = 0
     queued: int = 0
     tokens_per_second: float = 0.0
-    lost: bool = False
-    """Its requests were given up, and since then, for a while, no step has come round: the head replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

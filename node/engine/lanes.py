@@ -4,7 +4,7 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,20 @@ class Lane:
     """For each row, the tokens that its caches hold."""
 
 
+@dataclass
+class Kept:
+    """KV that rings of some layers left when they were no more, for the next ring of these layers."""
+
+    lanes: list[Lane] = field(default_factory=list["Lane"])
+    """As they stepped last."""
+    prefixes: dict[int, Lane] = field(default_factory=dict[int, "Lane"])
+    nbytes: int = 0
+    """May be read in any thread."""
+
+    def clear(self) -> None:
+        self.lanes, self.prefixes, self.nbytes = [], {}, 0
+
+
 class Lanes:
     """Changed by the operations that come with frames, and stepped by the stage."""
 
@@ -49,8 +63,7 @@ class Lanes:
     @property
     def kv_bytes(self) -> int:
         """Bytes that all lanes and prefixes take now."""
-        held = (*self._lanes.values(), *self._prefixes.values())
-        return sum(caches.total_bytes(lane.caches) for lane in held)
+        return _bytes((*self._lanes.values(), *self._prefixes.values()))
 
     def apply(self, op: CacheOp) -> None:
         """Apply one cache operation. Raises PippinError when it does not fit; the caches are as before then."""
@@ -78,16 +91,23 @@ class Lanes:
         self._prefixes.clear()
         mx.clear_cache()
 
-    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """After a break, make prefixes of the sequences that are named, and free all else.
+    def leave_to(self, kept: Kept) -> None:
+        """The ring is no more: all that is here goes where the next ring of these layers finds it."""
+        kept.prefixes |= self._prefixes
+        kept.lanes += self._lanes.values()
+        self._prefixes, self._lanes = {}, {}
+        kept.nbytes = _bytes((*kept.lanes, *kept.prefixes.values()))
+
+    def take_from(self, kept: Kept, held: Sequence[Held]) -> tuple[Held, ...]:
+        """Make prefixes of those sequences that are named, of all that earlier rings left; free the rest of that.
 
         Gives those that are here, with no more tokens than are here.
         """
         wanted = {each.number for each in held}
-        while self._lanes:
-            _, lane = self._lanes.popitem()
-            self._split(lane, wanted)
-        self._prefixes = {number: kept for number, kept in self._prefixes.items() if number in wanted}
+        self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
+        while kept.lanes:
+            self._split(kept.lanes.pop(), wanted)
+        kept.clear()
         mx.clear_cache()
         return tuple(here for each in held if (here := self._held(each)))
 
@@ -176,3 +196,7 @@ class Lanes:
         lane.numbers = [number]
         self._trim(lane, lane.positions[0] - tokens)
         self._lanes[number] = lane
+
+
+def _bytes(lanes: Iterable[Lane]) -> int:
+    return sum(caches.total_bytes(lane.caches) for lane in lanes)

@@ -70,19 +70,25 @@ class Runner:
         if ops:
             self.kv_bytes = self._stage.lanes.kv_bytes
 
-    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """A new run: free all KV but what is still good of this. Gives what that is."""
+    def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """Take over what earlier rings left of these sequences, and free all else of that. Gives what there was."""
         try:
-            here = self._stage.lanes.recall(held)
+            here = self._stage.lanes.take_from(self._stage.kept, held)
         except FAILURES as error:
-            log.warning("KV that outlived a break is let go: %s", error)
+            log.warning("KV that outlived its ring is let go: %s", error)
+            self._stage.kept.clear()
             self.reset()
             return ()
         self.kv_bytes = self._stage.lanes.kv_bytes
         return here
 
+    def leave(self) -> None:
+        """The ring is no more: its KV is kept for the next one of these layers."""
+        self._stage.lanes.leave_to(self._stage.kept)
+        self.kv_bytes = 0
+
     def reset(self) -> None:
-        """Free all KV."""
+        """Free all KV of this ring."""
         self._stage.lanes.clear()
         self.kv_bytes = 0
 

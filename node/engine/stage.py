@@ -16,7 +16,7 @@ from node.core.errors import ModelUnsupported, PippinError
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import Cut, find_layers
-from node.engine.lanes import Lanes
+from node.engine.lanes import Kept, Lanes
 from node.engine.plan import Plan
 from node.engine.trunk import watched
 
@@ -24,7 +24,7 @@ from node.engine.trunk import watched
 class Stage:
     """The layers [start, end) of a model. The one with start 0, the driver's, has embedding, norm and head as well.
 
-    `model`, `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches.
+    `model`, `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches, `kept` what rings left of theirs.
     """
 
     def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
@@ -37,10 +37,11 @@ class Stage:
         self._body = Cut(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = Cut(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
         self._choose_caches()
+        self.kept = Kept()
         self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
 
     def sibling(self) -> "Stage":
-        """Another with the same weights and caches of its own, for another ring."""
+        """Another with the same weights and caches of its own, for another ring; what they leave is kept in one place."""
         other = copy.copy(self)
         other.lanes = self.lanes.sibling()
         return other

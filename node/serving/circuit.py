@@ -1,14 +1,13 @@
 """The way round a ring as its driver has it: frames leave in the order of their numbers, and come back in it."""
 
 import asyncio
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from node.core.clock import now
 from node.core.errors import BadRequest, PippinError, StaleFence
-from node.core.frames import CacheOp, Frame, Held
+from node.core.frames import CacheOp, Frame
 from node.core.types import Ring
 from node.rpc.link import Link
 from node.serving.onward import Onward
@@ -18,35 +17,24 @@ from node.serving.step import Step
 @dataclass(frozen=True, slots=True)
 class InFlight:
     step: Step | None
-    """None for the question what the stages still have."""
+    """None for the ring's first frame, which asks what the stages have of earlier rings."""
     seq: int
     begun_at: float
-
-
-def run_numbers(incarnation: int) -> Iterator[int]:
-    """For all runs of a node's process: each above those before, and above those of the node's earlier processes.
-
-    No clock is asked, as it may be set back. `incarnation` rises with each start of the node.
-    """
-    return itertools.count(incarnation << 32)
 
 
 class Circuit:
     """`on_broken` is called when the link to the next stage breaks, unless it was cut."""
 
-    def __init__(
-        self, ring: Ring, onward: Onward | None, on_broken: Callable[[PippinError], None], runs: Iterator[int]
-    ) -> None:
-        """`onward` is None when the ring is this node alone. `runs`: see `run_numbers`."""
+    def __init__(self, ring: Ring, onward: Onward | None, on_broken: Callable[[PippinError], None]) -> None:
+        """`onward` is None when the ring is this node alone."""
         self._ring = ring
         self._onward = onward
         self._on_broken = on_broken
         self._link: Link | None = None
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
-        self._runs = runs
-        self._run = self._first = next(runs)
         self._seq = 0
+        self._is_cut = False
 
     @property
     def alone(self) -> bool:
@@ -66,24 +54,20 @@ class Circuit:
 
     def frame(self, ops: tuple[CacheOp, ...] = ()) -> Frame:
         """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, self._run, 0, ops)
-
-    def question(self, held: tuple[Held, ...]) -> Frame:
-        """What the stages still have of this, as the first frame of a run."""
-        return replace(self.frame(), held=held, since=self._first)
+        return Frame(self._ring.id, self._ring.fence, 0, ops)
 
     def open(self) -> None:
         """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""
-        if self._onward and not self._link:
+        if self._onward and not self._link and not self._is_cut:
             self._link = self._onward.open(self._on_broken)
 
     async def send(self, frame: Frame, step: Step | None = None, begun_at: float = 0.0) -> None:
-        """Number a frame and send it, unless the circuit was cut since it was made: then all is begun anew.
+        """Number a frame and send it, unless the circuit is cut.
 
         Raises PeerUnavailable.
         """
         async with self._sending:
-            if not self._link or frame.run != self._run:
+            if not self._link:
                 return
             frame = replace(frame, seq=self._seq)
             self._seq += 1
@@ -93,11 +77,12 @@ class Circuit:
 
     # --- back -------------------------------------------------------------------------------------------------------
 
-    def is_current(self, frame: Frame) -> bool:
-        """False for a leftover from before a cut. Raises StaleFence for a frame of another placement's ring."""
+    def check(self, frame: Frame) -> None:
+        """Raises StaleFence for a frame that is not of this ring, or comes after its end."""
         if frame.fence != self._ring.fence:
             raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, of {self._ring.fence}.")
-        return self._link is not None and frame.run == self._run
+        if not self._link:
+            raise StaleFence(f"A frame came to ring {self._ring.id}, which has ended or sent none.")
 
     def due(self, frame: Frame) -> InFlight:
         """What the frame is the answer to. Raises BadRequest, which ends the link, when another one is due."""
@@ -106,16 +91,16 @@ class Circuit:
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()
 
-    # --- breaking ---------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Close the link and forget what is on its way."""
+        """Close the link for good, and forget what is on its way."""
+        self._is_cut = True
         if self._link:
             self._link.close()
             self._link = None
         self._in_flight.clear()
 
-    def renew(self) -> None:
-        """A new run, which voids all frames of the one that was cut."""
-        self._run = next(self._runs)
-        self._seq = 0
+    @property
+    def is_cut(self) -> bool:
+        return self._is_cut

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from node.core.clock import now
@@ -17,7 +17,6 @@ from node.engine.sampling import Sampled
 from node.serving.circuit import Circuit
 from node.serving.limits import Limits
 from node.serving.onward import Onward
-from node.serving.outage import MOST_BREAKS, Outage
 from node.serving.prompts import GRID
 from node.serving.rate import Rate
 from node.serving.scheduler import Scheduler
@@ -30,7 +29,7 @@ WATCH_S = 1.0
 
 
 class Driver:
-    """Runs one ring. `run` is its task; `sessions` is for gateways."""
+    """Runs one ring, once: whatever breaks ends it, and the head makes another. `run` is its task; `sessions` is for gateways."""
 
     def __init__(
         self,
@@ -39,23 +38,26 @@ class Driver:
         compute: Compute,
         runner: Runner,
         onward: Onward | None,
-        elsewhere: Callable[[], bool],
+        on_ended: Callable[[PippinError], None],
         *,
         step_timeout_s: float,
-        runs: Iterator[int],
+        numbers: Iterator[int],
+        left: Mapping[int, tuple[int, ...]],
         grammars: Grammars,
     ) -> None:
-        """`elsewhere` tells whether another ring could take this one's sessions. `step_timeout_s`: a step that has not
-        come round by then is lost. `runs`: see node.serving.circuit.run_numbers.
+        """`on_ended` is told why, once, if the ring ends by itself. `step_timeout_s`: a step that has not come round by then
+        is lost. `numbers`: see node.serving.scheduler.sequence_numbers. `left`: the tokens of which a ring of the same
+        layers had KV, by their numbers.
         """
         self._ring = ring
+        self._on_ended = on_ended
         self._step_timeout = step_timeout_s
         self._compute = compute
         self._runner = runner
-        self._circuit = Circuit(ring, onward, self._break, runs)
-        self._elsewhere = elsewhere
+        self._circuit = Circuit(ring, onward, self._end)
         self._scheduler = Scheduler(
             limits,
+            numbers,
             stages=len(ring.stages),
             batchable=runner.batchable,
             pads=runner.pads,
@@ -65,9 +67,9 @@ class Driver:
         self._wake = asyncio.Event()
         self.sessions = Sessions(runner, self._scheduler, self._wake, grammars)
         self._landed_at = 0.0
-        self._outage = Outage()
+        self._left = left
         self._held: tuple[Held, ...] = ()
-        """KV that this stage still has after a break. The others are asked for theirs before anything else."""
+        """What this stage has of it. The others are asked for theirs before anything else."""
         self._asking = False
         self._rate = Rate()
 
@@ -75,9 +77,7 @@ class Driver:
 
     def load(self) -> RingLoad:
         scheduler = self._scheduler
-        present = now()
-        rate, lost = self._rate.per_second(present), self._outage.is_lost(present)
-        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, rate, lost)
+        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(now()))
 
     @property
     def kv_bytes(self) -> int:
@@ -85,18 +85,21 @@ class Driver:
 
     def give_up(self, reason: PippinError) -> None:
         """End all requests with `reason`, and the links."""
-        self.sessions.close(reason)
-        self._circuit.cut()
+        if not self._circuit.is_cut:
+            self._left = {**self._left, **self._scheduler.sequences()}
+            self._circuit.cut()
+            self.sessions.close(reason)
 
-    async def close(self, reason: PippinError) -> None:
-        """And free the KV."""
+    async def close(self, reason: PippinError) -> Mapping[int, tuple[int, ...]]:
+        """Give up, and leave the KV to the next ring of these layers. Tells the tokens that it is of."""
         self.give_up(reason)
-        await self._compute.run(self._runner.reset)
+        await self._compute.run(self._runner.leave)
+        return self._left
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until the driver is closed."""
+        """Until the ring ends."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(), name=f"watch of {self._ring.id}")
             await self._drive()
@@ -104,21 +107,19 @@ class Driver:
 
     async def _drive(self) -> None:
         """Send steps as long as there is one and the ring has room for it."""
-        while not self.sessions.closed:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                if self._outage.reason and not self.sessions.closed:
-                    await self._restart()
+        try:
+            await self._inherit()
+            while not self.sessions.closed:
+                await self._wake.wait()
+                self._wake.clear()
                 await self._send_all()
-            except Exception as error:
-                if not isinstance(error, PippinError):
-                    log.exception("a step failed")
-                self._break(told(error))
-                self._wake.set()  # also when it was broken already
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("a step failed")
+            self._end(told(error))
 
     async def _send_all(self) -> None:
-        while not (self._outage.reason or self.sessions.closed or self._asking or self._circuit.full):
+        while not (self.sessions.closed or self._asking or self._circuit.full):
             if self._held and self._scheduler.queued:
                 await self._ask()
             elif step := self._scheduler.next():
@@ -174,8 +175,7 @@ class Driver:
             await self._take(frame)
 
     async def _take(self, frame: Frame) -> None:
-        if not self._circuit.is_current(frame):
-            return
+        self._circuit.check(frame)
         due = self._circuit.due(frame) if self._asking or frame.lane is not None else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
@@ -198,18 +198,16 @@ class Driver:
                 go_on = self._scheduler.goes_on(step)
                 results, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
         except PippinError as error:
-            if self._circuit.is_current(frame):
-                self._fail_step(step, error)
+            self._fail_step(step, error)
             return
-        if not self._circuit.is_current(frame):
+        if self.sessions.closed:
             return
         self._landed(step, results, seconds)
         if onward:
             try:
                 await self._circuit.send(onward, self._scheduler.go_on(step))
             except PippinError as error:
-                if self._circuit.is_current(onward):  # a link that was cut may fail late, in the next run
-                    self._break(error)
+                self._end(error)
 
     def _landed(self, step: Step, results: Sequence[Sampled | Findings | PippinError], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
@@ -221,70 +219,51 @@ class Driver:
                 self._rate.count(landed_at)
             self.sessions.take(seat, result)
         self._scheduler.landed(step, seconds)
-        self._outage.over()
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
-        """Its sessions fail. The stages may have come to differ, so all others are replayed."""
+        """Its sessions fail. The stages may have come to differ, so the ring ends for all others, too."""
         for seat in step.rows if step else ():
             if not seat.gone:
                 self.sessions.fail(seat.session, error)
-        self._break(error)
+        self._end(error)
 
-    # --- breaking and starting again --------------------------------------------------------------------------------
+    # --- what a ring before this one left, and the end --------------------------------------------------------------
 
-    def _break(self, reason: PippinError, since: float | None = None) -> None:
-        """The ring lost frames or a link, just now or at `since`. Sessions keep their tokens, and will be replayed as far as
-        their KV is lost.
-        """
-        if self._outage.reason or self.sessions.closed:
-            return
-        log.warning("ring %s broke: %s", self._ring.id, reason)
-        self._outage.begin(reason, now() if since is None else since)
-        self._circuit.cut()
-        self._asking = False
-        self._scheduler.rewind()
-        for session in self._scheduler.sessions():
-            if session.breaks > MOST_BREAKS:
-                times = f"The ring broke {session.breaks} times before this request had its next token"
-                self.sessions.fail(session, RingLost(f"{times}: {reason.message}"))
-                self._outage.gave_up_one()
-        self._wake.set()
-
-    async def _restart(self) -> None:
-        if lost := self._outage.given_up(now(), elsewhere=self._elsewhere()):
-            self.sessions.fail_all(lost)
-        if not self._scheduler.sessions():
-            self._outage.unmissed()
-        await asyncio.sleep(self._outage.next_try())
-        if self.sessions.closed:
-            return  # the stage may be another ring's by now
-        self._circuit.renew()
-        self._held = await self._compute.run(self._runner.recall, self._scheduler.left)
-        if self._circuit.alone or not self._held:
+    async def _inherit(self) -> None:
+        """Without anything of it here, whatever the other stages have is of no use."""
+        left = tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
+        self._held = await self._compute.run(self._runner.inherit, left)
+        if not self.sessions.closed and (self._circuit.alone or not self._held):
             self._restore(self._held)
-        self._outage.restarted()
 
     async def _ask(self) -> None:
         """Find out what the other stages still have of what this one has."""
         self._asking = True
         self._circuit.open()
-        await self._circuit.send(self._circuit.question(self._held))
+        await self._circuit.send(replace(self._circuit.frame(), held=self._held))
 
     def _restore(self, held: tuple[Held, ...]) -> None:
         """All stages have this. Nothing else is under way."""
-        self._held, self._asking = (), False
-        tokens = sum(each.tokens for each in held)
-        log.info("ring %s starts again with the KV of %d tokens, of %d sequences", self._ring.id, tokens, len(held))
-        self._scheduler.restore(held)
+        if held:
+            tokens = sum(each.tokens for each in held)
+            log.info("ring %s begins with the KV of %d tokens, of %d sequences", self._ring.id, tokens, len(held))
+        self._scheduler.restore(self._left, held)
+        self._left, self._held, self._asking = {}, (), False
         self._wake.set()
 
+    def _end(self, reason: PippinError) -> None:
+        """The ring lost frames or a link, or its stages may differ. Its requests go on with the next one."""
+        if not self.sessions.closed:
+            log.warning("ring %s ended: %s", self._ring.id, reason)
+            self.give_up(RingLost(f"The ring ended: {reason.message}"))
+            self._on_ended(reason)
+
     async def _watch(self) -> None:
-        """Break the ring when a step does not come round. A task of its own: timers have no place on the token path."""
+        """End the ring when a step does not come round. A task of its own: timers have no place on the token path."""
         while True:
             await asyncio.sleep(WATCH_S)
-            if (waited_s := self._circuit.waited_s) > self._step_timeout:
-                lost = RingLost(f"A step did not come round in {self._step_timeout:.0f} s.")
-                self._break(lost, since=now() - waited_s)
+            if self._circuit.waited_s > self._step_timeout:
+                self._end(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
 
 
 def _draws(step: Step) -> list[Draw]:

@@ -1,17 +1,18 @@
 """Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring.
 
-Weights that no ring needs any more stay in memory until the placement sets that memory aside for others: a ring that comes
-back, as when a node was out of reach for some seconds, has nothing to load.
+A ring has one life: when it loses a link or a step, each of its nodes says so, and the head places its successor. Weights
+that no ring needs any more, and the KV that it left, stay in memory until the placement sets that memory aside for others: a
+successor has nothing to load, and computes nothing again of which all stages still have the KV.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from node.cluster.footprint import ring_bytes
-from node.cluster.readiness import ready_rings
 from node.control.agent import Agent
 from node.control.contacts import Contacts
 from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
@@ -27,10 +28,10 @@ from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.rpc.client import RpcClient
-from node.serving.circuit import run_numbers
 from node.serving.driver import Driver
 from node.serving.limits import Limits
 from node.serving.onward import Onward
+from node.serving.scheduler import sequence_numbers
 from node.serving.worker import Worker
 from node.store.weights import Weights
 
@@ -39,6 +40,22 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
 of the model's weights are. Cancelled, it breaks off and keeps what came."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Layers in memory."""
+
+    stage: Stage
+    directory: Path
+    """Of the model's files."""
+    left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    """At a driver: the tokens of which a ring that is no more left KV, by their numbers."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of weights and of KV that no ring has taken over yet."""
+        return self.stage.weight_bytes + self.stage.kept.nbytes
 
 
 class Rings:
@@ -68,13 +85,10 @@ class Rings:
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._step_timeout = step_timeout_s
-        self._runs = run_numbers(agent.info.incarnation)
-        """Of all rings, as a ring that this node left may come back to it."""
+        self._numbers = sequence_numbers(agent.info.id, agent.info.incarnation)
         self._grammars = grammars
-        self._stages: dict[Shard, Stage] = {}
+        self._stages: dict[Shard, Loaded] = {}
         """All that are in memory; idle ones first, from the one that was unused for longest."""
-        self._directories: dict[Shard, Path] = {}
-        """Of the files of each stage that is in memory."""
         self._parts: dict[str, Driver | Worker] = {}
         self._before: dict[str, str] = {}
         """The node of the stage before this one's, in each ring of `_parts`."""
@@ -101,10 +115,11 @@ class Rings:
 
     def memory_used(self) -> int:
         """Bytes of weights and KV."""
-        return sum(stage.weight_bytes for stage in self._stages.values()) + self.kv_bytes()
+        return sum(loaded.stage.weight_bytes for loaded in self._stages.values()) + self.kv_bytes()
 
     def kv_bytes(self) -> int:
-        return sum(part.kv_bytes for part in self._parts.values())
+        left = sum(loaded.stage.kept.nbytes for loaded in self._stages.values())
+        return left + sum(part.kv_bytes for part in self._parts.values())
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""
@@ -175,8 +190,7 @@ class Rings:
         models = []
         for shard in self._in_the_way([shard for shard in self._stages if shard not in used]):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-            models.append(self._stages.pop(shard).model)
-            del self._directories[shard]
+            models.append(self._stages.pop(shard).stage.model)
         if gone or models:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
@@ -184,12 +198,12 @@ class Rings:
     def _in_the_way(self, idle: Sequence[Shard]) -> list[Shard]:
         """Which idle weights the memory of the rings' stages takes, or all if this node's work is to be moved away."""
         room = 0 if self._draining else self._usable - self._set_aside()
-        excess = sum(self._stages[shard].weight_bytes for shard in idle) - max(room, 0)
+        excess = sum(self._stages[shard].nbytes for shard in idle) - max(room, 0)
         unloaded = []
         for shard in idle:
             if excess > 0:
                 unloaded.append(shard)
-                excess -= self._stages[shard].weight_bytes
+                excess -= self._stages[shard].nbytes
         return unloaded
 
     def _set_aside(self) -> int:
@@ -205,7 +219,9 @@ class Rings:
     async def _leave(self, ring_id: str) -> None:
         """Nobody holds on to the part afterwards, and so to the weights."""
         del self._before[ring_id]
-        await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."))
+        left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."))
+        if loaded := self._stages.get(self._reports[ring_id].shard):
+            loaded.left = {**loaded.left, **left}
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
@@ -224,9 +240,9 @@ class Rings:
         A task's root: whatever goes wrong is reported as a failed load.
         """
         try:
-            stage = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
+            loaded = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
             for ring in self._waiting(shard):
-                self._parts[ring.id] = self._part(ring, shard, stage)
+                self._parts[ring.id] = self._part(ring, shard, loaded)
                 self._before[ring.id] = self._before_this(ring)
                 self._report(ring.id, shard, LoadState.READY, 1.0)
         except Exception as error:
@@ -249,59 +265,61 @@ class Rings:
             and report.state in (LoadState.FETCHING, LoadState.LOADING)
         ]
 
-    async def _loaded(self, shard: Shard, ends: bool) -> Stage:
+    async def _loaded(self, shard: Shard, ends: bool) -> Loaded:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
         told = partial(self._progress, shard, LoadState.FETCHING)
         directory, weights = await self._fetch(shard, ends, told)
         self._progress(shard, LoadState.LOADING, 0.0)
         self._agent.touch()
-        self._directories[shard] = directory
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
         stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
         log.info(
             "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
         )
-        return stage
+        return Loaded(stage, directory)
 
     def _before_this(self, ring: Ring) -> str:
         nodes = [stage.node for stage in ring.stages]
         return nodes[nodes.index(self._agent.info.id) - 1]
 
-    def _part(self, ring: Ring, shard: Shard, stage: Stage) -> Driver | Worker:
+    def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
         onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
         # A ring that takes the place of another may have the same layers here.
-        runner = Runner(stage.sibling(), self._directories[shard])
+        runner = Runner(loaded.stage.sibling(), loaded.directory)
+        on_ended = partial(self._ended, ring.id, shard)
         if index:
-            return Worker(ring, self._compute, runner, onward)
+            return Worker(ring, self._compute, runner, onward, on_ended)
         limits = Limits(
             context=ring.context,
             max_sessions=ring.max_sessions,
             max_queue=self._max_queue,
             max_rows=max(1, self._max_batch // len(nodes)),
             chunk=prefill_chunk(),
-            kv=stage.plan.kv,
+            kv=loaded.stage.plan.kv,
         )
-        elsewhere = partial(self._served_elsewhere, ring)
-        onward_of_many = onward if len(nodes) > 1 else None
         driver = Driver(
             ring,
             limits,
             self._compute,
             runner,
-            onward_of_many,
-            elsewhere,
+            onward if len(nodes) > 1 else None,
+            on_ended,
             step_timeout_s=self._step_timeout,
-            runs=self._runs,
+            numbers=self._numbers,
+            left=loaded.left,
             grammars=self._grammars,
         )
+        loaded.left = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 
-    def _served_elsewhere(self, ring: Ring) -> bool:
-        return any(each.id != ring.id for each in ready_rings(self._agent.view(), ring.model))
+    def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
+        """The head is told at once: a ring that has ended has its successor some milliseconds later."""
+        self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:LONGEST_TEXT])
+        self._agent.head_due.notify()
 
     def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:
         self._reports[ring] = LoadReport(ring, shard, state, progress, error)

@@ -12,15 +12,17 @@ the last of a client that has several places when another client has none.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
+from itertools import count
 from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
 from node.serving.lane import Lane, part
 from node.serving.limits import Limits
-from node.serving.prefixes import SHORTEST, Match, Prefixes
+from node.serving.prefixes import SHORTEST, Prefixes
 from node.serving.prompts import Pace, Prompts
 from node.serving.session import Seat, Session
 from node.serving.step import Step
@@ -28,18 +30,35 @@ from node.serving.waiting import Waiting
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that are run in turn: none becomes slow for want of turns. Short ones go past the others."""
-FIRST_PROMPT_LANE = 1 << 16
-"""Lanes of prompts have numbers from here on; those below are where sessions decode."""
+FIRST_NUMBER = 1 << 16
+"""Lanes of prompts and prefixes have numbers from here on; those below are where sessions decode."""
+
+
+def sequence_numbers(node: str, incarnation: int) -> Iterator[int]:
+    """For the sequences of all rings that a node's process drives: no other process of any node has them.
+
+    Of 62 bits, as a driver that was started again, and another one, may find KV of earlier numbers at a stage.
+    """
+    digest = sha256(f"{node} {incarnation}".encode()).digest()
+    return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))
 
 
 class Scheduler:
     """`stages` of the ring; `batchable`: the model's sessions can share a lane; `pads`: so can prompts of different
     lengths; `trimmable`: its caches can go back. `grid`: tokens at whose multiples prompts are divided, whatever else there is
-    to do, where the answer depends on it; 0 where it does not.
+    to do, where the answer depends on it; 0 where it does not. `numbers`: see `sequence_numbers`.
     """
 
     def __init__(
-        self, limits: Limits, *, stages: int, batchable: bool, pads: bool, trimmable: bool, grid: int = 0
+        self,
+        limits: Limits,
+        numbers: Iterator[int],
+        *,
+        stages: int,
+        batchable: bool,
+        pads: bool,
+        trimmable: bool,
+        grid: int = 0,
     ) -> None:
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
@@ -55,9 +74,7 @@ class Scheduler:
         self._waiting = Waiting()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
-        self._left: dict[int, tuple[int, ...]] = {}
-        """After a break: the sequences of which the stages may still have KV."""
-        self._next = FIRST_PROMPT_LANE
+        self._numbers = numbers
         self._steps_since_chunk = 0
 
     # --- sessions come and go -----------------------------------------------------------------------------------------
@@ -111,37 +128,24 @@ class Scheduler:
         else:
             self._waiting.remove(session)
 
-    def rewind(self) -> None:
-        """The stages lost touch: every session that had a place starts again, before those that wait.
+    def sequences(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of which the stages have KV, or have been sent what makes it, by the number that they know it by.
 
-        It does so from its tokens, but for KV that is found to be `left` and restored.
+        None with a grid: how the KV was divided when it was computed is not known any more.
         """
-        seats = [seat for lane in self._lanes for seat in lane.seats()]
-        self._left |= self._prefixes.all()
-        for seat in (*(seat for lane in self._lanes for seat in lane.kept()), *seats):
-            self._left[seat.number] = tuple(seat.session.tokens[: seat.sent])
-        for seat in reversed(seats):
-            self._wait_again(seat)
-            seat.session.kv = seat.number
-            seat.session.breaks += 1
-        self._lanes = deque(Lane(number) for number in range(len(self._lanes)))
-        self._prompts.clear()
-        self._prefixes = Prefixes(self._limits.charge, trimmable=self._trimmable)
-        self._ops.clear()
+        if self._grid:
+            return {}
+        seats = [seat for lane in self._lanes for seat in (*lane.kept(), *lane.seats())]
+        return self._prefixes.all() | {seat.number: tuple(seat.session.tokens[: seat.sent]) for seat in seats}
 
-    @property
-    def left(self) -> tuple[Held, ...]:
-        """After `rewind`: the KV that all stages had, if they still have it."""
-        return tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
-
-    def restore(self, held: Sequence[Held]) -> None:
-        """Of what was `left`, the stages have this, as prefixes: nothing of it needs to be computed again."""
+    def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
+        """Of what a ring before this one `left`, the stages have this, as prefixes: it need not be computed again."""
         for each in held:
-            tokens = self._left.get(each.number, ())
+            tokens = left.get(each.number, ())
             if SHORTEST <= each.tokens <= len(tokens):
                 self._prefixes.put(each.number, tokens[: each.tokens])
-        self._ops += [Forget(number) for number in self._left if not self._prefixes.count(number)]
-        self._left = {}
+            else:
+                self._ops.append(Forget(each.number))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -304,10 +308,13 @@ class Scheduler:
         return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        match = self._match(session)
+        # With a grid, no other session's KV is what this one would compute; who is evaluated needs every token computed.
+        match = None if self._grid or session.evaluates else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
-        own = match is not None and match.prefix == session.kv
-        lane = session.kv if own else self._number()  # its name stays, so a stage that misses this still knows it
+        # Its own, from before its ring ended: no other session begins with what was generated for this one. The name stays,
+        # so a stage that misses this still knows it.
+        own = match is not None and reused >= len(session.request.prompt)
+        lane = match.prefix if match and own else next(self._numbers)
         seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
         self._waiting.charge(session, seat.ahead)
         home.coming.append(seat)
@@ -315,9 +322,7 @@ class Scheduler:
         if own:
             self._prefixes.drop(lane)
             self._ops.append(Forget(lane))
-        else:
-            session.spared = reused
-        session.kv = 0
+        session.spared = 0 if session.request.resume else reused
         most = 0 if self._grid else self._chunk()
         for prompts in self._prompts:
             if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
@@ -325,22 +330,6 @@ class Scheduler:
                 self._ops.append(Merge(prompts.lane, lane))
                 return
         self._prompts.append(Prompts(lane, home, [seat], reused))
-
-    def _match(self, session: Session) -> Match | None:
-        """KV to begin from: its own from before a break, or what another session left."""
-        if session.evaluates:
-            return None  # every token is to be computed
-        own, tokens = self._prefixes.count(session.kv), session.tokens[:-1]
-        kept = min(own, len(tokens))
-        if self._grid and kept < len(session.request.prompt):
-            kept -= kept % self._grid
-        if kept and (own == kept or self._trimmable):
-            return Match(session.kv, kept)
-        return None if self._grid else self._prefixes.best(tokens)
-
-    def _number(self) -> int:
-        self._next += 1
-        return self._next - 1
 
     def _make_room(self) -> None:
         """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""
@@ -370,6 +359,6 @@ class Scheduler:
         if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
             return None
         self._evict(room)
-        number = self._number()
+        number = next(self._numbers)
         self._ops += [Forget(old) for old in self._prefixes.add(number, held)]
         return number

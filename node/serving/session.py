@@ -28,10 +28,6 @@ class Session:
     finished: bool = False
     spared: int = 0
     """Tokens whose KV an earlier session left."""
-    breaks: int = 0
-    """Of the ring while it had a place, since its last token."""
-    kv: int = 0
-    """The number of its KV that outlived a break; 0 when it has none."""
     evaluates: EvaluateRequest | None = None
     """All that is wanted is an evaluation of the prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
@@ -76,7 +72,6 @@ class Session:
         """Append a sampled token; tells whether it was the last."""
         position = self.generated
         self.tokens.append(token)
-        self.breaks = 0
         first = position == len(self.request.resume)
         cached = min(self.spared, len(self.request.prompt)) if first else 0
         if token in self.request.stop_tokens:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
-from node.core.errors import BadRequest, PippinError, StaleFence
+from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
 from node.core.frames import Failure, Frame
 from node.core.types import Ring
 from node.engine.compute import Compute
@@ -17,25 +17,29 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Holds the KV of its layers for one ring."""
+    """Holds the KV of its layers for one ring, and serves one link from the stage before: when that ends, so does the ring."""
 
-    def __init__(self, ring: Ring, compute: Compute, runner: Runner, onward: Onward) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        compute: Compute,
+        runner: Runner,
+        onward: Onward,
+        on_ended: Callable[[PippinError], None],
+    ) -> None:
+        """`on_ended` is told why, once, if the ring ends by itself."""
         self._ring = ring.id
         self._fence = ring.fence
         self._last = onward.node == ring.driver
         self._compute = compute
         self._runner = runner
         self._onward = onward
-        self._lock = asyncio.Lock()
-        self._run = -1
+        self._on_ended = on_ended
         self._seq = 0
-        self._recalled = -1
-        """The last run at whose beginning all KV was freed that it did not name."""
         self._link: Link | None = None
         self._upstream: asyncio.Task[None] | None = None
-        """Serves the link that began the run."""
-        self._broken: PippinError | None = None
-        self._closed: PippinError | None = None
+        """Serves the link from the stage before."""
+        self._ended: PippinError | None = None
         """Why this stage takes no frames any more."""
 
     @property
@@ -43,65 +47,63 @@ class Worker:
         return self._runner.kv_bytes
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
-        """Serve one link from the stage before until it ends or the way onward breaks."""
+        """Serve the link from the stage before until it or the ring ends."""
+        if first.fence != self._fence:
+            raise StaleFence(f"A frame of {first.fence} came to ring {self._ring}, which is at {self._fence}.")
+        if self._ended:
+            raise self._ended
+        if self._upstream:
+            raise StaleFence(f"Ring {self._ring} has had its link from the stage before.")
+        self._upstream = asyncio.current_task()
         try:
-            await self._take(first)
+            await self._begin(first)
             async for frame in frames:
                 await self._take(frame)
         except asyncio.CancelledError:
-            # Cancelled by `_onward_broke`, not by the caller: answer with the reason, so that it reaches the driver.
-            if self._broken and self._upstream is asyncio.current_task():
-                raise self._broken from None
+            # Cancelled by `give_up`, not by the caller: answer with the reason, so that it reaches the driver.
+            if self._ended:
+                raise self._ended from None
+            raise
+        except PippinError as error:
+            self._end(error)
             raise
         finally:
-            await self._end_run()
+            self._end(RingLost("The link from the stage before ended."))
 
     def give_up(self, reason: PippinError) -> None:
-        """End the links: the one from the stage before with `reason`, and so those of them that come from now on."""
-        self._closed = reason
-        self._onward_broke(reason)
+        """End the links: the one from the stage before with `reason`, and so those that come from now on."""
+        if self._ended:
+            return  # cancelled once more while it ends, the link before would end without a word, and its sender wait
+        self._ended = reason
         if self._link:
             self._link.close()
+        if self._upstream and self._upstream is not asyncio.current_task():
+            self._upstream.cancel()
 
-    async def close(self, reason: PippinError) -> None:
-        """And free the KV."""
+    async def close(self, reason: PippinError) -> Mapping[int, tuple[int, ...]]:
+        """Give up, and leave the KV to the next ring of these layers. Its driver knows of which tokens that is."""
         self.give_up(reason)
-        await self._compute.run(self._runner.reset)
+        await self._compute.run(self._runner.leave)
+        return {}
+
+    def _end(self, reason: PippinError) -> None:
+        if not self._ended:
+            self.give_up(reason)
+            self._on_ended(reason)
+
+    async def _begin(self, first: Frame) -> None:
+        """With the KV that earlier rings left and that is still wanted; the frame then tells what that is."""
+        held = await self._compute.run(self._runner.inherit, first.held)
+        self._link = self._onward.open(self._end)
+        await self._take(replace(first, held=held))
 
     async def _take(self, frame: Frame) -> None:
-        async with self._lock:
-            if frame.fence != self._fence:
-                raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring}, which is at {self._fence}.")
-            if self._closed:
-                raise self._closed
-            if frame.run < self._run:
-                # Left over from before the driver's fresh start, and nobody hears this; else the driver has to know at once.
-                raise StaleFence(f"A frame of run {frame.run} came to ring {self._ring}, which is at run {self._run}.")
-            due = self._seq if frame.run == self._run else 0
-            if frame.seq != due:
-                raise BadRequest(f"Frame {frame.seq} came when {due} was due: frames were lost.")
-            if frame.run > self._run:
-                frame = await self._begin(frame)
-            self._seq += 1
-            await self._forward(frame)
-
-    async def _end_run(self) -> None:
-        """The link is gone, and with it the run, unless a newer one has begun. The next one may still use the KV."""
-        async with self._lock:
-            if self._upstream is asyncio.current_task() and self._link:
-                self._link.close()
-
-    async def _begin(self, frame: Frame) -> Frame:
-        """Begin a run, with the KV that is still good; the frame then tells what that is."""
-        self._run, self._seq, self._broken = frame.run, 0, None
-        self._upstream = asyncio.current_task()
-        if self._link:
-            self._link.close()
-        held = frame.held if self._recalled >= frame.since else ()
-        held = await self._compute.run(self._runner.recall, held)
-        self._recalled = frame.run
-        self._link = self._onward.open(self._onward_broke)
-        return replace(frame, held=held)
+        if self._ended:
+            raise self._ended
+        if frame.fence != self._fence or frame.seq != self._seq:
+            raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self._fence} was due.")
+        self._seq += 1
+        await self._forward(frame)
 
     async def _forward(self, frame: Frame) -> None:
         assert self._link
@@ -110,14 +112,5 @@ class Worker:
         except PippinError as error:
             log.error("ring %s: frame %d failed: %s", self._ring, frame.seq, error)
             failure = Failure(error.code, error.message, error.hint)
-            frame = Frame(
-                frame.ring, frame.fence, frame.run, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure
-            )
+            frame = Frame(frame.ring, frame.fence, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure)
         await self._link.send(frame)
-
-    def _onward_broke(self, reason: PippinError) -> None:
-        if self._broken:
-            return  # cancelled once more while it ends, the link before would end without a word, and its sender wait
-        self._broken = reason
-        if self._upstream:
-            self._upstream.cancel()

@@ -159,18 +159,16 @@ class LoadReport(_message.Message):
     def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RingLoad(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "lost")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
     tokens_per_second: float
-    lost: bool
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., lost: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind")

@@ -8,11 +8,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("ring", "term", "epoch", "run", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "since", "faults")
+    __slots__ = ("ring", "term", "epoch", "seq", "ops", "lane", "tensors", "tokens", "lengths", "failure", "sampled", "every", "held", "faults")
     RING_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     OPS_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -23,12 +22,10 @@ class Header(_message.Message):
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     EVERY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     ring: str
     term: int
     epoch: int
-    run: int
     seq: int
     ops: _containers.RepeatedCompositeFieldContainer[Op]
     lane: int
@@ -39,9 +36,8 @@ class Header(_message.Message):
     sampled: bool
     every: bool
     held: _containers.RepeatedCompositeFieldContainer[Held]
-    since: int
     faults: _containers.RepeatedCompositeFieldContainer[Fault]
-    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., run: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., since: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
+    def __init__(self, ring: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., lane: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., tokens: _Optional[_Union[TensorMeta, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., sampled: _Optional[bool] = ..., every: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("row", "start", "end")

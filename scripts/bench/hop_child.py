@@ -46,7 +46,7 @@ class End:
     async def send(self, tensors: tuple[Tensor, ...]) -> None:
         assert self.link
         self.outgoing[-1].append(now())  # RESUMED
-        await self.link.send(Frame(ring="bench", fence=Fence(1, 1), run=0, seq=0, lane=0, tensors=tensors))
+        await self.link.send(Frame(ring="bench", fence=Fence(1, 1), seq=0, lane=0, tensors=tensors))
 
     def compute_and_pack(self) -> tuple[Tensor, ...]:
         hidden = mx.zeros((1, 1, BYTES // 4)) if self._hidden is None else self._hidden + 1

@@ -26,7 +26,7 @@ def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
     ops: tuple[CacheOp, ...] = (Open(0),)
     for begin in range(0, len(request.prompt), CHUNK):
         chunk = request.prompt[begin : begin + CHUNK]
-        frame = Frame("r", Fence(1, 1), 1, 0, ops, 0, every=True)
+        frame = Frame("r", Fence(1, 1), 0, ops, 0, every=True)
         question = reading.question(len(chunk))
         if len(runners) == 1:
             (findings,) = runners[0].answer_alone(frame, [chunk], [question])
@@ -93,7 +93,7 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(tmp_path, t
     ops: list[CacheOp] = [Open(0)]
     for row in range(1, len(texts)):
         ops += [Open(row), Merge(0, row)]
-    frame = Frame("r", Fence(1, 1), 1, 0, tuple(ops), 0, every=True, lengths=tuple(map(len, texts)))
+    frame = Frame("r", Fence(1, 1), 0, tuple(ops), 0, every=True, lengths=tuple(map(len, texts)))
     came = runners[1].relay(runners[0].begin(frame, texts), last=True)
     questions = [reading.question(len(text)) for reading, text in zip(readings, texts, strict=True)]
     for reading, request, findings in zip(readings, requests, runners[0].answer(came, questions), strict=True):

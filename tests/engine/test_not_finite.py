@@ -48,7 +48,7 @@ def runners(directory, *bounds):
 
 def stepped(ring, tokens, **frame):
     ops = (Open(0), Open(1), Merge(0, 1))
-    began = Frame("r", Fence(1, 1), 1, 0, ops=ops, lane=0, **frame)
+    began = Frame("r", Fence(1, 1), 0, ops=ops, lane=0, **frame)
     if len(ring) == 1:
         return began
     step = ring[0].begin(began, tokens)

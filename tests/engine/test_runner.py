@@ -24,6 +24,6 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
     )
     runner = Runner(stage, Path())
     with pytest.raises(StepFailed) as failure:
-        runner.begin(Frame("r", Fence(1, 1), 1, 0, lane=0), [[1]])
+        runner.begin(Frame("r", Fence(1, 1), 0, lane=0), [[1]])
     assert failure.value.__cause__ is error
     assert dropped == [Drop(0)]

@@ -22,7 +22,7 @@ def report(node: str, **facts: Any) -> NodeReport:
 
 
 def frame(data: bytes) -> Frame:
-    return Frame("ring-1", Fence(1, 1), 0, 0, lane=0, tensors=(Tensor("uint8", (1, 1, len(data)), data),))
+    return Frame("ring-1", Fence(1, 1), 0, lane=0, tensors=(Tensor("uint8", (1, 1, len(data)), data),))
 
 
 class Handlers:

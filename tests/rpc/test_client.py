@@ -58,7 +58,7 @@ async def test_a_link_that_ends_before_it_is_connected(how: str) -> None:
         async with RpcClient() as client:
             peer = Address(f"127.0.0.1:{silent.getsockname()[1]}")
             link = client.link(peer, reasons.append)
-            sending = asyncio.create_task(link.send(Frame("ring", Fence(1, 1), run=1, seq=0)))
+            sending = asyncio.create_task(link.send(Frame("ring", Fence(1, 1), seq=0)))
             _, waiting = await asyncio.wait([sending], timeout=0.2)
             assert waiting
             if how == "the link is closed":
@@ -78,7 +78,7 @@ async def test_a_link_that_was_closed_before_its_first_frame() -> None:
             link.close()
             with pytest.raises(PeerUnavailable, match="is closed"):
                 async with asyncio.timeout(10):
-                    await link.send(Frame("ring", Fence(1, 1), run=1, seq=0))
+                    await link.send(Frame("ring", Fence(1, 1), seq=0))
 
 
 def test_who_hangs_up_at_the_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,5 @@
 """Connections between nodes are reset: streams go on with the KV that the stages still have."""
 
-import itertools
-import time
-
 import pytest
 
 from tests.sim.whole_cluster import simulated
@@ -39,7 +36,8 @@ def test_what_was_computed_is_not_computed_again(trimmable):
         assert world.until(lambda: all(map(world.ended, asks)), 30.0)
 
         assert all(ask.finished for ask in asks)
-        assert ring(machines[0]) == before
+        assert ring(machines[0]).stages == before.stages
+        assert ring(machines[0]).fence > before.fence
         again = (world.computed - computed) / STAGES - to_come
         assert again < 0.1 * held if trimmable else 0 < again < held
         assert not world.timeline.violations
@@ -51,19 +49,12 @@ def ring(machine: Machine):
 
 
 def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now():
-    """It is back before it is missed, so the ring stands; its first frames are lost, so nobody knows of its new run."""
+    """It is back before it is missed, so the next ring has the same stages; the others still have KV of its earlier process."""
     assert sum(a_driver_comes_back(seed) for seed in range(30)) > 10
 
 
-def test_a_clock_that_is_set_back_does_not_make_a_driver_mute(monkeypatch):
-    """Its runs count from its incarnation, so what it sends after a restart is newer."""
-    times = itertools.count(10**18, -(10**9))
-    monkeypatch.setattr(time, "time_ns", lambda: next(times))
-    assert sum(a_driver_comes_back(seed) for seed in range(6)) > 1
-
-
 def a_driver_comes_back(seed: int) -> bool:
-    """Whether the ring stood: in some histories it is seen that the driver was gone."""
+    """Whether the stages stayed as they were: in some histories it is seen that the driver was gone."""
     world = World(seed, 3)
     world.trimmable = True
     world.min_stages = 2
@@ -88,4 +79,4 @@ def a_driver_comes_back(seed: int) -> bool:
         world.net.cut.clear()
         assert world.until(lambda: asked.finished, 30.0)
         assert not world.timeline.violations
-        return ring(gateway) == before
+        return ring(gateway).stages == before.stages

@@ -4,7 +4,8 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from node.core.generation import GenerateRequest, Sampling
 from node.serving.limits import Limits
 from node.serving.prefixes import MOST, SHORTEST
 from node.serving.prompts import LEAST_CHUNK, STALL_S
-from node.serving.scheduler import FIRST_PROMPT_LANE, LONG_PROMPTS, Scheduler
+from node.serving.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler, sequence_numbers
 from node.serving.session import Session
 from node.serving.step import Step
 
@@ -76,17 +77,17 @@ class FakeStages:
             case _:
                 raise AssertionError(op)
 
-    def recall(self, left: Sequence[Held], behind: Callable[[], int]) -> list[Held]:
-        """After a break: some stage is `behind` with each, or has nothing of it."""
+    def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
+        """A ring of the same stages begins: some stage is `behind` with each, or has nothing of it."""
         for lane, rows in self.lanes.items():
             self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
         self.lanes, self.numbers = {}, {}
         held = []
-        for each in left:
-            here = len(self.prefixes.get(each.number, ())) - behind()
-            if here > 0 and (self.trimmable or here == each.tokens):
-                held.append(Held(each.number, min(here, each.tokens)))
-        self.prefixes = {each.number: self.prefixes.get(each.number, ()) for each in left}  # the first stage has more
+        for number, tokens in left.items():
+            here = len(self.prefixes.get(number, ())) - behind()
+            if here > 0 and (self.trimmable or here == len(tokens)):
+                held.append(Held(number, min(here, len(tokens))))
+        self.prefixes = {each.number: self.prefixes[each.number] for each in held}  # the first stage has more
         return held
 
     def run(self, step: Step) -> list[Any]:
@@ -94,7 +95,7 @@ class FakeStages:
         rows = self.lanes[step.lane]
         assert len(rows) == len(step.tokens) == len(step.rows)
         assert all(step.tokens)
-        if len(step.rows) > 1 and step.lane >= FIRST_PROMPT_LANE:
+        if len(step.rows) > 1 and step.lane >= FIRST_NUMBER:
             assert len(set(map(len, rows))) == 1  # they begin side by side
         assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
         assert self.pads or not step.lengths
@@ -128,14 +129,9 @@ class World:
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
         self.grid = random.Random(seed).choice([0, 0, 0, 8])
-        self.scheduler = Scheduler(
-            self.limits,
-            stages=self.stages,
-            batchable=self.random.random() < 0.8,
-            pads=self.pads,
-            trimmable=self.trimmable,
-            grid=self.grid,
-        )
+        self.batchable = self.random.random() < 0.8
+        self.numbers = sequence_numbers("n1", seed)
+        self.scheduler = self.new_scheduler()
         self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
         self.in_flight: deque[tuple[Step, list[int]]] = deque()
         self.sessions: list[Session] = []
@@ -145,11 +141,22 @@ class World:
         self.refused = 0
         self.replaced = 0
         self.kept = 0
-        """Tokens of sessions whose KV outlived a break."""
+        """Tokens of running sessions whose KV outlived their ring."""
         self.cached = 0
         self.together = 0
         """Prompts that ran with others in one step."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
+
+    def new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.limits,
+            self.numbers,
+            stages=self.stages,
+            batchable=self.batchable,
+            pads=self.pads,
+            trimmable=self.trimmable,
+            grid=self.grid,
+        )
 
     def arrive(self) -> None:
         known = self.random.choice(
@@ -194,7 +201,7 @@ class World:
         return True
 
     def check_prompts(self, step: Step) -> None:
-        if step.lane >= FIRST_PROMPT_LANE:
+        if step.lane >= FIRST_NUMBER:
             assert self.grid or len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
             if self.grid:
                 self.check_division(step)
@@ -254,15 +261,25 @@ class World:
             self.scheduler.finish(session, keep=self.random.random() < 0.5)
 
     def lose_ring(self) -> None:
+        """Another takes its place; those who were served by it ask again, with what they have got."""
         self.in_flight.clear()
-        self.scheduler.rewind()
-        if self.random.random() < 0.3:
-            self.scheduler.rewind()  # before the stages could tell what they have
-        before = {session.kv: tuple(session.tokens) for session in self.scheduler.sessions()}
-        held = self.fake.recall(self.scheduler.left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
+        left, asking = self.scheduler.sequences(), self.scheduler.sessions()
+        self.scheduler = self.new_scheduler()
+        held = self.fake.inherit(left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
         assert all(self.fake.prefixes[each.number][: each.tokens] for each in held)
-        self.kept += sum(each.tokens for each in held if each.number in before)
-        self.scheduler.restore(held)
+        own = {tuple(session.tokens) for session in asking}
+        self.kept += sum(
+            each.tokens for each in held if any(one[: each.tokens] == left[each.number][: each.tokens] for one in own)
+        )
+        self.scheduler.restore(left, held)
+        for session in asking:
+            session.seat = None
+            session.request = replace(session.request, resume=tuple(session.tokens[len(session.request.prompt) :]))
+            with suppress(Overloaded):
+                self.scheduler.submit(session)
+                continue
+            self.cancelled.add(session)
+            session.finished = True
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
@@ -330,7 +347,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
             pytest.fail(f"seed {seed}; replay it with: python {__file__} {seed}")
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
     assert sum(world.kept for world in worlds) > 500
-    assert sum(world.together for world in worlds) > 100
+    assert sum(world.together for world in worlds) > 50
     assert sum(world.replaced for world in worlds) > 0
     assert sum(len(world.sessions) for world in worlds) > 500
 
@@ -357,7 +374,7 @@ def turn(scheduler: Scheduler) -> Step:
 
 
 def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
-    scheduler = Scheduler(limits(), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
     running = request(5, 500)
     scheduler.submit(running)
     turn(scheduler)
@@ -369,7 +386,9 @@ def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
 
 
 def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
-    scheduler = Scheduler(limits(max_sessions=1), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_sessions=1), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     for number in range(20):
         scheduler.submit(request(10, 200, first=number))
     large = request(900, 50, first=3000)
@@ -385,7 +404,9 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 def test_a_greedy_client_keeps_nobody_waiting() -> None:
     """200 long answers for one, of which as many run as can; another's short one is next, and not after one of them."""
-    scheduler = Scheduler(limits(max_rows=16), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_rows=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     greedy = [request(prompt=20, max_tokens=200, first=100 + n, client="a") for n in range(200)]
     for session in greedy:
         scheduler.submit(session)
@@ -404,7 +425,9 @@ def test_a_greedy_client_keeps_nobody_waiting() -> None:
 
 
 def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
-    scheduler = Scheduler(limits(max_rows=4), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_rows=4), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     for client in "aaaaaaaabbbbcde":
         scheduler.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
     for _ in range(50):
@@ -415,7 +438,9 @@ def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
 
 def test_a_place_that_was_given_up_costs_little() -> None:
     """Where KV is not what is short, a session goes on with its own when it is its turn again."""
-    scheduler = Scheduler(limits(max_rows=2), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_rows=2), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     greedy = [request(prompt=100, max_tokens=200, first=100 * n, client="a") for n in range(2)]
     for session in greedy:
         scheduler.submit(session)
@@ -424,12 +449,19 @@ def test_a_place_that_was_given_up_costs_little() -> None:
     scheduler.submit(request(prompt=5, max_tokens=2, first=4000, client="b"))
     steps = [turn(scheduler) for _ in range(20)]
     assert scheduler.running == 2
-    replayed = [sum(map(len, step.tokens)) for step in steps if step.lane >= FIRST_PROMPT_LANE]
+    replayed = [sum(map(len, step.tokens)) for step in steps if step.lane >= FIRST_NUMBER]
     assert sum(replayed) <= 5 + 2
 
 
 def test_a_full_queue_is_shared() -> None:
-    scheduler = Scheduler(limits(max_rows=1, max_queue=8), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_rows=1, max_queue=8),
+        itertools.count(FIRST_NUMBER),
+        stages=1,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+    )
     for n in range(9):
         assert scheduler.submit(request(prompt=5, max_tokens=50, first=n, client="a")) is None
         if n == 0:
@@ -447,14 +479,14 @@ def test_a_full_queue_is_shared() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:
-    scheduler = Scheduler(limits(), stages=3, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=3, batchable=True, pads=True, trimmable=True)
     scheduler.submit(request(100, 5))
     steps = [scheduler.next() for _ in range(3)]
     assert [step.tokens[0] for step in steps if step] == [tuple(range(10)), tuple(range(10, 20)), tuple(range(20, 30))]
 
 
 def test_as_many_lanes_decode_as_there_are_stages() -> None:
-    scheduler = Scheduler(limits(), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
     for number in range(6):
         scheduler.submit(request(5, 100, first=number * 10))
     for _ in range(20):
@@ -465,7 +497,7 @@ def test_as_many_lanes_decode_as_there_are_stages() -> None:
 
 
 def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
-    scheduler = Scheduler(limits(), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
     first = request(50, 10)
     scheduler.submit(first)
     while not first.finished:
@@ -487,7 +519,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
 def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
     """Stages refuse more than 4096 lanes and prefixes, and a break does not free them."""
     roomy = limits(context=1 << 20, chunk=64)
-    scheduler = Scheduler(roomy, stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
     fake = FakeStages(pads=True, trimmable=True)
     for number in range(2 * MOST):
         session = request(SHORTEST, 1, first=2 * number)
@@ -503,19 +535,25 @@ def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
 
 
 def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
-    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
-    session = request(60, 500)
+    numbers = itertools.count(FIRST_NUMBER)
+
+    def new() -> Scheduler:
+        return Scheduler(limits(chunk=64), numbers, stages=1, batchable=True, pads=True, trimmable=True)
+
+    session, scheduler = request(60, 500), new()
     scheduler.submit(session)
     turn(scheduler)
-    scheduler.rewind()
-    before = scheduler.left
-    assert [each.tokens for each in before] == [60]
-    scheduler.restore(before)
+    left = scheduler.sequences()
+    ((number, tokens),) = left.items()
+    assert len(tokens) == 60
+    scheduler = new()
+    scheduler.restore(left, [Held(number, 60)])
+    session.seat, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
+    scheduler.submit(session)
     again = scheduler.next()  # a stage that has missed this has the sequence by its name from before
     assert again
     assert again.tokens == ((session.tokens[-1],),)
-    scheduler.rewind()
-    assert [(each.number, each.tokens) for each in scheduler.left] == [(before[0].number, 61)]
+    assert {number: len(tokens) for number, tokens in scheduler.sequences().items()} == {number: 61}
 
 
 # --- prompts that run together ------------------------------------------------------------------------------------
@@ -524,12 +562,19 @@ def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
 def prompts_of(scheduler: Scheduler, steps: int) -> list[Step]:
     """The next steps, of prompts alone, all under way at once."""
     found = [scheduler.next() for _ in range(steps)]
-    assert all(step and step.lane >= FIRST_PROMPT_LANE for step in found)
+    assert all(step and step.lane >= FIRST_NUMBER for step in found)
     return [step for step in found if step]
 
 
 def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> None:
-    scheduler = Scheduler(limits(max_sessions=8, chunk=64), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_sessions=8, chunk=64),
+        itertools.count(FIRST_NUMBER),
+        stages=2,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+    )
     for number in range(16):
         scheduler.submit(request(8, 5, first=number * 10))
     one, other = prompts_of(scheduler, 2)
@@ -553,7 +598,9 @@ def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> No
 def test_a_step_of_prompts_is_no_longer_than_a_chunk(
     lengths: Sequence[int], pads: bool, together: Sequence[int]
 ) -> None:
-    scheduler = Scheduler(limits(chunk=40), stages=1, batchable=True, pads=pads, trimmable=True)
+    scheduler = Scheduler(
+        limits(chunk=40), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=pads, trimmable=True
+    )
     for number, length in enumerate(lengths):
         scheduler.submit(request(length, 5, first=number * 100))
     steps = prompts_of(scheduler, len(together))
@@ -562,7 +609,9 @@ def test_a_step_of_prompts_is_no_longer_than_a_chunk(
 
 
 def test_prompts_that_share_a_kept_beginning_run_together() -> None:
-    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     system = tuple(range(100, 140))
     first = Session(GenerateRequest("x", "m", system, 1, frozenset(), Sampling()))
     scheduler.submit(first)
@@ -582,7 +631,9 @@ def test_prompts_that_share_a_kept_beginning_run_together() -> None:
 
 
 def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
-    scheduler = Scheduler(limits(chunk=64), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True
+    )
     fake = FakeStages(pads=True, trimmable=True)
     scheduler.submit(request(60, 5, first=900))  # its step comes first
     sessions = [request(6 + number, 5, first=number * 10) for number in range(4)]
@@ -618,7 +669,9 @@ def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
 
 
 def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
-    scheduler = Scheduler(limits(max_sessions=8), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_sessions=8), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     long = request(500, 5, first=3000)
     scheduler.submit(long)
     for turns in range(400):
@@ -628,7 +681,9 @@ def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
 
 
 def test_a_short_prompt_passes_long_ones() -> None:
-    scheduler = Scheduler(limits(max_sessions=16), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_sessions=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     long = [request(900, 5, first=number * 1000) for number in range(LONG_PROMPTS + 2)]
     for session in long:
         scheduler.submit(session)
@@ -647,13 +702,20 @@ def test_a_short_prompt_passes_long_ones() -> None:
 
 
 def test_many_short_prompts_hold_up_a_stream_by_one_step_at_a_time() -> None:
-    scheduler = Scheduler(limits(max_sessions=16, max_rows=64), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(max_sessions=16, max_rows=64),
+        itertools.count(FIRST_NUMBER),
+        stages=1,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+    )
     scheduler.submit(request(5, 500))
     turn(scheduler)
     for number in range(30):
         scheduler.submit(request(4, 5, first=number * 10))
     steps = [turn(scheduler) for _ in range(30)]
-    of_prompts = [step.lane >= FIRST_PROMPT_LANE for step in steps]
+    of_prompts = [step.lane >= FIRST_NUMBER for step in steps]
     assert sum(of_prompts) == 15  # two prompts of 4 in a step of 10
     assert not any(one and other for one, other in itertools.pairwise(of_prompts))
 
@@ -666,7 +728,14 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
 
     A token of the prompt takes `token_s` and `depth_s` more for each token before it.
     """
-    scheduler = Scheduler(limits(context=20_000, chunk=512), stages=stages, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(context=20_000, chunk=512),
+        itertools.count(FIRST_NUMBER),
+        stages=stages,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+    )
     clock, landed, longest = 0.0, 0.0, 0.0
     sizes: list[int] = []
     under_way: deque[tuple[Step, float]] = deque()
@@ -675,7 +744,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
         while len(under_way) < stages and (step := scheduler.next()):
             under_way.append((step, clock))
         step, begun = under_way.popleft()
-        prompt = step.lane >= FIRST_PROMPT_LANE
+        prompt = step.lane >= FIRST_NUMBER
         seat = step.rows[0]
         if prompt and len(seat.session.tokens) > 5:
             size = len(step.tokens[0])
@@ -709,7 +778,9 @@ def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> N
 
 
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
-    scheduler = Scheduler(limits(chunk=64), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = Scheduler(
+        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
+    )
     scheduler.submit(request(300, 5))
     sizes = []
     for _ in range(4):

@@ -112,7 +112,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
             came.append(first)
 
     rings._parts[RING.id], rings._before[RING.id] = Part(), rings._before_this(RING)
-    frame = Frame(RING.id, RING.fence, 2**63, 0)
+    frame = Frame(RING.id, RING.fence, 0)
 
     async def frames() -> AsyncIterator[Frame]:
         yield frame

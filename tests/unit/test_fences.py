@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.core.errors import StaleFence
+from node.core.errors import PippinError, StaleFence
 from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
 from node.core.types import Caller, Fence, Ring, StageSpec
@@ -17,7 +17,7 @@ from node.serving.scheduler import Limits
 from node.serving.worker import Worker
 
 RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
-FRAME = Frame(RING.id, RING.fence, 1, 0, (Open(1),))
+FRAME = Frame(RING.id, RING.fence, 0, (Open(1),))
 LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 
 
@@ -39,12 +39,25 @@ async def no_more() -> AsyncIterator[Frame]:
 def driver() -> Driver:
     limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
     return Driver(
-        RING, limits, Untouched(), Untouched(), None, lambda: False, step_timeout_s=60, runs=count(), grammars=None
+        RING,
+        limits,
+        Untouched(),
+        Untouched(),
+        None,
+        ended,
+        step_timeout_s=60,
+        numbers=count(),
+        left={},
+        grammars=None,
     )
 
 
 def worker() -> Worker:
-    return Worker(RING, Untouched(), Untouched(), SimpleNamespace(node="a"))
+    return Worker(RING, Untouched(), Untouched(), SimpleNamespace(node="a"), ended)
+
+
+def ended(reason: PippinError) -> None:
+    raise AssertionError(f"the ring ended: {reason}")
 
 
 @pytest.mark.parametrize("fence", LATER_AND_EARLIER, ids=str)
@@ -56,7 +69,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 
 async def test_a_ring_that_a_node_is_no_part_of_is_refused():
     rings = Rings(
-        SimpleNamespace(info=SimpleNamespace(incarnation=1)),
+        SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1)),
         None,
         None,
         None,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from node.core.errors import NotReady, RingLost
-from node.core.frames import Frame
+from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
+from node.core.signal import Signal
 from node.core.types import Caller, Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
 from node.serving import rings as serving
@@ -38,6 +39,7 @@ class FakeStage:
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
         self.weight_bytes = weight_bytes
+        self.kept = SimpleNamespace(nbytes=0)
 
     def sibling(self) -> "FakeStage":
         return FakeStage(self.weights, self.weight_bytes)
@@ -55,7 +57,10 @@ class FakeRunner:
     def __init__(self, stage: FakeStage, _directory: Path) -> None:
         self._stage = stage
 
-    def reset(self) -> None:
+    def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        return held
+
+    def leave(self) -> None:
         pass
 
 
@@ -76,6 +81,7 @@ class FakeAgent:
         self.placement = Placement()
         self.adopted = asyncio.Event()
         self.touched = asyncio.Event()
+        self.head_due = Signal()
 
     def adopt(self, placement: Placement, *, draining: bool = False) -> None:
         self.placement, self.draining = placement, draining
@@ -164,7 +170,7 @@ def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> 
 
 
 async def frames_of(name: str) -> AsyncIterator[Frame]:
-    yield Frame(name, Fence(1, 1), 1, 0)
+    yield Frame(name, Fence(1, 1), 0)
 
 
 async def test_a_node_that_can_compute_no_more_ends_what_its_rings_have_under_way(world: World) -> None:

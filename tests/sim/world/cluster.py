@@ -23,7 +23,6 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
-from node.serving.worker import Worker
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
 from tests.sim.world.model import LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
@@ -216,7 +215,7 @@ class World:
         for process in self.processes():
             for part in process.rings._parts.values():
                 stage = part._runner._stage
-                if stage.lanes and not self._may_be_wanted(part):
+                if stage.lanes:
                     self.timeline.violated(f"{process.name} still has the KV of lanes {list(stage.lanes)}")
                 if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.sessions()):
                     self.timeline.violated(f"{process.name} still has {len(left)} sessions")
@@ -229,11 +228,6 @@ class World:
             links = names.count("frames")
             if strays or links > rings:
                 self.timeline.violated(f"{process.name} still runs {strays}, {links} links in {rings} rings")
-
-    @staticmethod
-    def _may_be_wanted(part: Any) -> bool:
-        """After a break, until the driver has something to do again."""
-        return isinstance(part, Worker) and (part._upstream is None or part._upstream.done())
 
 
 class ToTimeline(logging.Handler):

@@ -81,6 +81,17 @@ class Hidden:
     rows: tuple[tuple[int, ...], ...]
 
 
+class FakeKept:
+    """KV that rings left, by number; a number comes once only."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return 1000 * sum(len(keys) for row in self.rows.values() for keys in row)
+
+
 class FakeStage:
     """Strict: an operation that does not fit is a violation."""
 
@@ -96,6 +107,7 @@ class FakeStage:
         self.prefixes: dict[int, Row] = {}
         self.ring = ""
         """The ring whose frames it works on."""
+        self.kept = FakeKept()
 
     @property
     def kv_bytes(self) -> int:
@@ -103,27 +115,37 @@ class FakeStage:
         return 1000 * sum(len(keys) for row in rows for keys in row)
 
     def sibling(self) -> FakeStage:
-        return FakeStage(self.process, self.start, self.end)
+        other = FakeStage(self.process, self.start, self.end)
+        other.kept = self.kept
+        return other
 
     def clear(self) -> None:
         self.lanes.clear()
         self.numbers.clear()
         self.prefixes.clear()
 
-    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
+    def leave(self) -> None:
+        rows = [
+            (number, row)
+            for lane in self.lanes
+            for number, row in zip(self.numbers[lane], self.lanes[lane], strict=True)
+        ]
+        for number, row in (*rows, *self.prefixes.items()):
+            if number in self.kept.rows:
+                self.violated(f"sequence {number} was left twice")
+            self.kept.rows[number] = row
+        self.clear()
+
+    def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        if self.lanes or self.prefixes:
+            self.violated("a ring inherits that has begun already")
         asked = {each.number: each.tokens for each in held}
-        for lane, rows in self.lanes.items():
-            for number, row in zip(self.numbers[lane], rows, strict=True):
-                if number in self.prefixes:
-                    self.violated(f"row {number} is a prefix, too")
-                self.prefixes[number] = row
-        self.lanes.clear()
-        self.numbers.clear()
         self.prefixes = {
             number: row
-            for number, row in self.prefixes.items()
+            for number, row in self.kept.rows.items()
             if number in asked and (self.process.world.trimmable or len(row[0]) == asked[number])
         }
+        self.kept.rows = {}
         return tuple(
             Held(number, min(tokens, len(self.prefixes[number][0])))
             for number, tokens in asked.items()
@@ -200,8 +222,8 @@ class FakeRunner:
 
     def __init__(self, stage: FakeStage, directory: Any) -> None:
         self._stage = stage
-        self._seen = (-1, -1)
-        """Run and number of the last frame."""
+        self._seen = -1
+        """The number of the last frame."""
         self.trimmable = stage.process.world.trimmable
 
     @property
@@ -212,16 +234,16 @@ class FakeRunner:
         for op in ops:
             self._stage.apply(op)
 
-    def reset(self) -> None:
-        self._stage.clear()
+    def leave(self) -> None:
+        self._stage.leave()
 
-    def recall(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        return self._stage.recall(held)
+    def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        return self._stage.inherit(held)
 
     # --- the driver ---
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
-        self._note_run(frame)
+        self._stage.claim(frame.ring)
         self.apply(frame.ops)
         assert frame.lane is not None
         self._may_fail(frame.lane)
@@ -247,10 +269,10 @@ class FakeRunner:
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
-        self._note_run(frame)
-        if (frame.run, frame.seq) != (self._seen[0], self._seen[1] + 1):
-            self._stage.violated(f"frame {frame.run}.{frame.seq} is applied after {self._seen}")
-        self._seen = (frame.run, frame.seq)
+        self._stage.claim(frame.ring)
+        if frame.seq != self._seen + 1:
+            self._stage.violated(f"frame {frame.seq} is applied after {self._seen}")
+        self._seen = frame.seq
         self.apply(frame.ops)
         if frame.lane is None or frame.failure:
             return frame
@@ -260,15 +282,6 @@ class FakeRunner:
             return replace(frame, tensors=(hidden,))
         rows = tuple(row[-1:] for row in hidden.rows)
         return replace(frame, tensors=(Hidden(hidden.layer, rows),) if frame.sampled else (), lengths=())
-
-    def _note_run(self, frame: Frame) -> None:
-        self._stage.claim(frame.ring)
-        if frame.run > self._seen[0]:
-            self._seen = (frame.run, -1)
-            if self._stage.lanes:
-                self._stage.violated(f"run {frame.run} begins with lanes that are left over")
-        elif frame.run < self._seen[0]:
-            self._stage.violated(f"a frame of run {frame.run} is applied in run {self._seen[0]}")
 
     def _may_fail(self, lane: int) -> None:
         if self._stage.process.world.steps_fail():

@@ -51,7 +51,7 @@ class Network:
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
         self.sick: dict[str, str] = {}
-        """Rings of which each frame "vanishes" or "breaks" its link."""
+        """Rings of which each frame "vanishes" or "breaks" its link; with the name `""`, all rings."""
 
     def delay(self) -> float:
         late = self.rng.uniform(0, 1) if self.rng.random() < self.weather.hiccups else 0.0
@@ -403,7 +403,7 @@ class SimLink:
     def _carry(self, frame: Frame) -> None:
         assert self._pipe
         net = self._pipe.net
-        if sick := net.sick.get(frame.ring):
+        if sick := net.sick.get(frame.ring) or net.sick.get(""):
             if sick == "breaks":
                 self._pipe.cut_off()
             return

@@ -1,5 +1,6 @@
-"""What the stages still have after a break: sequences that stopped at different places go on from where all have them."""
+"""What the stages have of a ring that is no more: sequences that stopped at different places go on from where all have them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,17 @@ import pytest
 from node.core.frames import Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.types import Fence
 from node.engine.runner import Runner, StepFailed
+from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Stages, Whole, likeliest, prompt, write_model
 
 CUT = (0, 1, 4)
+
+
+def succeed(stage: Stage, held: Sequence[Held]) -> tuple[Held, ...]:
+    """The ring of this stage is no more, and one of the same layers begins."""
+    stage.lanes.leave_to(stage.kept)
+    return stage.lanes.take_from(stage.kept, held)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text", "qwen3_next", "mamba2"])
@@ -31,7 +39,7 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
 
     held = (Held(1, 6), Held(2, 10), Held(3, 13), Held(4, 2), Held(5, 9))
     for stage in (driver, last):
-        held = stage.lanes.recall(held)
+        held = succeed(stage, held)
     whole_sequences = {3: 9, 5: 9, 1: 5, 2: 9} if driver.plan.trimmable else {5: 9}
     assert {each.number: each.tokens for each in held} == whole_sequences
 
@@ -53,12 +61,12 @@ def test_what_is_not_named_is_freed(tmp_path):
         driver.begin(lane, prompt(5))
     driver.lanes.apply(Keep(1, 0, prefix=3))
     before = driver.lanes.kv_bytes
-    assert driver.lanes.recall([Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
+    assert succeed(driver, [Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
     assert 0 < driver.lanes.kv_bytes < before
-    assert driver.lanes.recall([Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
+    assert succeed(driver, [Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
     driver.lanes.apply(Forget(2))
     assert driver.lanes.kv_bytes == 0
-    assert last.lanes.recall([Held(2, 4)]) == ()
+    assert succeed(last, [Held(2, 4)]) == ()
 
 
 def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
@@ -69,7 +77,7 @@ def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
     for op in (Merge(2, 3), Merge(1, 2), Keep(1, 2, prefix=4), Reuse(5, 4, 7), Filter(1, (2, 0))):
         stage.lanes.apply(op)
     counts = {1: 6, 3: 8, 4: 8, 5: 7}
-    held = stage.lanes.recall([Held(number, 100) for number in range(1, 9)])
+    held = succeed(stage, [Held(number, 100) for number in range(1, 9)])
     assert {each.number: each.tokens for each in held} == counts
 
 
@@ -78,7 +86,7 @@ def test_what_stopped_elsewhere_and_cannot_go_back_is_freed(tmp_path):
     stage.lanes.apply(Open(1))
     stage.begin(1, prompt(5))
     before = stage.lanes.kv_bytes
-    assert stage.lanes.recall([Held(1, 4)]) == ()
+    assert succeed(stage, [Held(1, 4)]) == ()
     assert stage.lanes.kv_bytes < before
 
 
@@ -94,7 +102,7 @@ def test_a_lane_is_never_there_twice(tmp_path):
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     asked = tuple(Held(number, 2001) for number in range(1, 9))
-    assert stage.lanes.recall(asked) == asked
+    assert succeed(stage, asked) == asked
     assert mx.get_peak_memory() - before < 0.4 * stage.lanes.kv_bytes  # a layer of four
 
 
@@ -104,7 +112,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: 
     runner = Runner(stage, directory)
 
     def frame(lane: int) -> Frame:
-        return Frame("r", Fence(1, 1), 1, 0, ops=(Open(lane),), lane=lane)
+        return Frame("r", Fence(1, 1), 0, ops=(Open(lane),), lane=lane)
 
     for lane in (1, 2):
         runner.run_alone(frame(lane), [[5, 6, 7]], [])
@@ -115,20 +123,25 @@ def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: 
 
         broken.setattr(stage, "_body", fail)
         with pytest.raises(StepFailed, match="out of memory"):
-            runner.run_alone(Frame("r", Fence(1, 1), 1, 1, lane=1), [[8]], [])
-    assert runner.recall([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
-    assert runner.kv_bytes == stage.lanes.kv_bytes > 0
+            runner.run_alone(Frame("r", Fence(1, 1), 1, lane=1), [[8]], [])
+    runner.leave()
+    assert runner.kv_bytes == 0
+    successor = Runner(stage.sibling(), directory)
+    assert successor.inherit([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
+    assert successor.kv_bytes > 0
+    assert stage.kept.nbytes == 0
 
 
 def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
     runner = Runner(stage, directory)
-    runner.run_alone(Frame("r", Fence(1, 1), 1, 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])
+    runner.run_alone(Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])
 
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(stage.lanes, "_split", fail)
-    assert runner.recall([Held(1, 3)]) == ()
-    assert runner.kv_bytes == stage.lanes.kv_bytes == 0
+    runner.leave()
+    assert runner.inherit([Held(1, 3)]) == ()
+    assert runner.kv_bytes == stage.lanes.kv_bytes == stage.kept.nbytes == 0
