@@ -123,11 +123,11 @@ def test_a_node_of_the_ring_ends(home: Home, place: int, number: signal.Signals)
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ss"), reason="only root can reset others' connections")
 @pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
 def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
-    """No node is lost, and so no KV: the ring starts again from what its stages have."""
+    """No node is lost, and so no KV: the next ring begins with what its stages have."""
     ring = home.ring(home.ready())
     through(home, lambda: reset_connections(ring[place]))
     assert home.ring(home.ready()) == ring
-    kept = re.findall(r"starts again with the KV of (\d+) tokens", ring[0].written)
+    kept = re.findall(r"begins with the KV of (\d+) tokens", ring[0].written)
     assert sum(map(int, kept)) > 100
 
 

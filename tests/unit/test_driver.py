@@ -127,7 +127,7 @@ async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv
         tokens = [(await anext(stream)).token]
         with pytest.raises(StepFailed):
             await answer(driver, (7, BAD), 5)
-        with pytest.raises(RingLost, match="The ring ended: The step could not be computed"):
+        with pytest.raises(RingLost, match="The ring ended: The step could not be computed"):  # noqa: PT012
             while True:
                 tokens.append((await anext(stream)).token)
         with pytest.raises(RingLost):
