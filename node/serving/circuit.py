@@ -34,7 +34,8 @@ class Circuit:
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
         self._seq = 0
-        self._is_cut = False
+        self.is_cut = False
+        """For good."""
 
     @property
     def alone(self) -> bool:
@@ -58,7 +59,7 @@ class Circuit:
 
     def open(self) -> None:
         """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""
-        if self._onward and not self._link and not self._is_cut:
+        if self._onward and not self._link and not self.is_cut:
             self._link = self._onward.open(self._on_broken)
 
     async def send(self, frame: Frame, step: Step | None = None, begun_at: float = 0.0) -> None:
@@ -95,12 +96,8 @@ class Circuit:
 
     def cut(self) -> None:
         """Close the link for good, and forget what is on its way."""
-        self._is_cut = True
+        self.is_cut = True
         if self._link:
             self._link.close()
             self._link = None
         self._in_flight.clear()
-
-    @property
-    def is_cut(self) -> bool:
-        return self._is_cut

@@ -64,10 +64,6 @@ class Prefixes:
         self._held[number] = _pack(tokens)
         self.charged += self._charge(len(tokens))
 
-    def count(self, number: int) -> int:
-        """Tokens that are held under a number; 0 when none are."""
-        return _count(self._held.get(number, b""))
-
     def all(self) -> dict[int, tuple[int, ...]]:
         """The tokens of each, in order of last use."""
         return {number: tuple(array("I", held)) for number, held in self._held.items()}

@@ -24,7 +24,10 @@ OPEN_WAIT_S = 60.0
 RECOVER_WAIT_S = 30.0
 """A running request waits this long for its ring to be replaced."""
 FRUITLESS_TRIES = 5
-"""A request that is taken up so often without a new token is not going to succeed."""
+FRUITLESS_S = 15.0
+"""A request that is taken up more often, for longer, without a new token is not going to succeed: it may be what ends its
+rings. A link that comes and goes for some seconds costs none.
+"""
 ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
 """What one ring says, and another one may not."""
 
@@ -36,7 +39,8 @@ class Tries:
     full: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     fruitless: int = 0
-    """How often it was to no avail since the last new token."""
+    """How often it was to no avail since the last new token, and since when."""
+    since: float = 0.0
 
     def others(self, rings: Sequence[Ring]) -> list[Ring]:
         return [ring for ring in rings if ring.id not in self.full | self.lost]
@@ -111,8 +115,9 @@ class Requests:
             log.warning("request %s lost its ring: %s", request.id, error)
             self.recoveries += 1
             tries.lost.add(ring.id)
+        tries.since = tries.since if tries.fruitless else now()
         tries.fruitless += 1
-        if tries.fruitless > FRUITLESS_TRIES:
+        if tries.fruitless > FRUITLESS_TRIES and now() - tries.since > FRUITLESS_S:
             raise error
 
     async def _pause(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:

@@ -64,12 +64,12 @@ def test_while_a_ring_is_made_again_another_takes_its_requests(world: World) -> 
 
 
 @pytest.mark.parametrize("world", [2], indirect=True)
-def test_a_ring_that_ends_again_and_again_is_made_once_a_second(world: World) -> None:
+def test_a_ring_that_ends_again_and_again_is_made_once_a_second_and_loses_nobody(world: World) -> None:
     before, began = epochs(world), world.timeline.now
     world.net.sick[""] = "breaks"
     world.run(8.0)
     assert 2 <= epochs(world) - before <= (world.timeline.now - began) / AGAIN_S + 1
     world.net.sick.clear()
-    assert world.until(lambda: all(map(world.ended, world.asks)), 40.0)
+    assert world.until(lambda: all(ask.finished for ask in world.asks), 40.0)
     ask = world.ask(world.processes()[0], max_tokens=5)
     assert world.until(lambda: ask.finished, 10.0)
