@@ -73,3 +73,29 @@ def test_a_ring_that_ends_again_and_again_is_made_once_a_second_and_loses_nobody
     assert world.until(lambda: all(ask.finished for ask in world.asks), 40.0)
     ask = world.ask(world.processes()[0], max_tokens=5)
     assert world.until(lambda: ask.finished, 10.0)
+
+
+def test_a_ring_that_ends_while_there_is_no_head_has_its_successor_from_the_next() -> None:
+    world = World(3, 3)
+    world.min_stages = 2
+    world.step_s = 0.02
+    with simulated(world):
+        head, *others = world.machines.values()
+        head.start()
+        world.run(3.0)
+        head.process.usable = 50 * MB
+        for machine in others:
+            machine.start()
+        world.run(7.0)
+        asker = others[0].process
+        (before,) = asker.agent.placement.rings
+        assert head.name not in [stage.node for stage in before.stages]
+        asks = [world.ask(asker, max_tokens=80) for _ in range(4)]
+        world.run(0.5)
+        head.kill()
+        world.machines[before.driver].reset_connections(1.0)
+        assert world.until(lambda: all(ask.finished for ask in asks), 20.0)
+        (after,) = asker.agent.placement.rings
+        assert after.stages == before.stages
+        assert after.fence.term > before.fence.term
+        assert not world.timeline.violations
