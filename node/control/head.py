@@ -91,8 +91,8 @@ class Head:
         self._steady = Steady()
         self._place_once = lru_cache(_REMEMBERED)(place)
         """Placing takes up to 50 ms of the event loop for seven nodes, and is asked each second with the same."""
-        self._succeeded_at: dict[tuple[StageSpec, ...], float] = {}
-        """When a ring of these stages was last made because one of them had ended."""
+        self._succeeded_at: dict[tuple[str, tuple[StageSpec, ...]], float] = {}
+        """When a ring of this model and these stages was last made because one of them had ended."""
         self._barred: dict[tuple[str, str], float] = {}
         """Models and nodes that could not load a replica, until when they are not tried again."""
         self._wanted: dict[str, _Wanted] = {}
@@ -191,12 +191,13 @@ class Head:
         """The rings, and in place of each that has ended another of the same stages: those that live have their weights and
         KV. At once, but again only after a while: what ends it may be there still.
         """
-        self._succeeded_at = {stages: since for stages, since in self._succeeded_at.items() if at - since < AGAIN_S}
+        self._succeeded_at = {key: since for key, since in self._succeeded_at.items() if at - since < AGAIN_S}
         ended = {load.ring for node in nodes for load in node.loads if load.state is LoadState.ENDED}
         found = list(rings)
         for index, ring in enumerate(rings):
-            if ring.id in ended and ring.stages not in self._succeeded_at:
-                self._succeeded_at[ring.stages] = at
+            key = (ring.model, ring.stages)
+            if ring.id in ended and key not in self._succeeded_at:
+                self._succeeded_at[key] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
                 found[index] = replace(ring, id=name, fence=fence)
                 log.info("ring %s has ended: %s takes its place", ring.id, name)
@@ -314,7 +315,7 @@ class Head:
         """Models that somebody may wait for. Would they make room, those who wait would ask for them again, and so on."""
         placed = {ring.model for ring in view.placement.rings}
         fresh = {model for model in placed if at - self._wanted[model].placed_at < LOADS_S}
-        fresh |= {ring.model for ring in view.placement.rings if ring.stages in self._succeeded_at}
+        fresh |= {model for model, _ in self._succeeded_at}
         return {model for model in fresh if not ready_rings(view, model)}
 
     def _failures(self) -> tuple[Refusal, ...]:

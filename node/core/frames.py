@@ -98,7 +98,7 @@ class Held:
     """KV of the first `tokens` of a sequence that outlived its ring."""
 
     number: int
-    """Of the prefix, or of the lane in which the sequence began; no other sequence of any ring has it."""
+    """Of the prefix, or of the lane in which the sequence began; no other sequence of any ring ever has it."""
     tokens: int
 
 

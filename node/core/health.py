@@ -40,6 +40,7 @@ class Code(StrEnum):
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
     DOUBLE = "double"
     SLOW_LINK = "slow-link"
+    RING_ENDED = "ring-ended"
     LOADING = "loading"
     OPEN_CLUSTER = "open-cluster"
 
@@ -77,6 +78,15 @@ def load_failed(node: str, load: LoadReport) -> Issue:
             f"{node} could not load layers {shard.start}-{shard.end - 1} of {shard.model}: {load.error or 'no reason'}"
         ),
         f"The log of {node} says more. Load the model again when the cause is gone.",
+    )
+
+
+def ring_ended(node: str, load: LoadReport) -> Issue:
+    return Issue(
+        Code.RING_ENDED,
+        Severity.WARNING,
+        _sentence(f"A ring of {load.shard.model} ended at {node}: {load.error or 'no reason'}"),
+        "Another takes its place, once a second at most. If this stays, look at the network between its nodes.",
     )
 
 
@@ -215,7 +225,9 @@ def _load_issues(view: ClusterView) -> Iterator[Issue]:
         for load in peer.report.loads:
             if load.state is LoadState.FAILED:
                 yield load_failed(peer.report.info.name, load)
-            elif load.state not in (LoadState.READY, LoadState.ENDED):
+            elif load.state is LoadState.ENDED:
+                yield ring_ended(peer.report.info.name, load)
+            elif load.state is not LoadState.READY:
                 yield loading(peer.report.info.name, load)
 
 

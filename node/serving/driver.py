@@ -90,11 +90,11 @@ class Driver:
             self._circuit.cut()
             self.sessions.close(reason)
 
-    async def close(self, reason: PippinError) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and leave the KV to the next ring of these layers. Tells the tokens that it is of."""
+    async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Tells the tokens of what is kept."""
         self.give_up(reason)
-        await self._compute.run(self._runner.leave)
-        return self._left
+        await self._compute.run(self._runner.leave if keep else self._runner.reset)
+        return self._left if keep else {}
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,8 @@ class Driver:
     async def _drive(self) -> None:
         """Send steps as long as there is one and the ring has room for it."""
         try:
-            await self._inherit()
+            if not self.sessions.closed:
+                await self._inherit()
             while not self.sessions.closed:
                 await self._wake.wait()
                 self._wake.clear()

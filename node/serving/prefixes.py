@@ -73,6 +73,10 @@ class Prefixes:
         new = _pack(tokens)
         return len(tokens) >= SHORTEST and not any(held.startswith(new) for held in self._held.values())
 
+    def use_last(self, number: int) -> None:
+        """It is the first to be let go."""
+        self._held.move_to_end(number, last=False)
+
     def evict(self) -> int | None:
         """Forget the one that was not used for longest; None when there is none."""
         oldest = next(iter(self._held), None)

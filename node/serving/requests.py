@@ -24,9 +24,8 @@ OPEN_WAIT_S = 60.0
 RECOVER_WAIT_S = 30.0
 """A running request waits this long for its ring to be replaced."""
 FRUITLESS_TRIES = 5
-FRUITLESS_S = 15.0
-"""A request that is taken up more often, for longer, without a new token is not going to succeed: it may be what ends its
-rings. A link that comes and goes for some seconds costs none.
+"""A request that is taken up more often, and for `RECOVER_WAIT_S`, without a new token is not going to succeed: it may be
+what ends its rings. A link that comes and goes for some seconds costs none.
 """
 ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
 """What one ring says, and another one may not."""
@@ -117,7 +116,7 @@ class Requests:
             tries.lost.add(ring.id)
         tries.since = tries.since if tries.fruitless else now()
         tries.fruitless += 1
-        if tries.fruitless > FRUITLESS_TRIES and now() - tries.since > FRUITLESS_S:
+        if tries.fruitless > FRUITLESS_TRIES and now() - tries.since > RECOVER_WAIT_S:
             raise error
 
     async def _pause(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:

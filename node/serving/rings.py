@@ -15,11 +15,13 @@ from pathlib import Path
 from node.cluster.footprint import ring_bytes
 from node.control.agent import Agent
 from node.control.contacts import Contacts
+from node.core.clock import now
 from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
+from node.core.signal import Signal
+from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, StageSpec
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk, release_memory
@@ -37,6 +39,9 @@ from node.store.weights import Weights
 
 log = logging.getLogger(__name__)
 
+BEGINS_S = 2.0
+"""The stage before may know of a ring so much earlier than this node."""
+
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
 of the model's weights are. Cancelled, it breaks off and keeps what came."""
@@ -51,11 +56,16 @@ class Loaded:
     """Of the model's files."""
     left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """At a driver: the tokens of which a ring that is no more left KV, by their numbers."""
+    shape: "Shape | None" = None
+    """Of the ring that left the KV."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of weights and of KV that no ring has taken over yet."""
-        return self.stage.weight_bytes + self.stage.kept.nbytes
+
+Shape = tuple[str, tuple[StageSpec, ...], int, int]
+
+
+def _shape(ring: Ring) -> Shape:
+    """What the rings have in common of which one takes over the KV of the other."""
+    return ring.model, ring.stages, ring.context, ring.max_sessions
 
 
 class Rings:
@@ -85,13 +95,15 @@ class Rings:
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._step_timeout = step_timeout_s
-        self._numbers = sequence_numbers(agent.info.id, agent.info.incarnation)
+        self._numbers = sequence_numbers(agent.info)
         self._grammars = grammars
         self._stages: dict[Shard, Loaded] = {}
         """All that are in memory; idle ones first, from the one that was unused for longest."""
         self._parts: dict[str, Driver | Worker] = {}
-        self._before: dict[str, str] = {}
-        """The node of the stage before this one's, in each ring of `_parts`."""
+        self._held: dict[str, Ring] = {}
+        """The rings of `_parts`."""
+        self._began = Signal()
+        """There is a new part."""
         self._reports: dict[str, LoadReport] = {}
         self._placement = Placement()
         """The one that is followed."""
@@ -139,10 +151,13 @@ class Rings:
         first = await anext(frames, None)
         if first is None:
             return
+        deadline = now() + BEGINS_S
+        while first.ring not in self._parts and await self._began.wait(deadline - now()):
+            pass
         part = self._parts.get(first.ring)
         if part is None:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
-        if not self._contacts.is_from(self._before[first.ring], caller):
+        if not self._contacts.is_from(self._before_this(self._held[first.ring]), caller):
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await part.frames(first, frames)
 
@@ -182,29 +197,42 @@ class Rings:
         for ring_id in self._parts.keys() - wanted.keys():
             log.info("ring %s: left", ring_id)
             await self._leave(ring_id)
-        gone = self._reports.keys() - wanted.keys()
-        for ring_id in gone:
-            del self._reports[ring_id]
+        gone = [self._reports.pop(ring_id) for ring_id in self._reports.keys() - wanted.keys()]
         used = set(wanted.values())
         self._stages = dict(sorted(self._stages.items(), key=lambda held: held[0] in used))
         models = []
-        for shard in self._in_the_way([shard for shard in self._stages if shard not in used]):
+        idle = [shard for shard in self._stages if shard not in used]
+        if self._excess(idle) > 0:
+            for shard in idle:
+                await self._clear(self._stages[shard])
+        for shard in self._in_the_way(idle):
             log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
             models.append(self._stages.pop(shard).stage.model)
-        if gone or models:  # after a load that was broken off or failed there is something to free, too
+        loads = [report for report in gone if report.state not in (LoadState.READY, LoadState.ENDED)]
+        if loads or models:  # after a load that was broken off or failed there is something to free, too
             await self._compute.run_pieces(release_memory(models))
         self._agent.touch()
 
     def _in_the_way(self, idle: Sequence[Shard]) -> list[Shard]:
         """Which idle weights the memory of the rings' stages takes, or all if this node's work is to be moved away."""
-        room = 0 if self._draining else self._usable - self._set_aside()
-        excess = sum(self._stages[shard].nbytes for shard in idle) - max(room, 0)
+        excess = self._excess(idle)
         unloaded = []
         for shard in idle:
             if excess > 0:
                 unloaded.append(shard)
-                excess -= self._stages[shard].nbytes
+                excess -= self._stages[shard].stage.weight_bytes
         return unloaded
+
+    def _excess(self, idle: Sequence[Shard]) -> int:
+        """Bytes that idle layers take beyond the room that there is for them."""
+        room = 0 if self._draining else self._usable - self._set_aside()
+        held = [self._stages[shard].stage for shard in idle]
+        return sum(stage.weight_bytes + stage.kept.nbytes for stage in held) - max(room, 0)
+
+    async def _clear(self, loaded: Loaded) -> None:
+        """Free the KV that a ring has left."""
+        loaded.left, loaded.shape = {}, None
+        await self._compute.run(loaded.stage.kept.clear)
 
     def _set_aside(self) -> int:
         """Bytes that the placement counts for this node's stages; all there are if it does not tell enough of a model."""
@@ -218,10 +246,12 @@ class Rings:
 
     async def _leave(self, ring_id: str) -> None:
         """Nobody holds on to the part afterwards, and so to the weights."""
-        del self._before[ring_id]
-        left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."))
-        if loaded := self._stages.get(self._reports[ring_id].shard):
-            loaded.left = {**loaded.left, **left}
+        ring, shard = self._held.pop(ring_id), self._reports[ring_id].shard
+        # Another ring of these layers, which runs beside this one, would never ask for it.
+        keep = all(self._shard(other) != shard for other in self._held.values())
+        left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."), keep=keep)
+        if keep:
+            self._stages[shard].left, self._stages[shard].shape = left, _shape(ring)
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
@@ -242,9 +272,12 @@ class Rings:
         try:
             loaded = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
             for ring in self._waiting(shard):
+                if loaded.shape != _shape(ring):
+                    await self._clear(loaded)  # of other stages, or more than is set aside now
                 self._parts[ring.id] = self._part(ring, shard, loaded)
-                self._before[ring.id] = self._before_this(ring)
+                self._held[ring.id] = ring
                 self._report(ring.id, shard, LoadState.READY, 1.0)
+                self._began.notify()
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("loading failed")

@@ -7,7 +7,7 @@ Pure: rings, their loads and the time in, a ring out. The idea is that of SGLang
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from node.core.types import Ring
+from node.core.types import Ring, StageSpec
 
 BLOCK = 32
 """Tokens of a prompt that are remembered as one."""
@@ -20,12 +20,16 @@ REPORT_S = 1.0
 """What began less than this ago may be missing from the loads that drivers report."""
 
 
+Place = tuple[str, tuple[StageSpec, ...]]
+"""A model and the stages that hold it: a ring's successor has their KV."""
+
+
 class Router:
     """One for each gateway: it knows what it sent where."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[int, str] = OrderedDict()
-        """By the hash of a prompt up to a block's end, the ring that last got one; the last used at the end."""
+        self._served: OrderedDict[int, Place] = OrderedDict()
+        """By the hash of a prompt up to a block's end, where the last one went; the last used at the end."""
         self._begun: deque[tuple[float, str]] = deque()
 
     def choose(
@@ -46,28 +50,32 @@ class Router:
         began = [ring for _, ring in self._begun]
         work = {ring.id: loads.get(ring.id, 0) + began.count(ring.id) for ring in sound}
         chosen = min(sound, key=lambda ring: (work[ring.id], len(ring.stages)))
-        known = self._last_served(tokens, work)
-        if known and work[known] - work[chosen.id] <= IMBALANCE:
-            chosen = next(ring for ring in sound if ring.id == known)
-        self._note(tokens, chosen.id)
+        known = self._last_served(tokens, {_place(ring): ring for ring in sound})
+        if known and work[known.id] - work[chosen.id] <= IMBALANCE:
+            chosen = known
+        self._note(tokens, _place(chosen))
         self._begun.append((now, chosen.id))
         return chosen
 
-    def _last_served(self, tokens: Sequence[int], rings: Collection[str]) -> str | None:
+    def _last_served(self, tokens: Sequence[int], rings: Mapping[Place, Ring]) -> Ring | None:
         """Of these rings, the one that got the prompt with the longest common beginning."""
         found = None
         for block in _blocks(tokens):
             if block not in self._served:
                 break
-            found = self._served[block] if self._served[block] in rings else found
+            found = rings.get(self._served[block], found)
         return found
 
-    def _note(self, tokens: Sequence[int], ring: str) -> None:
+    def _note(self, tokens: Sequence[int], place: Place) -> None:
         for block in _blocks(tokens):
-            self._served[block] = ring
+            self._served[block] = place
             self._served.move_to_end(block)
         while len(self._served) > BLOCKS:
             self._served.popitem(last=False)
+
+
+def _place(ring: Ring) -> Place:
+    return ring.model, ring.stages
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[int]:

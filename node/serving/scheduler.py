@@ -20,6 +20,7 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
+from node.core.types import NodeInfo
 from node.serving.lane import Lane, part
 from node.serving.limits import Limits
 from node.serving.prefixes import SHORTEST, Prefixes
@@ -34,12 +35,12 @@ FIRST_NUMBER = 1 << 16
 """Lanes of prompts and prefixes have numbers from here on; those below are where sessions decode."""
 
 
-def sequence_numbers(node: str, incarnation: int) -> Iterator[int]:
+def sequence_numbers(info: NodeInfo) -> Iterator[int]:
     """For the sequences of all rings that a node's process drives: no other process of any node has them.
 
     Of 62 bits, as a driver that was started again, and another one, may find KV of earlier numbers at a stage.
     """
-    digest = sha256(f"{node} {incarnation}".encode()).digest()
+    digest = sha256(f"{info.id} {info.incarnation} {info.started_at}".encode()).digest()
     return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))
 
 
@@ -140,12 +141,12 @@ class Scheduler:
 
     def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
         """Of what a ring before this one `left`, the stages have this, as prefixes: it need not be computed again."""
-        for each in held:
-            tokens = left.get(each.number, ())
-            if SHORTEST <= each.tokens <= len(tokens):
-                self._prefixes.put(each.number, tokens[: each.tokens])
+        here = {each.number: each.tokens for each in held}
+        for number, tokens in left.items():
+            if SHORTEST <= here.get(number, 0) <= len(tokens):
+                self._prefixes.put(number, tokens[: here[number]])
             else:
-                self._ops.append(Forget(each.number))
+                self._ops.append(Forget(number))  # some stages may have it
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -311,17 +312,13 @@ class Scheduler:
         # With a grid, no other session's KV is what this one would compute; who is evaluated needs every token computed.
         match = None if self._grid or session.evaluates else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
-        # Its own, from before its ring ended: no other session begins with what was generated for this one. The name stays,
-        # so a stage that misses this still knows it.
-        own = match is not None and reused >= len(session.request.prompt)
-        lane = match.prefix if match and own else next(self._numbers)
+        lane = next(self._numbers)
         seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
         self._waiting.charge(session, seat.ahead)
         home.coming.append(seat)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
-        if own:
-            self._prefixes.drop(lane)
-            self._ops.append(Forget(lane))
+        if match and reused >= len(session.request.prompt):
+            self._prefixes.use_last(match.prefix)  # most likely its own, from before its ring ended
         session.spared = 0 if session.request.resume else reused
         most = 0 if self._grid else self._chunk()
         for prompts in self._prompts:

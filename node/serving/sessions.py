@@ -32,7 +32,7 @@ class Sessions:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each new token once, in order. Closing it cancels the session.
 
-        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring is replaced or cannot be restarted.
+        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
         """
         self._check(request.prompt + request.resume)
         constraint = None

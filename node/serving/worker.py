@@ -80,10 +80,10 @@ class Worker:
         if self._upstream and self._upstream is not asyncio.current_task():
             self._upstream.cancel()
 
-    async def close(self, reason: PippinError) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and leave the KV to the next ring of these layers. Its driver knows of which tokens that is."""
+    async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver knows the tokens."""
         self.give_up(reason)
-        await self._compute.run(self._runner.leave)
+        await self._compute.run(self._runner.leave if keep else self._runner.reset)
         return {}
 
     def _end(self, reason: PippinError) -> None:

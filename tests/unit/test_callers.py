@@ -111,7 +111,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
         async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
             came.append(first)
 
-    rings._parts[RING.id], rings._before[RING.id] = Part(), rings._before_this(RING)
+    rings._parts[RING.id], rings._held[RING.id] = Part(), RING
     frame = Frame(RING.id, RING.fence, 0)
 
     async def frames() -> AsyncIterator[Frame]:

@@ -133,7 +133,7 @@ async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv
         with pytest.raises(RingLost):
             await answer(driver, (7, 8), 5)
         assert [type(error) for error in ended] == [StepFailed]
-        left = await driver.close(RingLost("Ring m@1.1 was replaced."))
+        left = await driver.close(RingLost("Ring m@1.1 was replaced."), keep=True)
     assert len(ended) == 1
     computed = runner.computed
     async with driven(runner, left) as driver:
@@ -148,5 +148,5 @@ async def test_what_a_ring_left_that_nobody_asked_for_is_left_again() -> None:
     left = {70_000: tuple(range(50))}
     async with driven(left=left) as driver:
         await asyncio.sleep(0)
-        assert await driver.close(RingLost("replaced")) == left
+        assert await driver.close(RingLost("replaced"), keep=True) == left
     assert not ended

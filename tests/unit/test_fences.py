@@ -69,7 +69,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 
 async def test_a_ring_that_a_node_is_no_part_of_is_refused():
     rings = Rings(
-        SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1)),
+        SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1, started_at=0)),
         None,
         None,
         None,

@@ -144,6 +144,12 @@ def test_loads_tell_progress_and_failure():
     )
 
 
+def test_a_ring_that_has_ended_is_told_with_its_reason():
+    issue = only(diagnose(view(peer("a", loads=(load(LoadState.ENDED, 0, "peer_unavailable: b hung up"),)))))
+    assert (issue.code, issue.severity) == (Code.RING_ENDED, Severity.WARNING)
+    assert issue.text == "A ring of m ended at a: peer_unavailable: b hung up."
+
+
 def test_gravest_first():
     peers = (peer("a", loads=(load(LoadState.LOADING),)), peer("b", NodeState.FAILED))
     issues = diagnose(view(*peers, refused=(Refusal("m", "no_capacity", "t"),)), is_open=True)

@@ -4,13 +4,14 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.core.errors import NotReady, RingLost
+from node.core.errors import NotReady, PeerUnavailable, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.signal import Signal
@@ -27,10 +28,19 @@ LAYER = 100 * MB
 SPECS = tuple(ModelSpec(name, (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other"))
 RESERVE = 164 * MB
 """What is set aside for a stage beside its weights."""
+KV = 10 * MB
+"""Of a ring that has begun."""
 
 
 class Weights:
     pass
+
+
+class FakeKept:
+    nbytes = 0
+
+    def clear(self) -> None:
+        self.nbytes = 0
 
 
 class FakeStage:
@@ -39,10 +49,12 @@ class FakeStage:
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
         self.weight_bytes = weight_bytes
-        self.kept = SimpleNamespace(nbytes=0)
+        self.kept = FakeKept()
 
     def sibling(self) -> "FakeStage":
-        return FakeStage(self.weights, self.weight_bytes)
+        other = FakeStage(self.weights, self.weight_bytes)
+        other.kept = self.kept
+        return other
 
     def clear(self) -> None:
         pass
@@ -56,12 +68,17 @@ class FakeRunner:
 
     def __init__(self, stage: FakeStage, _directory: Path) -> None:
         self._stage = stage
+        self._own = 0
 
     def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        self._own, self._stage.kept.nbytes = self._stage.kept.nbytes or KV, 0
         return held
 
     def leave(self) -> None:
-        pass
+        self._stage.kept.nbytes += self._own
+
+    def reset(self) -> None:
+        self._own = 0
 
 
 class FakeCompute(Compute):
@@ -74,7 +91,7 @@ class FakeCompute(Compute):
 
 
 class FakeAgent:
-    info = SimpleNamespace(id="a", name="mini-1", incarnation=1)
+    info = SimpleNamespace(id="a", name="mini-1", incarnation=1, started_at=0)
     draining = False
 
     def __init__(self) -> None:
@@ -208,7 +225,7 @@ async def test_weights_that_no_ring_needs_stay_until_a_ring_needs_them_again(wor
     world.place()
     await world.until()
     assert world.rings.idle() == (Shard("m", 0, 2),)
-    assert world.rings.memory_used() == 2 * LAYER
+    assert world.rings.memory_used() == 2 * LAYER + KV
     world.place(ring("two", FIRST))
     await world.until(LoadState.READY)
     assert world.rings.idle() == ()
@@ -287,3 +304,62 @@ async def test_a_load_that_was_broken_off_while_it_fetched_can_be_begun_again(wo
     world.place(ring("two"))
     await world.until(LoadState.READY)
     assert world.loads == ["0-4", "closed"]
+
+
+async def begun(world: World, *rings: Ring) -> None:
+    """The rings hold, and have begun, so that they have KV."""
+    world.go_on.set()
+    world.place(*rings)
+    await world.ready(*(each.id for each in rings))
+    await asyncio.sleep(0.01)
+
+
+async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
+    await begun(world, ring("one"))
+    world.place()
+    await world.until()
+    assert world.rings.kv_bytes() == KV
+    await begun(world, ring("two"))
+    assert world.rings.kv_bytes() == 0, "the second ring has it now; the fake's own is not counted"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(ring("two"), context=256), replace(ring("two"), max_sessions=1)],
+    ids=["a shorter context", "fewer sessions"],
+)
+async def test_no_kv_is_kept_for_a_ring_for_which_less_is_set_aside(world: World, other: Ring) -> None:
+    await begun(world, ring("one", SECOND))
+    world.rings._parts["one"]._runner.inherit(())  # its first frame
+    world.place()
+    await world.until()
+    assert world.rings.kv_bytes() == KV
+    stages = ring("x", SECOND).stages
+    await begun(world, replace(other, stages=stages))
+    assert world.rings.kv_bytes() == 0
+
+
+async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> None:
+    await begun(world, ring("one", SECOND), ring("two", SECOND))
+    world.rings._parts["one"]._runner.inherit(())
+    world.place(ring("two", SECOND))
+    await world.ready("two")
+    assert world.rings.kv_bytes() == 0
+
+
+async def test_kv_that_is_kept_goes_before_any_weights_do(world: World) -> None:
+    """Beside the idle half there is room for the other model, but not for its KV, too."""
+    await begun(world, ring("one", SECOND))
+    world.rings._parts["one"]._runner.inherit(())
+    await begun(world, ring("two", FIRST, model="other"))
+    assert world.rings.idle() == (Shard("m", 2, 4),)
+    assert world.rings.kv_bytes() == 0
+
+
+async def test_frames_of_a_ring_that_this_node_is_about_to_hold_wait_for_it(world: World) -> None:
+    world.go_on.set()
+    waiting = asyncio.create_task(world.rings.frames(frames_of("soon"), Caller("192.168.1.5")))
+    await asyncio.sleep(0)
+    world.place(ring("soon", SECOND))
+    with pytest.raises(PeerUnavailable, match="No address"):  # it has begun, and looks for the next stage
+        await waiting

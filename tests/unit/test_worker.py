@@ -88,7 +88,7 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
         await asyncio.wait_for(onward.sent.get(), 5)
     gone = PeerUnavailable("the next stage is gone")
     onward.broke(gone)
-    closing = asyncio.create_task(worker.close(RingLost("replaced")))
+    closing = asyncio.create_task(worker.close(RingLost("replaced"), keep=True))
     with pytest.raises(PeerUnavailable, match="the next stage is gone"):
         await asyncio.wait_for(serving, 5)
     await asyncio.wait_for(closing, 5)
@@ -103,7 +103,7 @@ async def test_a_ring_begins_with_the_kv_that_is_left_and_leaves_its_own():
     serving = asyncio.create_task(worker.frames(frame(0, held=asked), one_and_no_more(frame(1))))
     sent = [await asyncio.wait_for(onward.sent.get(), 5) for _ in range(2)]
     assert [(each.seq, each.held) for each in sent] == [(0, asked[:1]), (1, ())]
-    assert await worker.close(RingLost("replaced")) == {}
+    assert await worker.close(RingLost("replaced"), keep=True) == {}
     with pytest.raises(RingLost, match="replaced"):
         await asyncio.wait_for(serving, 5)
     assert runner.leaves == 1

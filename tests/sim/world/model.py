@@ -91,6 +91,9 @@ class FakeKept:
     def nbytes(self) -> int:
         return 1000 * sum(len(keys) for row in self.rows.values() for keys in row)
 
+    def clear(self) -> None:
+        self.rows = {}
+
 
 class FakeStage:
     """Strict: an operation that does not fit is a violation."""
@@ -236,6 +239,9 @@ class FakeRunner:
 
     def leave(self) -> None:
         self._stage.leave()
+
+    def reset(self) -> None:
+        self._stage.clear()
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
         return self._stage.inherit(held)
