@@ -65,6 +65,8 @@ LISTING_S = 5.0
 """How often the disk is searched for models that came or went."""
 LISTING_SHARE = 20
 """A search that takes long is followed by a pause of so many times its length."""
+GIVE_BACK_S = 10.0
+"""How often memory that is free goes back to the system."""
 FIRST_LISTING_S = 10.0
 """A node starts without its list of models when a disk takes longer than this."""
 
@@ -216,6 +218,7 @@ class Daemon:
                 self._keep_addresses(),
                 self._keep_computing(),
                 self._keep_id(),
+                self._keep_memory(),
             )
             being_found = group.create_task(self._be_found())
             tasks = [being_found, *(group.create_task(part) for part in parts)]
@@ -313,6 +316,12 @@ class Daemon:
             self._agent.readdress(addresses, interfaces)
             if self._discovery:
                 await self._discovery.update(self._agent.info, _multicast(interfaces))
+
+    async def _keep_memory(self) -> None:
+        """What large requests took and left goes back to the system."""
+        while True:
+            await asyncio.sleep(GIVE_BACK_S)
+            await self._pools.upkeep.run(memory.give_back)
 
     async def _keep_listing(self, listing: asyncio.Task[None]) -> None:
         """`listing`: the first one, which may still be under way."""

@@ -9,6 +9,8 @@ RAM_SHARE = 0.7
 """Of a machine without a device that names its own limit. The rest is for the system, this process and file cache:
 weights are read through it, and a machine that swaps is slower than one with fewer layers."""
 
+_LIBC = ctypes.CDLL(None)
+_GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
 _M_ARENA_MAX = -8
 _MOST_HEAPS = 2
 
@@ -17,8 +19,14 @@ def share_heaps() -> None:
     """Have all threads allocate from two heaps: glibc gives nearly each its own, of up to 64 MB, and what is freed there
     serves no other thread and seldom goes back to the system. Other C libraries need none of it.
     """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_M_ARENA_MAX, _MOST_HEAPS)
+    if _GLIBC:
+        _GLIBC.mallopt(_M_ARENA_MAX, _MOST_HEAPS)
+
+
+def give_back() -> None:
+    """Give the system what is free in these heaps, but for their ends glibc keeps all of it. Takes some milliseconds."""
+    if _GLIBC:
+        _GLIBC.malloc_trim(0)
 
 
 def total() -> int:

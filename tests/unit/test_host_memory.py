@@ -1,8 +1,10 @@
+import ctypes
 import platform
 import re
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from node.host import chip, memory
@@ -70,6 +72,22 @@ ready.wait(30)
 libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
 libc.fflush(None)
 """
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries need no help")
+def test_what_is_free_in_the_middle_of_a_heap_goes_back_to_the_system():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(10_000) for _ in range(5000)]
+    for block in blocks:
+        ctypes.memset(ctypes.c_void_p(block), 1, 10_000)
+    end = libc.malloc(10_000)
+    for block in blocks:
+        libc.free(block)
+    before = psutil.Process().memory_info().rss
+    memory.give_back()
+    assert before - psutil.Process().memory_info().rss > 30_000_000
+    libc.free(end)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no heap for each thread")
