@@ -75,9 +75,10 @@ def driving(directory, tokenizer, grammars):
             compute,
             Runner(stage, directory),
             None,
-            lambda: False,
+            lambda _: None,
             step_timeout_s=60,
-            runs=count(),
+            numbers=count(1 << 16),
+            left={},
             grammars=grammars,
         )
         task = asyncio.create_task(driver.run())
