@@ -82,7 +82,6 @@ GOOD: dict[str, Callable[[Known], dict[str, Any]]] = {
         "ring": known["ring"][0],
         "term": known["term"][0],
         "epoch": known["epoch"][0],
-        "run": 2**40,
         "ops": [{"kind": "OPEN", "lane": 1}],
         "lane": 1,
         "lengths": [1],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -113,14 +114,15 @@ async def lie(peer: Address, cluster: str) -> None:
 
 
 async def nonsense_to_a_stage(evil: Stranger, ring: Ring) -> None:
-    """Of a ring in which the stranger is the driver, so that its frames are taken."""
-    assert await evil.until_loaded(ring) == "ready"
+    """Of rings in which the stranger is the driver, so that its frames are taken."""
     shapes = [(), (0,), (1, 1), (1, 0, 64), (2**31, 2**31, 2**31), (1, 1, 3)]
-    for run, shape in enumerate(shapes):
+    for number, shape in enumerate(shapes):
+        own = replace(ring, id=f"{ring.id}-{number}")
+        assert await evil.until_loaded(own) == "ready"
         broken = asyncio.Event()
         link = evil.client.link(evil.peer, lambda reason, broken=broken: broken.set())
         tensor = Tensor("float32", shape, b"\x00" * 12)
-        await link.send(Frame(ring.id, ring.fence, run, 0, (Open(1),), lane=1, tensors=(tensor,), sampled=True))
+        await link.send(Frame(own.id, own.fence, 0, (Open(1),), lane=1, tensors=(tensor,), sampled=True))
         await asyncio.wait_for(broken.wait(), 10)  # there is nobody onward
         link.close()
 
