@@ -1,4 +1,4 @@
-"""koboldcpp's `adapter`: the texts around each role's messages, given with a request in place of the model's template."""
+"""koboldcpp's `adapter` parameter: text placed around each role's messages, in place of the model's chat template."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Self
@@ -17,14 +17,14 @@ ROLES = {
     "tool": "tools",
     "function": "tools",
 }
-"""Whose texts are used for a role; koboldcpp calls those of tool results `tools`."""
+"""Role of a message -> role whose texts wrap it; koboldcpp calls that of tool results `tools`."""
 
 
 Text = Annotated[str, Field(max_length=MAX_STOP)]
 
 
 class Wrapper(BaseModel):
-    """What stands before and after a message."""
+    """Text placed before and after a message."""
 
     model_config = ConfigDict(strict=True)
 
@@ -33,7 +33,7 @@ class Wrapper(BaseModel):
 
 
 class Templates(BaseModel):
-    """A role that is not named has no texts."""
+    """The texts of each role; those of a role that is not given are empty."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,12 +42,12 @@ class Templates(BaseModel):
     assistant: Wrapper = Wrapper()
     tools: Wrapper = Wrapper()
     after_last_message: str | None = None
-    """What the answer follows; None: the assistant's start."""
+    """Text that the answer follows; None: the assistant's `start`."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_flat_names(cls, value: Any) -> Any:
-        """Koboldcpp now writes `user_start` for `user.start`, and `assistant_gen` for `after_last_message`."""
+        """Accept koboldcpp's flat names: `user_start` for `user.start`, `assistant_gen` for `after_last_message`."""
         if not isinstance(value, dict):
             return value
         given = {name: item for name, item in value.items() if item is not None}
@@ -81,13 +81,13 @@ class Adapter(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """Texts at which an answer ends: the beginning of another turn. Control tokens end it anyway."""
+        """Stop strings: texts that end an answer or begin another turn. Control tokens end an answer in any case."""
         templates = self.templates
         texts = (templates.assistant.end, templates.user.start, templates.assistant.start)
         return list(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
-        """The prompt in pieces, with whether each is of a message. A last message of the assistant is continued."""
+        """Yield pieces of the prompt, and whether each is message content. A final assistant message is left open."""
         for message in messages:
             wrapper: Wrapper = getattr(self.templates, ROLES[message.role])
             continued = message is messages[-1] and message.role == "assistant" and message.content

@@ -1,4 +1,4 @@
-"""What operators ask: is this node alive, what does it run, how is the cluster, and that a node be taken out of use."""
+"""Endpoints for operators: health, version, cluster status, and draining of nodes."""
 
 from aiohttp import web
 
@@ -8,7 +8,7 @@ from node import PROTOCOL, __version__
 
 
 async def health(env: Env, request: web.Request) -> web.Response:
-    """503 from the moment the node was told to stop, so that a load balancer sends nothing more; or while it is stuck."""
+    """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests."""
     told = env.backend.health()
     if request.app[DRAIN].begun:
         told["status"] = "stopping"

@@ -1,4 +1,4 @@
-"""One answer, from tokens to the text a client sees. Pure: no I/O, no clocks; plain answers and streams share it."""
+"""Turns the tokens of one answer into the text a client sees, plain or streamed. Pure: no I/O, no clock."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,28 +18,31 @@ Ending = Finish | Literal["tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token and the characters that it completes. All of an answer's tokens together give its text."""
+    """A token and the characters that it completes. Concatenated over an answer, they give its text."""
 
     event: TokenEvent
     text: str
     start: int
-    """Where in the text its characters begin."""
+    """Offset of its first character in the text, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an answer has grown by."""
+    """An increment of an answer."""
 
     text: str = ""
     tokens: tuple[TokenText, ...] = ()
-    """Those whose text has now been given out; filled only if log-probabilities are wanted."""
+    """Tokens whose text has now been given out; filled only if log-probabilities are wanted."""
     finish: Ending | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
 
 
 class Answer:
-    """Takes tokens, gives text that is never taken back: no half characters, no control tokens, nothing of a stop."""
+    """Incremental detokenizer of one answer.
+
+    Text that was given out is final: it has no partial characters, no control tokens and no part of a stop string.
+    """
 
     def __init__(
         self,
@@ -51,35 +54,38 @@ class Answer:
         offset: int = 0,
         reader: Reader | None = None,
     ) -> None:
-        """`control_logprobs`: those of control tokens, too. `offset`: characters that go before the answer.
+        """`control_logprobs`: report log-probabilities of control tokens, too. `offset`: number of characters before
+        the answer (an echoed prompt).
 
-        `reader`: of what is no text; the stop strings and log-probabilities are of the text alone.
+        `reader`: separates reasoning and tool calls from the text; stop strings and log-probabilities apply to the text
+        only.
         """
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.logprob = 0.0
-        """Of the whole answer, if log-probabilities are asked of the driver."""
+        """Sum of the log-probabilities of the tokens; 0 unless the driver was asked for them."""
         self.cached_tokens = 0
         self._control = tokenizer.control
         self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
-        """Control tokens that mean something to the reader."""
+        """Control tokens that are passed on to the reader."""
         self._reader = reader
         self._called = False
         self._unread: dict[int, TokenEvent] = {}
-        """By position, the tokens that the reader may hold back; filled only if log-probabilities are wanted."""
+        """Events by position of the tokens that the reader may hold back; filled only if log-probabilities are wanted.
+        """
         self._silent: set[int] = set()
-        """The positions of those that made no text yet: they belong to the token that completes their character."""
+        """Positions of tokens without text so far; they are given out with the token that completes their character."""
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopMatcher(stops)
         self._logprobs = logprobs
         self._without_logprobs = frozenset[int]() if control_logprobs else tokenizer.control
         self._waiting: deque[TokenText] = deque()
         self._made = 0
-        """Characters that the tokens so far stand for."""
+        """Number of characters that the tokens so far stand for."""
         self._offset = offset
 
     def take(self, event: TokenEvent) -> Delta:
-        """Account for one token. At the end, a character of which some bytes are missing is left out: it is none."""
+        """Process one token. An incomplete UTF-8 character at the end of the answer is dropped."""
         self.completion_tokens += 1
         self.logprob += event.logprob or 0.0
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)

@@ -40,14 +40,16 @@ def create_app(
     body_s: float = BODY_S,
     pace: Pace | None = None,
 ) -> web.Application:
-    """To be called inside a running loop, and served by an ApiServer.
+    """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
 
-    No `api_keys`: everybody may ask whose address is of a private network, or any with `open_api`. Pages of
-    `cors_origins` may ask besides local ones. `names` of this node besides local ones. `body_limit` in bytes; `body_s`:
-    seconds that the first bytes of a body may take.
+    Without `api_keys`, requests are accepted from private-network addresses only, or with `open_api` from any address.
+    `cors_origins`: origins whose pages may use the API, in addition to local ones. `names`: host names of this node, in
+    addition to local ones. `body_limit`: bytes. `body_s`: seconds allowed for a body, before the allowance for its
+    size.
     """
     keyed = bool(api_keys)
-    # Where any page may ask, or none without a key, there is nothing to gain by another name.
+    # The `Host` check prevents DNS rebinding. It adds nothing where any page may use the API or every request needs a
+    # key.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
     cors, drain, counted = Cors(cors_origins, names, keyed=keyed), Drain(), Metrics(backend)
     bodies = Bodies(body_limit, body_s)
@@ -59,7 +61,7 @@ def create_app(
     app[DRAIN] = drain
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(_number)
-    # Left to itself, aiohttp asks for a body, or refuses an expectation, before any middleware runs.
+    # By default aiohttp asks for the body, or refuses the `Expect` header, before any middleware runs.
     post, get, delete = (
         partial(add, expect_handler=leave_to_gate)
         for add in (app.router.add_post, app.router.add_get, app.router.add_delete)
@@ -83,7 +85,7 @@ def create_app(
     get("/cluster/status", partial(admin.cluster_status, env))
     post("/cluster/nodes/{node}/drain", partial(admin.drain, env))
     post("/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
-    # aiohttp's own 404 and 405 are plain text where there is an `Expect`.
+    # aiohttp's own 404 and 405 responses are plain text if the request has an `Expect` header.
     for resource in app.router.resources():
         assert isinstance(resource, web.Resource)
         resource.add_route(ANYTHING_ELSE, _wrong_method, expect_handler=leave_to_gate)
@@ -101,13 +103,13 @@ async def _nothing_here(_request: web.Request) -> web.StreamResponse:
 
 
 async def _number(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """As OpenAI does; its clients show it with an error."""
+    """Add a request id, as OpenAI does; its clients show it with an error."""
     response.headers["X-Request-ID"] = f"req_{uuid.uuid4().hex}"
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure becomes an error object: as a response, or as the last event of a stream that has begun."""
+    """Turn every failure into an error object: a response, or the last event of a stream that has begun."""
     headers: dict[str, str] = {}
     try:
         return await handler(request)
@@ -123,7 +125,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         status, body = error.status, error_object(error.status, _sentence(request, error))
         if hdrs.ALLOW in error.headers:
             headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-    except ConnectionError:  # there is nobody left to tell; raised, it would be logged as a failure of the server's
+    except ConnectionError:  # the client is gone; raised, this would be logged as a server failure
         gone: EventStream | None = request.get(STREAM)
         return gone.response if gone else web.Response()
     except Exception:

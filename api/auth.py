@@ -1,4 +1,4 @@
-"""API keys: who may ask, when the operator named keys."""
+"""API keys, sent as bearer tokens."""
 
 import hmac
 from collections.abc import Iterable
@@ -9,20 +9,20 @@ from aiohttp import hdrs, web
 from node.core.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health"})
-"""Asked by load balancers and supervisors, which hold no key; it tells nothing that is worth one."""
+"""Paths that need no key: load balancers and supervisors have none, and the answers contain nothing confidential."""
 
 
 class ApiKeys:
-    """Without keys everybody may ask, whatever bearer they send."""
+    """The accepted API keys. If there are none, every request is accepted, whatever bearer token it has."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        # Digests are of one length, so the time of a comparison tells nothing of a key.
+        # Digests have the same length, so the time of a comparison reveals nothing about a key.
         self._digests = tuple(_digest(key) for key in keys)
 
     def check(self, request: web.BaseRequest) -> str | None:
-        """The request's key; None where none is needed. Raises Unauthorized.
+        """Return the request's key, or None if none is needed. Raises Unauthorized.
 
-        All keys are compared, and whole, so that no beginning of one is worth anything.
+        The given key is compared with all keys, and in full, so that timing reveals no prefix of a key.
         """
         if not self._digests or request.path in OPEN_PATHS:
             return None

@@ -1,4 +1,4 @@
-"""What the HTTP side asks of the rest of a node. `node.serving` implements it; tests have a scripted one."""
+"""Interface between the HTTP side and the rest of a node. `node.serving` implements it; tests script it."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
@@ -12,25 +12,25 @@ from node.engine.tokenizer import Tokenizer
 
 
 class Model(Protocol):
-    """A model that is loaded and may be asked at once."""
+    """A model that is loaded and ready for requests."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def context(self) -> int:
-        """Longest sequence, prompt and answer together, in tokens."""
+        """Context length in tokens: prompt and answer together."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """For tokens; texts of requests are left to `texts`."""
+        """For single tokens; use `texts` to tokenize the texts of requests."""
 
     @property
     def texts(self) -> Texts: ...
 
     @property
     def revision(self) -> str:
-        """Of the files that the tokenizer is made of; requests name it."""
+        """Revision of the files that the tokenizer was made from; requests carry it."""
 
 
 class Backend(Protocol):
@@ -40,28 +40,29 @@ class Backend(Protocol):
     def models(self) -> Sequence[ModelEntry]: ...
 
     async def open(self, model_id: str) -> Model:
-        """Wait until the model may be asked. Raises ModelNotFound, NotReady, NoCapacity and their like."""
+        """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the tokens one by one; the last has `finish`. `aclose()` cancels and frees the session at once.
+        """Yield the tokens one by one; the last has `finish` set. `aclose()` cancels and frees the session at once.
 
-        A refusal (Overloaded, NotReady, ...) is raised before the first token, and may be raised before any work.
+        A refusal (Overloaded, NotReady, ...) is raised before the first token, and possibly before any work is done.
         """
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """Score or embed a text. Cancelling it frees the session. Refusals are those of `generate`."""
+        """Score or embed a text. Cancelling it frees the session. Raises the same refusals as `generate`."""
 
     def status(self) -> dict[str, Any]:
-        """The cluster as this node sees it, ready for JSON."""
+        """State of the cluster as this node sees it, ready for JSON."""
 
     async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
-        """Have a node's work moved away, or take it into use again, by its name or id; ready for JSON once it is decided.
+        """Drain a node (move its work away), or take it into use again. `node`: name or id.
 
-        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady.
+        Returns an object ready for JSON once the change is decided. Raises NodeNotFound, NotReady, and NoCapacity if a
+        model would have no place without the node.
         """
 
     def work(self) -> Work:
-        """What this node does at the moment."""
+        """This node's current work."""
 
     def health(self) -> dict[str, Any]:
-        """Small and at once: whether this node lives (`status` is "ok" then), and what it can serve."""
+        """Whether this node is alive (`status` is "ok" then), and what it can serve. Small and immediate."""

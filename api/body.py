@@ -1,7 +1,7 @@
-"""A request's body, from the network to what is made of it. Whatever is wrong with it is the sender's to know.
+"""Receives, decompresses and parses request bodies. Whatever is wrong with a body is reported to its sender.
 
-Small bodies are read on the event loop. Large ones are decompressed, parsed and checked in one thread, one after the
-other: Python would not do two of them at once, and what runs on the loop shall not wait for more than one.
+Small bodies are processed on the event loop. Large ones are decompressed, parsed and checked one at a time in a single
+thread: the GIL would let no two run in parallel, and the event loop should compete with one thread only.
 """
 
 import asyncio
@@ -24,25 +24,27 @@ Json = dict[str, Any]
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 RAW_DEFLATE = -zlib.MAX_WBITS
 HELD = web.RequestKey("held", int)
-"""Bytes of a request's body that count."""
+"""Bytes of this request that are included in `Bodies._held`."""
 
 
 class Bodies:
-    """Reads the bodies of one application's requests. The server must leave them compressed."""
+    """Reads the bodies of one application's requests. The server must not decompress them."""
 
     def __init__(self, limit: int, body_s: float = BODY_S) -> None:
-        """`limit`: bytes of one body; `body_s`: seconds for one, and a second more for each `BODY_RATE` bytes of it."""
+        """`limit`: maximum bytes of one body. `body_s`: seconds for a body, plus one for each `BODY_RATE` bytes."""
         self.limit = limit
         self._body_s = body_s
         self._pool = Pool("body", 1, BODIES_WAITING)
         self._held = 0
-        """Bytes of the bodies of all requests under way, as they came and decompressed."""
+        """Bytes of the bodies of all requests under way, as received plus decompressed."""
 
     async def read(self, request: web.Request, make: Callable[[Json], T]) -> T:
-        """What `make` makes of the body, a JSON object of whatever content type: curl calls all of them forms.
+        """Parse the body as a JSON object and return `make(object)`.
 
-        To be called inside of `account`. `make` may run in a thread. Raises BadRequest, WrongMediaType, BodyTimeout, Overloaded, aiohttp's 413, and what
-        `make` raises.
+        The object may be sent with any content type but multipart: curl declares every body to be a form. Call this
+        inside `account`. `make` may run in a thread.
+
+        Raises BadRequest, WrongMediaType, BodyTimeout, Overloaded, aiohttp's 413, and what `make` raises.
         """
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower()
         if encoding not in ("identity", *ENCODINGS):
@@ -59,12 +61,15 @@ class Bodies:
         return await self.work(lambda: make(_parsed(body, form=form)), small=small)
 
     async def work(self, work: Callable[[], T], *, small: bool) -> T:
-        """Do what a body asks for before its model is asked: here, or in the thread."""
+        """Do work that precedes the request to the model: on the event loop if it is `small`, else in the thread."""
         return work() if small else await self._pool.run(work)
 
     @contextmanager
     def account(self, request: web.Request) -> Iterator[None]:
-        """Inside, the body of a request counts: what is made of it is there until the request is answered."""
+        """Inside, the request's body counts towards the limit.
+
+        What is made of a body stays in memory until its request is answered.
+        """
         request[HELD] = 0
         try:
             yield
@@ -72,7 +77,7 @@ class Bodies:
             self._held -= request[HELD]
 
     def _hold(self, request: web.Request, size: int) -> None:
-        """Account for so many bytes more. Raises Overloaded."""
+        """Add `size` bytes to the account of the request. Raises Overloaded."""
         request[HELD] += size
         self._held += size
         if request[HELD] > SMALL_BODY and self._held > BODIES_HELD * self.limit:
@@ -80,7 +85,7 @@ class Bodies:
 
     async def _receive(self, request: web.Request) -> bytes:
         loop = asyncio.get_running_loop()
-        body = bytearray()  # a list of pieces would take far more where they are of a few bytes each
+        body = bytearray()  # a list of chunks would take far more memory where each has a few bytes
         try:
             async with asyncio.timeout(self._body_s) as patience:
                 begun = loop.time()
@@ -109,7 +114,10 @@ def _parsed(body: bytes, *, form: bool) -> Json:
 
 
 def _decompressed(data: bytes, window: int, limit: int) -> bytes:
-    """`window`: zlib's `wbits`. Some clients send deflate without zlib's header. Raises BadRequest, aiohttp's 413."""
+    """Decompress a body. `window`: zlib's `wbits`. Also accepts deflate without zlib's header, which some clients send.
+
+    Raises BadRequest, and aiohttp's 413 if the result is longer than `limit` or its ratio to `data` exceeds MAX_RATIO.
+    """
     if window == zlib.MAX_WBITS and data[:1] and data[0] & 0xF != 8:
         window = RAW_DEFLATE
     most = min(limit, max(FREE_RATIO, MAX_RATIO * len(data)))

@@ -1,6 +1,6 @@
-"""Who may call this node's API: by the address that the caller has, and by the name that it calls the node by.
+"""Access control by the caller's address and by the host name that the caller uses for this node.
 
-Headers in which proxies tell for whom they ask (`X-Forwarded-For` and its like) are not looked at: anybody can send them.
+Headers set by proxies (`X-Forwarded-For` and similar) are ignored: anybody can send them.
 """
 
 import secrets
@@ -15,12 +15,14 @@ from node.core.addresses import host_in, is_address, is_local_name, is_near, sha
 from node.core.errors import NotAdmitted
 
 CLIENT = web.RequestKey("client", str)
-"""Of a request that was taken: whom it counts for where clients share a ring."""
+"""Name of an accepted request's client, by which clients share a ring."""
 
 
 class Callers:
-    """`anywhere`: also at public addresses. `names` of this node, besides its addresses and those that no public DNS
-    server can answer for; None: any.
+    """Checks callers. `anywhere`: accept public addresses, too.
+
+    `names`: host names of this node, besides its addresses and the names that no public DNS server can answer for;
+    None: accept any name.
     """
 
     def __init__(self, *, anywhere: bool, names: Collection[str] | None) -> None:
@@ -36,9 +38,9 @@ class Callers:
             self._check_host(request.headers.get(hdrs.HOST, ""))
 
     def client(self, request: web.BaseRequest, key: str | None) -> str:
-        """A name for who asks: by the API key if there is one, else by the address.
+        """Name of the caller: a hash of the API key if there is one, else of the address.
 
-        It is told to other nodes. It is salted, anew in each process, so that keys can't be found out by trying.
+        Other nodes see this name. The hash is salted per process, so that keys cannot be found by trying candidates.
         """
         known = key or _household(*ends(request))
         return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
@@ -51,9 +53,11 @@ class Callers:
             )
 
     def _check_host(self, authority: str) -> None:
-        """The browser of a page whose own name leads here (DNS rebinding) takes the answer for the page's own.
+        """Reject foreign host names, to prevent DNS rebinding: if a page's own host name resolves to this node, its
+        browser treats the answer as the page's own.
 
-        A page's name is one of the public DNS, or else was made on this network. Who sends no `Host` is no browser.
+        Such a name is in the public DNS, or else was set up on this network. A client that sends no `Host` is not a
+        browser.
         """
         assert self._names is not None
         host = host_in(authority)
@@ -66,14 +70,14 @@ class Callers:
 
 
 def _household(caller: str, own: str) -> str:
-    """An address, or of a distant IPv6 address its /64, in which somebody else may choose among 2**64."""
+    """The address, or the /64 of a distant IPv6 address: within it a caller can choose among 2**64 addresses."""
     if ":" not in caller or is_near(caller) or share_link(caller, own) or not is_address(caller):
         return caller
     return str(ip_network((ip_address(caller), 64), strict=False))
 
 
 def ends(request: web.BaseRequest) -> tuple[str, str]:
-    """The addresses of the caller and of this side of its connection; empty when the connection is gone."""
+    """Remote and local address of the request's connection; empty when the connection is gone."""
     names = (request.get_extra_info(end) or ("",) for end in ("peername", "sockname"))
     caller, own = (str(name[0]) for name in names)
     return caller, own

@@ -1,4 +1,4 @@
-"""Splits an answer at its model family's markers, as it arrives. Pure."""
+"""Splits a streamed answer into channels at the markers of its model family. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from node.engine.tokenizer import Symbol
 
 
 class Glyph(NamedTuple):
-    """A character or a control token of an answer, and the position of the token that it comes from."""
+    """A character or control token of an answer, and the position of the token that it comes from."""
 
     symbol: Symbol
     position: int
@@ -17,7 +17,7 @@ class Glyph(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of an answer in one channel; or a marker, which leads from it to the channel `to`."""
+    """A run of glyphs in one channel. If `to` is set, the glyphs are a marker that leads from the channel to `to`."""
 
     channel: str
     glyphs: Sequence[Glyph]
@@ -25,10 +25,10 @@ class Piece:
 
 
 class Channels:
-    """Gives out what is certain: what may be the beginning of a marker is held back, in whole tokens."""
+    """Incremental splitter. It holds back glyphs that may begin a marker, in whole tokens."""
 
     def __init__(self, turns: Mapping[str, Sequence[tuple[Sequence[Symbol], str]]], channel: str) -> None:
-        """`turns`: for each channel its markers, and the channel that each leads to."""
+        """`turns`: (marker, next channel) pairs of each channel. `channel`: where the answer begins."""
         self._turns = {name: [(Pattern(marker), to) for marker, to in edges if marker] for name, edges in turns.items()}
         self._channel = channel
         self._held: list[Glyph] = []
@@ -37,7 +37,7 @@ class Channels:
         pieces: list[Piece] = []
         for glyph in glyphs:
             self._held.append(glyph)
-            # All of them must see it; of several that end here the longest counts.
+            # Every pattern must see each glyph. If several match here, the longest wins.
             ended = [(pattern, to) for pattern, to in self._turns.get(self._channel, ()) if pattern.step(glyph.symbol)]
             if ended:
                 pattern, to = max(ended, key=lambda turn: len(turn[0].text))
@@ -46,7 +46,7 @@ class Channels:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """Nothing more will come: what was held back is no marker."""
+        """The answer has ended: give out the glyphs held back, which are not a marker."""
         pieces: list[Piece] = []
         self._give(pieces, len(self._held))
         return pieces
@@ -65,7 +65,7 @@ class Channels:
             self._held = self._held[size:]
 
     def _certain(self) -> int:
-        """How many of the glyphs that are held are no part of a marker that may yet come, nor of a token that has one."""
+        """Number of held glyphs that are certain: in no possible marker, nor in a token with a part of one."""
         open_ = max((pattern.matched for pattern, _ in self._turns.get(self._channel, ())), default=0)
         size = len(self._held) - open_
         while 0 < size < len(self._held) and self._held[size - 1].position == self._held[size].position:

@@ -27,7 +27,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 
 async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
-    """The choices of a chat, ready to be run."""
+    """Prepare the choices of a chat request."""
     guide = await make_guide(env.backend.grammars, body.tool_use, body.form)
     model = await open_model(env, request, body)
     texts, context = model.texts, model.context
@@ -58,11 +58,11 @@ class ChatShape:
     tokenizer: Tokenizer
     top_logprobs: int | None
     legacy: bool = False
-    """A call is a `function_call`."""
+    """Write tool calls in OpenAI's older format, `function_call`."""
     object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
     _begun: set[int] = field(default_factory=set)
-    """The choices whose role has been told; it is told once."""
+    """Choices whose `role` has been sent; it is sent once for each."""
 
     def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ class ChatShape:
         }
 
     def _call_deltas(self, call: CallDelta) -> Iterator[dict[str, Any]]:
-        """The first of a call has its name; pieces of the arguments follow."""
+        """The first delta of a call has its name; pieces of the arguments follow."""
         pieces = [{"name": call.name, "arguments": ""}] if call.id else []
         pieces += [{"arguments": call.arguments}] if call.arguments else []
         for piece in pieces:

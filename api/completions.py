@@ -42,7 +42,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     choices: list[Choice] = []
     echoed = 0
     for prompt in body.prompt:
-        await asyncio.sleep(0)  # thousands of prompts take long together
+        await asyncio.sleep(0)  # let other tasks run: thousands of prompts take long
         tokens = await encode(model, prompt, param="prompt")
         job.room(tokens)
         name = f"{job.id}-{len(choices)}-prompt"
@@ -63,7 +63,7 @@ async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wa
 
 
 async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequence[int]:
-    """The tokens of a text that is not a chat; `param` holds it."""
+    """Tokenize a text that is not a chat. `param`: the request's parameter that holds it. Raises BadRequest."""
     if isinstance(prompt, list):
         check_tokens(model, prompt, param=param)
         return prompt

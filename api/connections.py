@@ -1,4 +1,4 @@
-"""Who is connected to the API's port: so many in all and from one address; who sends nothing makes room for others."""
+"""Limits connections to the API's port, in total and per address. Idle ones are closed in favour of new ones."""
 
 import logging
 import resource
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """With connections; all times in seconds."""
+    """Limits of connections; all times in seconds."""
 
     most: int = MAX_CONNECTIONS
     most_of_one: int = MAX_CONNECTIONS_OF_ONE
@@ -30,26 +30,29 @@ class Connection(Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether it waits for a request, or for the rest of one."""
+        """Whether the server is waiting for a request on this connection, or for the rest of one."""
 
     def force_close(self) -> None: ...
 
 
 class Connections:
-    """Those that are open. Where there are too many, the one of which nothing was heard for longest makes room, unless it is being answered."""
+    """The open connections.
+
+    If there are too many, the one that has been silent longest is closed, unless it is being answered.
+    """
 
     def __init__(self, patience: Patience) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = patience.most
         if descriptors != resource.RLIM_INFINITY:
-            self._most = min(self._most, descriptors // 2)  # the other half is for files and nodes
+            self._most = min(self._most, descriptors // 2)  # the other half is for files and connections to nodes
         self._most_of_one = patience.most_of_one
         self._open: dict[Connection, None] = {}
         self._of_one: Counter[str] = Counter()
         self._told_at = -TOLD_EACH_S
 
     def add(self, connection: Connection) -> bool:
-        """Whether there is room."""
+        """Register a connection. Returns False if there is no room for it."""
         address, now = connection.address, connection.heard_at
         full = ""
         if self._of_one[address] >= self._most_of_one and not self._make_room(address):
@@ -65,7 +68,7 @@ class Connections:
         return not full
 
     def remove(self, connection: Connection) -> None:
-        """Nothing happens to one that was refused, or has made room."""
+        """Unregister a connection. Does nothing if it was refused, or closed to make room."""
         if connection in self._open:
             del self._open[connection]
             self._of_one[connection.address] -= 1
@@ -73,7 +76,7 @@ class Connections:
                 del self._of_one[connection.address]
 
     def _make_room(self, address: str = "") -> bool:
-        """Of all connections, or of those of one address."""
+        """Close the connection that has been silent longest, of all or of one address. False if there is none."""
         silent = (each for each in self._open if each.waits_for_client and address in ("", each.address))
         longest = min(silent, key=lambda each: each.heard_at, default=None)
         if longest is None:

@@ -1,6 +1,7 @@
-"""Cross-origin access: pages and plug-ins in a browser may use the API, and those that may not can do nothing.
+"""Cross-origin access (CORS): which pages and plug-ins in a browser may use the API. All requests of others are
+refused.
 
-Cookies and the like ("credentials") are never allowed; a key in `Authorization` is none of them.
+CORS "credentials" (cookies and the like) are never allowed; a key in `Authorization` is not one of them.
 """
 
 import logging
@@ -22,9 +23,12 @@ ALLOWED = (
     *(f"X-Stainless-{name}" for name in ("Poll-Helper", "Raw-Response", "Retry-Count", "Runtime", "Runtime-Version")),
     "X-Stainless-Timeout",
 )
-"""Headers of OpenAI's clients, named because `*` never covers `Authorization`; whatever else is asked for joins them."""
+"""Headers of OpenAI's clients, listed because `*` never covers `Authorization`. Headers a preflight asks for are added.
+"""
 CLUSTER = "/cluster/"
-"""What only pages of a named origin may change: no page has to, and whoever visits one would not know."""
+"""Paths where only pages of explicitly named origins may change anything: other pages have no need to, and a user who
+visits such a page would not notice.
+"""
 PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 READING = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
@@ -35,17 +39,18 @@ APPS = frozenset(
         *("chrome-extension", "moz-extension", "safari-web-extension"),
     }
 )
-"""Schemes of programs and extensions that somebody installed. No page of the web has an origin of theirs; `file` is that
-of WebViews, as browsers call a file's origin `null`, like that of any page's sandboxed frame."""
+"""URL schemes of installed programs and extensions, which no web page has as its origin. `file` is the origin of
+WebViews; browsers call a file's origin `null`, like that of a sandboxed frame in any page.
+"""
 MOST_TOLD = 64
-"""Refused origins that are logged, once each."""
+"""Maximum number of refused origins that are logged, once each."""
 
 
 class Cors:
-    """Which origins may use the API: those of this machine and of private networks, of programs, and the `named` ones.
+    """Checks origins. Allowed are those of this machine, of private networks and of programs, and the `named` ones.
 
-    "*" among the named stands for any, but not where the cluster is changed. `names` are further ones of this node, whose
-    pages are its own. `keyed`: a page that has an API key may do what anybody may who has one, and no other can.
+    "*" in `named` allows any origin, except for changes to the cluster. `names`: further host names of this node, whose
+    pages are local. `keyed`: requests need an API key, which replaces the check of origins.
     """
 
     def __init__(self, named: Collection[str], names: Collection[str] = (), *, keyed: bool = False) -> None:
@@ -56,15 +61,16 @@ class Cors:
         self._told: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raises OriginNotAllowed. Browsers name the page's origin with all that is no GET, and with a GET whose answer
-        the page could read; nobody else has to.
+        """Raises OriginNotAllowed.
 
-        That a page may not read the answer does not keep a browser from sending simple requests for it.
+        Browsers send `Origin` with every method but GET, and with a GET whose answer the page could read; other clients
+        need not send it. CORS response headers alone would not do: they keep a page from reading the answer, but do not
+        keep a browser from sending simple requests.
         """
         self._check(request, request.method)
 
     async def on_prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Mark a response just before its headers are sent: answers, streams and errors alike."""
+        """Add CORS headers to a response just before its headers are sent: to answers, streams and errors alike."""
         if self._any:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*"
         else:
@@ -76,7 +82,7 @@ class Cors:
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
 
     def preflight(self, request: web.BaseRequest) -> web.Response:
-        """The answer to OPTIONS, on every path. Raises OriginNotAllowed."""
+        """Answer a preflight (OPTIONS), on any path. Raises OriginNotAllowed."""
         self._check(request, request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, hdrs.METH_GET))
         asked = (name.strip() for name in request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "").split(","))
         names = {name.lower(): name for name in (*asked, *ALLOWED) if HEADER_NAME.fullmatch(name)}
@@ -110,18 +116,21 @@ class Cors:
         return self._any or origin in self._named or self._is_local(origin)
 
     def _is_local(self, origin: str) -> bool:
-        """As browsers write it: `scheme://host` or `scheme://host:port`, with names of the web in lower case."""
+        """Whether the origin is local.
+
+        Browsers write `scheme://host` or `scheme://host:port`, web host names in lower case.
+        """
         scheme, mark, rest = origin.partition("://")
         if not mark or scheme not in WEB:
             return bool(mark) and scheme in APPS
         host = host_in(rest)
         if host is None or rest != rest.lower():
             return False
-        # 0.0.0.0 in a browser's address line is this machine.
+        # Browsers take 0.0.0.0 for this machine.
         return host in self._names or host == "0.0.0.0" or is_near(host) or is_local_name(host)
 
     def _tell(self, origin: str) -> None:
-        """In the log: a browser shows its user no more than that the request failed."""
+        """Log a refused origin: a browser shows its user only that the request failed."""
         if origin not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(origin)
             log.warning("a page of %r was refused; --cors-origin would allow it", origin[:100])

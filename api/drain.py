@@ -1,4 +1,4 @@
-"""An orderly end: what is under way is finished, what comes new is sent elsewhere."""
+"""Graceful shutdown: requests under way are finished, new ones are refused."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from node.core.errors import ShuttingDown
 
 
 class Drain:
-    """Counts what is under way. To be made inside a running loop."""
+    """Counts the work under way. Create it inside a running event loop."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -20,7 +20,7 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Raises ShuttingDown once the end has begun."""
+        """Count a request as work under way. Raises ShuttingDown once the shutdown has begun."""
         if self.begun:
             raise ShuttingDown("This node is stopping.", hint="Ask another node, or this one when it is back.")
         with self.under_way():
@@ -28,7 +28,7 @@ class Drain:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Of what a request that was taken has still to do."""
+        """Count work that an accepted request still has to do."""
         self._count += 1
         self._idle.clear()
         try:
@@ -39,7 +39,7 @@ class Drain:
                 self._idle.set()
 
     async def finish(self, limit_s: float) -> None:
-        """Take no new requests, and wait up to `limit_s` for what is under way."""
+        """Refuse new requests, and wait up to `limit_s` seconds for the work under way."""
         self.begun = True
         try:
             async with asyncio.timeout(limit_s):

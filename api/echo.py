@@ -1,4 +1,4 @@
-"""The prompt as the legacy endpoint's `echo` puts it before an answer."""
+"""The legacy endpoint's `echo`: the prompt before each answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from node.engine.tokenizer import Tokenizer
 
 
 class Echo:
-    """One for all choices of a prompt: its text, and its tokens with their log-probabilities if `wanted`."""
+    """Echo of one prompt, shared by its choices: its text, and if `wanted` its tokens with log-probabilities."""
 
     def __init__(self, pieces: Sequence[str], text: str | None, wanted: EvaluateRequest | None) -> None:
         self.text = "".join(pieces) if text is None else text
@@ -21,7 +21,7 @@ class Echo:
         self._tokens: tuple[TokenText, ...] = ()
 
     async def read(self, backend: Backend) -> Delta:
-        """What goes before each choice; whoever comes first has the prompt scored."""
+        """The delta that precedes each choice. The first caller has the prompt scored."""
         async with self._asking:
             if self._wanted and not self._tokens:
                 evaluation = await backend.evaluate(self._wanted)
@@ -41,10 +41,10 @@ class Echo:
 
 
 def spell(tokenizer: Tokenizer, tokens: Sequence[int], text: str | None) -> list[str]:
-    """What each token of a prompt adds to its text.
+    """The text that each token of a prompt contributes.
 
-    A control token adds something only if it stands in the `text` that the tokens were made of; so does the blank that
-    some tokenizers put before a text.
+    A control token contributes only if it occurs in the `text` that was tokenized; so does the leading space that some
+    tokenizers add to a text.
     """
     detokenizer = tokenizer.detokenizer()
     pieces: list[str] = []

@@ -48,5 +48,5 @@ async def _tokens(model: Model, text: str | list[int]) -> Sequence[int]:
 
 
 def _base64(vector: Sequence[float]) -> str:
-    """As OpenAI writes it: float32, little-endian."""
+    """Base64 of float32, little-endian, as OpenAI writes it."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

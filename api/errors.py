@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Error objects as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
 
 from typing import Any
 
@@ -7,41 +7,41 @@ from node.core.errors import BadRequest, PippinError
 
 
 class Unsupported(BadRequest):
-    """A feature of OpenAI's API that this server does not have; honest, where ignoring it would change the answer."""
+    """A feature of OpenAI's API that this server lacks, refused where ignoring it would change the answer."""
 
     code = "unsupported"
 
 
 class WrongMediaType(BadRequest):
-    """The body is no JSON, and its headers say so."""
+    """The body is not JSON, and its headers say so."""
 
     code = "unsupported_media_type"
     status = 415
 
 
 class BodyTimeout(PippinError):
-    """The body comes too slowly."""
+    """The body arrives too slowly."""
 
     code = "request_timeout"
     status = 408
 
 
 class OriginNotAllowed(PippinError):
-    """A page of another origin asks for something to be done."""
+    """A page sent a request that its origin is not allowed to send."""
 
     code = "origin_not_allowed"
     status = 403
 
 
 class HostNotAllowed(PippinError):
-    """The request's `Host` is none of this node's names."""
+    """The request's `Host` header is none of this node's names."""
 
     code = "host_not_allowed"
     status = 403
 
 
 class NotFound(PippinError):
-    """Of a response that is not kept here."""
+    """The response is not stored here."""
 
     code = "not_found"
     status = 404
@@ -58,7 +58,7 @@ def error_type(status: int) -> str:
 
 
 def error_object(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """`message` and `param` may quote the request at any length."""
+    """Error object for JSON. `message` and `param` may quote the request; they are shortened."""
     return {
         "error": {
             "message": short(message),

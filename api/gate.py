@@ -1,4 +1,4 @@
-"""What a request has to pass before its handler sees it; its body is not read, nor asked for, until it has."""
+"""The checks before a request's handler runs. Until they pass, the body is neither read nor asked for."""
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,7 +11,10 @@ from api.drain import Drain
 
 
 def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodies) -> Middleware:
-    """Raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417."""
+    """Middleware with all checks.
+
+    It raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.
+    """
 
     @web.middleware
     async def pass_gate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -21,7 +24,7 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodi
         key = keys.check(request)
         request[CLIENT] = callers.client(request, key)
         cors.check(request)
-        if request.method in READING:  # also of a node that is stopping
+        if request.method in READING:  # reads are served while the node is stopping, too
             return await handler(request)
         with drain.request(), bodies.account(request):
             if (size := request.content_length or 0) > bodies.limit:
@@ -33,7 +36,7 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodi
 
 
 async def leave_to_gate(_request: web.Request) -> None:
-    """In place of what aiohttp does with `Expect`."""
+    """An `expect_handler` that does nothing, in place of aiohttp's: the gate answers `Expect`."""
 
 
 async def _ask_for_body(request: web.Request) -> None:

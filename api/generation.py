@@ -1,4 +1,4 @@
-"""The choices of a response: what is asked of the backend for each, and how they run at once."""
+"""The choices of a response: their requests to the backend, and running them concurrently."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,31 +16,31 @@ from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
 
 AT_ONCE = 16
-"""Choices of one request that run at the same time: enough to fill a batch, and a long list fills no queue."""
+"""Choices of one request that run concurrently: enough to fill a batch, without filling a queue."""
 
 T = TypeVar("T")
 Emit = Callable[[int, Delta], Awaitable[None]]
-"""Takes what the choice of an index has grown by."""
+"""Callback (choice index, delta)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all choices of one request have in common."""
+    """What all choices of one request share."""
 
     id: str
     client: str
-    """Whom it counts for where clients share a ring."""
+    """Name of the client, by which clients share a ring."""
     model: Model
     body: GenerationRequest
     sampling: Sampling
     max_tokens: int | None
-    """None: as many as the context has room for."""
+    """Maximum tokens of an answer; None: as many as fit in the context."""
     param: str
-    """The request's parameter that holds the prompt."""
+    """Name of the request's parameter that holds the prompt."""
     grammar: str = ""
-    """What each answer must follow."""
+    """Grammar that each answer must follow; empty: none."""
     control_logprobs: bool = False
-    """Whether control tokens are among those whose log-probabilities are told."""
+    """Whether log-probabilities of control tokens are reported, too."""
 
     def choices(
         self,
@@ -50,9 +50,9 @@ class Job:
         echo: Echo | None = None,
         reader: Callable[[], Reader | None] = lambda: None,
     ) -> list["Choice"]:
-        """All choices of one prompt, numbered from `first`. The seed of each is its own, but follows the request's.
+        """Create the choices of one prompt, numbered from `first`. Copy k gets the request's seed plus k.
 
-        `reader` makes what reads one of them.
+        `reader`: creates the reader of one choice. Raises BadRequest, ContextExceeded.
         """
         tokenizer = self.model.tokenizer
         check_tokens(self.model, self.sampling.logit_bias, param="logit_bias")
@@ -61,7 +61,7 @@ class Job:
             model=self.model.id,
             prompt=tuple(prompt),
             max_tokens=self.room(prompt),
-            # Where a grammar is complete nothing else can come.
+            # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
             stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else tokenizer.eos,
             sampling=self.sampling,
             grammar=self.grammar,
@@ -90,9 +90,9 @@ class Job:
         ]
 
     def room(self, prompt: Sequence[int]) -> int:
-        """How many tokens may be made. A prompt that leaves no room is refused before anything is computed.
+        """Maximum number of tokens that can be generated for a prompt.
 
-        Raises ContextExceeded.
+        Raises ContextExceeded if the prompt leaves no room, before anything is computed.
         """
         context = self.model.context
         room = context - len(prompt)
@@ -135,7 +135,7 @@ async def run_all(backend: Backend, choices: Sequence[Choice], emit: Emit) -> No
 
 
 async def at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Do several of these at the same time. The first failure ends them all."""
+    """Run these concurrently, at most AT_ONCE at a time; results in order. The first failure cancels the rest."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def do(work: Callable[[], Awaitable[T]]) -> T:
@@ -151,7 +151,7 @@ async def at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
-    """Of each prompt's choices the `n` whose tokens are the likeliest on average, the best first."""
+    """For each prompt, the `n` choices with the highest mean log-probability per token, best first."""
     if body.copies == body.n:
         return list(choices)
     groups = [choices[first : first + body.copies] for first in range(0, len(choices), body.copies)]
@@ -170,7 +170,10 @@ def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, p
 
 
 def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
-    """Each prompt counts once, however many choices it has; its first choice tells what of it was cached."""
+    """Token usage as OpenAI reports it.
+
+    Each prompt counts once, however many choices it has; its cached tokens are those of its first choice.
+    """
     firsts = choices[::per_prompt]
     prompt_tokens = sum(len(choice.request.prompt) for choice in firsts)
     completion_tokens = sum(choice.answer.completion_tokens for choice in choices)

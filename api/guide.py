@@ -1,4 +1,4 @@
-"""How the answers of a chat request are to be made and read: the grammar that they follow, and what reads them."""
+"""How the answers of a chat request are generated and parsed: the grammar that they follow, and their reader."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from node.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """A `response_format` that is not plain text."""
+    """A `response_format` other than plain text."""
 
     schema: Mapping[str, Any]
     strict: bool = False
@@ -20,17 +20,17 @@ class JsonFormat:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """`grammar` "": the answer is free, and may call tools and think in the way of its model's family."""
+    """`grammar` empty: the answer is free, with reasoning and tool calls in the format of the model's family."""
 
     use: ToolUse
     grammar: str = ""
 
     def template_kwargs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A grammar leaves no room for thoughts, so the template shall not ask for any, unless it was told to."""
+        """Disable thinking in the template unless `given` sets it: a grammar leaves no room for it."""
         return {"enable_thinking": False, **given} if self.grammar else dict(given)
 
     def reader(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Reader | None:
-        """A new one for each answer; None when an answer can be nothing but text."""
+        """Create the reader of one answer; None if the answer can be nothing but text."""
         use = self.use
         if self.grammar:
             if not use.tools:
@@ -44,12 +44,12 @@ class Guide:
 
 
 async def make_guide(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> Guide:
-    """Raises BadRequest for a schema that can't be followed."""
+    """Raises BadRequest for a schema that no grammar can be made of."""
     return Guide(use, await _grammar(grammars, use, form))
 
 
 async def _grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> str:
-    """Calls that are demanded come before a form that is; where both are possible the model chooses."""
+    """Required calls take precedence over a required format; where both are possible, the model chooses."""
     answer = await grammars.json(form.schema, strict=form.strict, param="response_format") if form else ""
     if use.mode != "required" and not (use.tools and form):
         return answer
@@ -66,5 +66,5 @@ async def _grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) ->
 
 
 def _has_no_head(use: ToolUse) -> bool:
-    """One call of one function must come: its arguments are all there is to say."""
+    """Whether exactly one call of one known function is required: the answer is then only its arguments."""
     return use.mode == "required" and not use.many and len(use.names) == 1

@@ -1,6 +1,6 @@
-"""JSON from a stranger: its structure is counted before any of it is made, so that it costs little more than its size.
+"""Parses untrusted JSON. Its structure is counted first, so that parsing takes memory in proportion to its size.
 
-`json.loads` makes up to 30 bytes of memory of each byte of `[[],[],…]`, and nothing else runs meanwhile.
+`json.loads` makes up to 30 bytes of memory of each byte of `[[],[],…]`, and holds the GIL meanwhile.
 """
 
 import json
@@ -21,13 +21,13 @@ from api.limits import (
 from node.core.errors import BadRequest
 
 PIECE = 2**18
-"""Bytes that are searched at once: no other thread runs meanwhile."""
+"""Bytes that are searched in one call, which holds the GIL."""
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a JSON text of `size` bytes has at most, whether it is valid or not."""
+    """Upper bounds on the parts of a JSON text of `size` bytes, whether it is valid or not."""
 
     size: int
     values: int
@@ -36,13 +36,16 @@ class Counts:
 
     @classmethod
     def of(cls, data: bytes) -> "Counts":
-        """By searches in C, which take some milliseconds for megabytes; what texts hold counts where it is few."""
+        """Count by searches in C, which take some milliseconds for megabytes.
+
+        Characters inside of strings are counted as well; if that exceeds a limit, the count is repeated without them.
+        """
         rough = cls(len(data), _values(data), data.count(b'"') // 2, _containers(data))
         return rough if not rough.excess else cls._exact(data)
 
     @classmethod
     def _exact(cls, data: bytes) -> "Counts":
-        """Without what texts hold, up to where the JSON is no longer valid, or a limit is passed."""
+        """Count outside of strings only, up to where the JSON is no longer valid, or a limit is passed."""
         counts, in_text = cls(len(data), 1, 0, 0), False
         for piece in _pieces(data):
             parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
@@ -56,7 +59,7 @@ class Counts:
 
     @classmethod
     def of_all(cls, texts: Sequence[bytes]) -> "Counts":
-        """Of several JSON texts together."""
+        """Counts of several JSON texts together."""
         counts = [cls.of(text) for text in texts]
         if cls._sum(counts).excess:
             counts = [cls._exact(text) for text in texts]
@@ -73,7 +76,7 @@ class Counts:
 
     @property
     def excess(self) -> str:
-        """What there is too much of; empty: nothing."""
+        """The first limit that is exceeded, in words; empty: none."""
         containers = min(max(FEW_CONTAINERS, self.size // CONTAINER_BYTES), MAX_CONTAINERS)
         for count, most, kind in (
             (self.texts, MAX_TEXTS, "texts"),
@@ -91,7 +94,10 @@ class Counts:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Short ones, as nothing else runs while one is searched; none ends between a backslash and what it escapes."""
+    """Split the data into pieces. They are short, since searching one holds the GIL.
+
+    No piece ends between a backslash and the character that it escapes.
+    """
     start = 0
     while start < len(data):
         piece = data[start : start + PIECE]
@@ -110,7 +116,7 @@ def _containers(data: bytes) -> int:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Raises BadRequest, which says what is wrong."""
+    """Parse a JSON object. Raises BadRequest, which says what is wrong."""
     if not data.strip():
         raise BadRequest("The body is empty.", hint="Send a JSON object.")
     value = parse_json(data)
@@ -120,10 +126,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises BadRequest. What is returned is nested at most MAX_DEPTH levels deep and has whole characters only."""
+    """Parse JSON. The value is nested at most MAX_DEPTH levels deep and has no lone surrogates. Raises BadRequest."""
     Counts.of(data).check()
     try:
-        # The hooks are Python, so other threads may run between two numbers.
+        # The hooks are Python functions, so other threads may run between two numbers.
         value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
@@ -155,7 +161,7 @@ def _short(digits: str) -> int:
 
 
 def weight(value: Any) -> int:
-    """Characters of a parsed value's texts, and some more for each of its parts: about as long as its JSON is."""
+    """Approximate length of the value's JSON: characters of its strings, plus a constant for each part."""
     total = 8 + (len(value) if isinstance(value, str) else 0)
     for level in _levels(value):
         for container in level:
@@ -173,7 +179,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _levels(value: Any) -> Iterator[list[Any]]:
-    """The objects and lists of each level."""
+    """Yield the objects and lists of each level of nesting."""
     level = [value] if isinstance(value, dict | list) else []
     while level:
         yield level
@@ -185,7 +191,7 @@ def _items(container: dict[str, Any] | list[Any]) -> Any:
 
 
 def _check_unicode(value: Any) -> None:
-    r"""Refuse half a surrogate pair ("\ud83d"): it is no character, and no tokenizer takes it."""
+    r"""Refuse lone surrogates ("\ud83d"): they are not characters, and no tokenizer takes them."""
     try:
         for level in _levels([value]):
             for container in level:

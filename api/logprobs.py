@@ -1,4 +1,4 @@
-"""Log-probabilities as chat and as legacy completions write them."""
+"""Log-probabilities in the formats of chat and of legacy completions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from api.answer import TokenText
 from node.engine.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""What OpenAI writes for a token that can't come; JSON has no infinity."""
+"""Log-probability that OpenAI writes for an impossible token; JSON has no infinity."""
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def legacy_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenText], top: int)
 
 
 def _legacy_top(tokenizer: Tokenizer, token: TokenText, top: int) -> dict[str, float] | None:
-    """The token itself and the likeliest others; of others of the same name the likeliest, so that none hides."""
+    """The token itself and its likeliest alternatives; of those with the same text, the value of the likeliest."""
     own = _known(token)
     if own is None:
         return None
@@ -53,7 +53,7 @@ def _legacy_top(tokenizer: Tokenizer, token: TokenText, top: int) -> dict[str, f
 
 
 def _known(token: TokenText) -> float | None:
-    """The first token of a prompt has no log-probability."""
+    """None for the first token of a prompt, which has no log-probability."""
     return None if token.event.logprob is None else _bounded(token.event.logprob)
 
 
@@ -66,7 +66,7 @@ def _bounded(logprob: float | None) -> float:
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; if it is a part of a character, its bytes in OpenAI's way of writing them."""
+    """A token's text; if it is part of a character, its bytes in OpenAI's notation."""
     spelled = tokenizer.token_bytes(token)
     try:
         return spelled.decode()

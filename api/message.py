@@ -1,4 +1,4 @@
-"""A chat message: checked as OpenAI checks it, and handed to the chat template as templates know it."""
+"""A chat message: validated as OpenAI does, and converted to the form that chat templates expect."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +13,7 @@ MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_ur
 
 
 def _join_parts(content: Any) -> Any:
-    """The text of a message, which may come as a list of text parts. Nothing is put between them."""
+    """Text of a message, which may be a list of text parts. They are joined without a separator."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -76,14 +76,14 @@ class Message(_Part):
 
     @property
     def calls(self) -> list[FunctionCall]:
-        """Today's and the one before; templates get the first that there are."""
+        """Calls of `tool_calls`, then the older `function_call`; templates get the first kind that is present."""
         return [
             *(call.function for call in self.tool_calls or ()),
             *([self.function_call] if self.function_call else []),
         ]
 
     def for_template(self) -> dict[str, Any]:
-        """Templates know `tool_calls` and the role `tool`, not what these were called before."""
+        """The message as templates expect it: with `tool_calls` and the role `tool` instead of their older names."""
         message = self.model_dump(exclude_none=True)
         if function_call := message.pop("function_call", None):
             message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function_call}])
@@ -95,7 +95,7 @@ class Message(_Part):
 
 
 def _arguments(written: str) -> Any:
-    """Templates expect the object itself, where OpenAI's clients send its JSON text."""
+    """Parse the arguments: templates expect an object, where OpenAI's clients send its JSON text."""
     try:
         arguments = parse_json(written.encode() or b"{}")
     except BadRequest:

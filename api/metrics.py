@@ -1,4 +1,4 @@
-"""Figures of this node for Prometheus. Each application has a registry of its own; nothing is global."""
+"""Prometheus metrics of this node. Each application has its own registry; there is no global state."""
 
 import asyncio
 import time
@@ -20,12 +20,12 @@ from node.core.types import ModelEntry, Work
 from node.engine.grammars import Grammars
 
 ANYTHING_ELSE = hdrs.METH_ANY
-"""The method of routes where there is nothing to be had."""
+"""Method of the catch-all routes, which answer 404 or 405."""
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
 class Metrics:
-    """What the HTTP side counts itself, and what the backend knows at the moment it is asked."""
+    """Counters of the HTTP side, and gauges that are read from the backend at each scrape."""
 
     def __init__(self, backend: Backend) -> None:
         self.registry = registry = CollectorRegistry()
@@ -56,9 +56,9 @@ class Metrics:
     def middleware(self) -> Middleware:
         @web.middleware
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
-            begun, status = time.perf_counter(), 499  # nginx's number for a client that hung up
+            begun, status = time.perf_counter(), 499  # nginx's status for a client that hung up
             found = request.match_info.route
-            # A path or method of its own for each typo would fill the memory.
+            # A label for each mistyped path or method would fill the memory.
             known = found.resource if found.method != ANYTHING_ELSE else None
             route, method = (known.canonical, request.method) if known else ("none", "any")
             try:
@@ -73,7 +73,7 @@ class Metrics:
 
 
 class Metered:
-    """A backend whose tokens are counted."""
+    """Wraps a backend, and counts its tokens."""
 
     def __init__(self, backend: Backend, metrics: Metrics) -> None:
         self._backend = backend
@@ -123,7 +123,7 @@ class Metered:
 
 
 class _State(Collector):
-    """Gauges, read when they are asked for."""
+    """Gauges, read from the backend at each scrape."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""What an answer says beside its text: thoughts and tool calls, read from it as it arrives. Pure."""
+"""Separates reasoning and tool calls from an answer's text, as it arrives. Pure."""
 
 import json
 import uuid
@@ -14,7 +14,7 @@ from node.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What a tool call has grown by; the first of a call has its `id` and `name`."""
+    """An increment of a tool call; the first one of a call has its `id` and `name`."""
 
     index: int
     arguments: str = ""
@@ -22,31 +22,31 @@ class CallDelta:
     name: str = ""
 
     def grown(self, more: "CallDelta") -> "CallDelta":
-        """With what came after it."""
+        """This increment and the next one of the same call, joined."""
         return replace(self, arguments=self.arguments + more.arguments)
 
 
 @dataclass(slots=True)
 class Parts:
-    """What an answer has grown by, by what it is."""
+    """An increment of an answer, separated into text, reasoning and tool calls."""
 
     text: list[Glyph] = field(default_factory=list)
     reasoning: str = ""
     reasoning_tokens: int = 0
-    """Those that were read as thoughts, the mark at their end included."""
+    """Number of tokens of reasoning, including the marker at its end."""
     calls: list[CallDelta] = field(default_factory=list)
     ended: bool = False
-    """No more is wanted."""
+    """Whether the answer is complete, so that no more tokens are needed."""
 
     def add(self, more: "Parts") -> None:
-        """What came after it."""
+        """Append the next increment."""
         self.text += more.text
         self.reasoning += more.reasoning
         self.reasoning_tokens += more.reasoning_tokens
         self.calls += more.calls
 
     def add_call(self, delta: CallDelta) -> None:
-        """One after the other; pieces of the same call are joined."""
+        """Append an increment of a call; consecutive increments of the same call are joined."""
         last = self.calls[-1] if self.calls else None
         if last and last.index == delta.index:
             self.calls[-1] = last.grown(delta)
@@ -55,7 +55,7 @@ class Parts:
 
 
 class Reader(Protocol):
-    """Takes an answer's glyphs as they come. `finish`, once, gives what was held back."""
+    """Incremental parser of an answer's glyphs. `finish`, called once, returns what was held back."""
 
     def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
 
@@ -63,10 +63,10 @@ class Reader(Protocol):
 
 
 class FamilyReader:
-    """Reads what a model writes by itself, in the way of its family.
+    """Parses what a model writes without a grammar, in the format of its family.
 
-    A call that can't be read, or of a function that there is not, is text like any other: nothing is lost. White space
-    between a marker and the text after it is no part of either.
+    A call that cannot be parsed, or of an unknown function, is given out as text, so that nothing is lost. White space
+    between a marker and the text after it is dropped.
     """
 
     def __init__(
@@ -78,7 +78,10 @@ class FamilyReader:
         names: Iterable[str] = (),
         many: bool = True,
     ) -> None:
-        """`channel`: where the answer begins; `names`: of the `tools` that may be called; `many`: more than one."""
+        """`channel`: where the answer begins.
+
+        `names`: those of the `tools` that may be called. `many`: allow several calls.
+        """
         dialect = tokenizer.dialect
         turns = {
             name: [(tokenizer.symbols(marker), to) for marker, to in edges]
@@ -92,17 +95,17 @@ class FamilyReader:
         self._many = many
         self._calls = 0
         self._call: list[Glyph] | None = None
-        """What has come of a call, its first marker and white space before it included."""
+        """Glyphs of an unfinished call, including its first marker and white space before it."""
         self._opening = 0
-        """How much of that is no part of the call itself."""
+        """Number of those glyphs that precede the call itself."""
         self._blanks: list[Glyph] = []
-        """White space at the beginning of a stretch of text."""
+        """White space at the beginning of a run of text, held back."""
         self._tail = ""
-        """White space at the end of a thought."""
+        """White space at the end of the reasoning so far, held back."""
         self._headers: list[Glyph] = []
-        """What nobody sees, unless it is all there is."""
+        """Hidden glyphs outside of text and reasoning; given out at the end if the answer had no marker."""
         self._tokens = 0
-        """How many were read."""
+        """Number of tokens read so far."""
         self._turned = False
         self._begun = False
         self._after_marker = channel != START
@@ -137,7 +140,7 @@ class FamilyReader:
         return parts
 
     def _count(self, piece: Piece) -> int:
-        """Tokens of a thought that the piece completes; one that lies in two pieces is of the first."""
+        """Number of reasoning tokens that the piece completes; a token in two pieces belongs to the first."""
         before, self._tokens = self._tokens, max(self._tokens, piece.glyphs[-1].position + 1)
         return self._tokens - before if piece.channel == "reasoning" else 0
 
@@ -150,7 +153,7 @@ class FamilyReader:
         self._begun, self._after_marker, self._blanks, self._tail = was_text, True, [], ""
 
     def _show(self, parts: Parts, piece: Piece) -> None:
-        """Control tokens that are no marker are never shown."""
+        """Add a piece to text or reasoning, without control tokens that are not markers."""
         shown = [glyph for glyph in piece.glyphs if isinstance(glyph.symbol, str)]
         if not self._begun:
             first = next((index for index, glyph in enumerate(shown) if not str(glyph.symbol).isspace()), len(shown))
@@ -170,7 +173,7 @@ class FamilyReader:
             self._tail = thought[len(thought.rstrip()) :]
 
     def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> bool:
-        """Whether it was one; else it is text."""
+        """End the unfinished call. Returns False if it is not a valid call; its glyphs are then text."""
         whole, self._call = self._call or [], None
         try:
             calls = self._dialect.parse(self._spelled(whole[self._opening :]), self._tools)
@@ -191,21 +194,21 @@ class FamilyReader:
 
 
 class CallReader:
-    """Reads calls that a grammar of node/engine/grammar.py made the model write, a piece at a time."""
+    """Incremental parser of calls that were generated under a grammar of node/engine/grammar.py."""
 
     def __init__(self, names: Iterable[str], *, only: str | None = None) -> None:
-        """With `only` a name, the answer is the arguments of one call of it; else it has the names of its calls."""
+        """`only`: the answer is the arguments of one call of this function; None: each call has its function's name."""
         self._heads = {call_head(name): name for name in names}
         self._only = only
         self._calls = 0
         self._head: list[Glyph] = []
         self._inside = False
-        """In the arguments of a call, where `_depth` braces and brackets are open."""
+        """Whether inside the arguments of a call, where `_depth` braces and brackets are open."""
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._is_text = False
-        """The answer turned out to be none that calls."""
+        """Whether the answer turned out to contain no call."""
 
     def push(self, glyphs: Iterable[Glyph]) -> Parts:
         parts = Parts()
@@ -228,7 +231,7 @@ class CallReader:
 
     def _read_head(self, parts: Parts, glyph: Glyph) -> None:
         self._head.append(glyph)
-        if self._calls and self._head[0].symbol in ("}", "\n"):  # the end of the call before
+        if self._calls and self._head[0].symbol in ("}", "\n"):  # the end of the previous call
             self._head.clear()
             return
         text = "".join(str(each.symbol) for each in self._head)

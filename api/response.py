@@ -1,4 +1,4 @@
-"""A response, plain or streamed, made from the same choices. Each endpoint brings its own shape."""
+"""Sends the choices of a request as a plain or streamed response, in the format of the endpoint."""
 
 import hashlib
 import time
@@ -20,12 +20,12 @@ from api.stream import EventStream, Pace
 from node.core.errors import NotReady
 
 STREAM = web.RequestKey("stream", EventStream)
-"""The request's stream, for the middleware, which writes errors into it."""
+"""The request's stream; the error middleware writes errors into it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """What every handler works with."""
+    """Dependencies of all handlers."""
 
     backend: Backend
     pace: Pace
@@ -33,7 +33,7 @@ class Env:
 
 
 async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> Model:
-    """Wait until the model may be asked. A stream that waits long is kept alive, and so can wait for longer.
+    """Wait until the model is ready. A stream is kept alive meanwhile, and therefore may wait longer.
 
     Raises what `Backend.open` raises.
     """
@@ -46,21 +46,21 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
             try:
                 return await env.backend.open(body.model)
             except NotReady:
-                # Before the first comment a plain 503 is better: clients come back by themselves.
+                # Before the first keep-alive comment a plain 503 is better: clients retry by themselves.
                 if not events.response.prepared or time.monotonic() > deadline:
                     raise
 
 
 @dataclass(slots=True)
 class Collected:
-    """All of one choice."""
+    """Complete output of one choice."""
 
     text: str = ""
     tokens: list[TokenText] = field(default_factory=list)
     finish: Ending | None = None
     reasoning: str = ""
     calls: dict[int, CallDelta] = field(default_factory=dict)
-    """Whole ones, by index."""
+    """Complete tool calls by index."""
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -73,21 +73,21 @@ class Collected:
 
 
 class Shape(Protocol):
-    """How an endpoint writes its choices."""
+    """The JSON format of an endpoint's choices."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     def chunks(self, index: int, delta: Delta) -> Sequence[dict[str, Any]]:
-        """The choices of the chunks, one each, that tell what a choice has grown by."""
+        """`choices` entries for an increment of a choice, one per chunk."""
 
     def whole(self, index: int, collected: Collected) -> dict[str, Any]:
-        """A choice of a plain response."""
+        """`choices` entry of a plain response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One request's response in the making."""
+    """The response to one request, while it is being made."""
 
     job: Job
     choices: Sequence[Choice]
@@ -109,7 +109,7 @@ class Reply:
 
     async def _stream(self, request: web.Request, env: Env) -> web.StreamResponse:
         events = request[STREAM]
-        # OpenAI's chunks say `usage: null` when the last one will tell.
+        # OpenAI's chunks have `usage: null` if the last chunk will have the usage.
         no_usage = {"usage": None} if self.job.body.include_usage else {}
 
         async def emit(index: int, delta: Delta) -> None:

@@ -1,4 +1,4 @@
-"""What a request may say. One typed schema: null means "not given", the unknown is ignored, the known is checked."""
+"""Request schemas. null means "not given", unknown parameters are ignored, known ones are validated."""
 
 import re
 import secrets
@@ -79,9 +79,9 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What chat and legacy completions have in common."""
+    """Parameters that chat and legacy completions share."""
 
-    # A field named model_... is OpenAI's business, not pydantic's.
+    # OpenAI's names may begin with `model_`, which pydantic protects by default.
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
     model: str = Field(min_length=1, max_length=MAX_NAME)
@@ -107,15 +107,15 @@ class GenerationRequest(BaseModel):
 
     @property
     def copies(self) -> int:
-        """Answers that are made of each prompt."""
+        """Number of answers generated for each prompt."""
         return self.n
 
     def sampling(self, logprobs: int | None) -> Sampling:
-        """Without a seed each request gets its own."""
+        """Sampling parameters. Without a seed, each request gets a random one."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=max(self.top_k, 0),  # elsewhere -1 means none, too
+            top_k=max(self.top_k, 0),  # other servers take -1 for none, too
             min_p=self.min_p,
             seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
             presence_penalty=self.presence_penalty,
@@ -149,7 +149,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def form(self) -> JsonFormat | None:
-        """None: any text."""
+        """The format that the answer must have; None: any text."""
         if self.type == "text":
             return None
         if self.json_schema is None:
@@ -165,7 +165,7 @@ class ResponseFormat(BaseModel):
         return self
 
 
-# The parameters of `apply_chat_template` itself, which are not the template's.
+# Parameters of `apply_chat_template` itself, which are not variables of the template.
 NOT_FOR_TEMPLATES = frozenset(
     {
         *("messages", "conversation", "tools", "chat_template", "continue_final_message", "tokenize", "padding"),
@@ -200,13 +200,13 @@ class ChatRequest(GenerationRequest):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables of the template. Some models' know `reasoning_effort`."""
+        """Variables of the template. `reasoning_effort` is one, which some models' templates use."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **self.chat_template_kwargs}
 
     @property
     def messages_for_template(self) -> list[dict[str, Any]]:
-        """None of them beside an adapter, which does without a template."""
+        """Messages in the form that templates expect; empty if there is an adapter, which replaces the template."""
         return self._for_template
 
     @property
@@ -253,7 +253,7 @@ class ChatRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _write_for_template(self) -> Self:
-        """Here, since a request that takes long to check is checked in a thread."""
+        """Convert the messages. Done during validation, which runs in a thread for large requests."""
         if self.adapter is None:
             Counts.of_all([call.arguments.encode() for message in self.messages for call in message.calls]).check()
             self._for_template = [message.for_template() for message in self.messages]
@@ -283,7 +283,7 @@ def _are_tokens(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationRequest):
-    # All that a validator of pydantic's would check is checked; it would make a list of all that is wrong.
+    # A PlainValidator does all checks: pydantic's own validators would collect an error for each wrong element.
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompt_list)]
     max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(default=None, ge=0, le=5)
@@ -297,7 +297,10 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """The best answer is found by its log-probability, told or not."""
+        """Number of alternatives per token, None for no log-probabilities.
+
+        `best_of` needs them even if the client does not.
+        """
         return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
 
     @model_validator(mode="after")
@@ -349,7 +352,7 @@ def parse(schema: type[Request], body: dict[str, Any]) -> Request:
 
 
 def _refusal(error: ErrorDetails) -> BadRequest:
-    """The first thing that is wrong, in a sentence, with the parameter's name as OpenAI writes it."""
+    """Error for the first fault found, in a sentence, with the parameter's name as OpenAI writes it."""
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     if error["type"] == "missing":
         return BadRequest(f"Missing required parameter: '{param}'.", param=param)

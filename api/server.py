@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ApiServer:
-    """Bound before it serves: the port is known, and refused if it is taken, before anything else starts."""
+    """HTTP server that binds when it is created: the port is known, or refused if taken, before anything else."""
 
     def __init__(self, hosts: Sequence[str], port: int, patience: Patience | None = None) -> None:
-        """Raises PortTaken. Port 0 is chosen by the system, the same for all hosts."""
+        """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts."""
         self._patience = patience or Patience()
         self._sockets: list[socket.socket] = []
         for host in hosts:
@@ -57,7 +57,10 @@ class ApiServer:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
     async def finish(self, limit_s: float) -> None:
-        """Refuse new requests, which a closed port would not tell from a crash; wait for the answers under way."""
+        """Refuse new requests, and wait up to `limit_s` seconds for answers under way.
+
+        The port stays open: a closed one could not be distinguished from a crash.
+        """
         if self._runner:
             await self._runner.app[DRAIN].finish(limit_s)
 
@@ -72,9 +75,9 @@ class ApiServer:
 
 
 class _Protocol(web.RequestHandler):
-    """aiohttp's side of a connection, which gives up who sends no request, or takes nothing of an answer.
+    """aiohttp's protocol, which also closes connections of clients that send no request or read nothing of an answer.
 
-    What it refuses by itself, as no request can be made of it, is told as all else.
+    Input that aiohttp refuses because it is not a valid request gets an error object like any other error.
     """
 
     def __init__(self, server: web.Server, connections: Connections, patience: Patience, **kwargs: Any) -> None:
@@ -85,9 +88,9 @@ class _Protocol(web.RequestHandler):
         self._patience = patience
         self._look: asyncio.Handle | None = None
         self._header: asyncio.TimerHandle | None = None
-        """Ends a connection whose request does not get to the end of its headers."""
+        """Timer that closes the connection if the headers of its request stay incomplete."""
         self._unread = 0
-        """Bytes of headers that are not complete, or of requests that have to wait."""
+        """Bytes of incomplete headers, or of pipelined requests that have to wait."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -107,10 +110,10 @@ class _Protocol(web.RequestHandler):
             self._refuse(transport, TOO_MANY.status, describe(TOO_MANY), f"Retry-After: {TOO_MANY.retry_after}\r\n")
             return
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # paused is whatever the system has not taken, to the last byte
+        transport.set_write_buffer_limits(high=0)  # pause until the system has taken every byte
 
     def _refuse(self, transport: asyncio.Transport, status: int, error: dict[str, Any], headers: str = "") -> None:
-        """Answer what aiohttp makes no request of, and close."""
+        """Send an error for input that aiohttp makes no request of, and close the connection."""
         body = json.dumps(error).encode()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
@@ -162,7 +165,10 @@ class _Protocol(web.RequestHandler):
             self._look.cancel()
 
     def _look_whether_less(self, before: float) -> None:
-        """Nothing more is written until all is taken, so there is less to take if anything was."""
+        """Abort the connection if the client has read nothing since the last look.
+
+        While writing is paused the buffer only shrinks, so it is smaller than `before` if anything was read.
+        """
         if self.transport is None:
             return
         left = self.transport.get_write_buffer_size()
@@ -188,7 +194,7 @@ class _Protocol(web.RequestHandler):
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log, without a traceback for each scanner and each client that speaks no HTTP."""
+    """aiohttp's log, without tracebacks for port scanners and clients that do not speak HTTP."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if isinstance(kwargs.get("exc_info"), HttpProcessingError):

@@ -12,14 +12,17 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a quiet stream speaks, and how long it waits."""
+    """Timing of a quiet stream."""
 
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
-    loading_s: float = 600.0  # a stream waits so long for its model, at least
+    loading_s: float = 600.0  # minimum time that a stream waits for its model
 
 
 class EventStream:
-    """A response of events. Nothing is sent before the first one, so that a refusal can still be a plain error."""
+    """A response of server-sent events.
+
+    Nothing is sent before the first one, so that a refusal can still be a plain error.
+    """
 
     def __init__(self, request: web.Request, pace: Pace) -> None:
         self._request = request
@@ -35,9 +38,9 @@ class EventStream:
         )
 
     async def send(self, data: dict[str, Any], name: str = "") -> None:
-        """Chat and completions have events without a name."""
+        """Send one event. The events of chat and completions have no name."""
         line = f"event: {name}\n".encode() if name else b""
-        # ASCII: some clients split lines at U+2028 and the like, which JSON would carry bare.
+        # ASCII: some clients split lines at U+2028 and the like, which JSON may contain unescaped.
         await self._write(line + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
 
     async def done(self) -> None:
@@ -45,7 +48,7 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None, None]:
-        """Inside, a comment is sent whenever there was nothing else to send for a while, as in a long prefill."""
+        """Inside, a comment is sent whenever nothing was sent for `keepalive_s` seconds, as in a long prefill."""
         task = asyncio.create_task(self._keep_alive())
         try:
             yield
@@ -67,7 +70,7 @@ class EventStream:
                 return  # the handler learns of it by its own next write, or is cancelled
 
     async def _write(self, event: bytes) -> None:
-        """Returns when the reader's side has taken it: who does not read costs no more memory than that."""
+        """Return when the transport has taken the event, so that a client that does not read costs no more memory."""
         async with self._lock:
             if not self.response.prepared:
                 await self.response.prepare(self._request)

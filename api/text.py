@@ -1,12 +1,12 @@
-"""Where a text ends: stop strings, found as the text arrives."""
+"""Stop strings, found as the text arrives."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
 
 class StopMatcher:
-    """Cuts a text that arrives in pieces before the leftmost stop string, and holds back what may begin one.
+    """Cuts a text that arrives in pieces before the leftmost stop string, and holds back what may be the start of one.
 
-    The result does not depend on how the text was cut into pieces: it ends where `text.find(stop)` is least.
+    The result does not depend on how the text is split: it ends where `text.find(stop)` is least.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -16,11 +16,11 @@ class StopMatcher:
         """Characters given out so far."""
         self._length = 0
         self._cut: int | None = None
-        """Where the leftmost whole stop string seen so far begins."""
+        """Start of the leftmost complete stop string seen so far."""
         self.matched = False
 
     def push(self, text: str) -> str:
-        """The text that is now certain to be shown. Once `matched`, there is no more."""
+        """Return the text that is now certain to be shown; empty once `matched`."""
         if self.matched:
             return ""
         self._held += text
@@ -30,7 +30,7 @@ class StopMatcher:
                 if pattern.step(char):
                     start = self._length - len(pattern.text)
                     self._cut = start if self._cut is None else min(self._cut, start)
-        # A longer stop string may have begun before one that is complete: it would then be the leftmost.
+        # A longer stop string that began earlier may still be completed, and would then be the leftmost.
         open_start = min((self._length - pattern.matched for pattern in self._patterns), default=self._length)
         if self._cut is not None and self._cut <= open_start:
             self.matched = True
@@ -38,7 +38,7 @@ class StopMatcher:
         return self._give(open_start)
 
     def finish(self) -> str:
-        """No more text will come: give out what was held back, up to a stop string."""
+        """The text has ended: return what was held back, up to a stop string."""
         if self.matched:
             return ""
         self.matched = self._cut is not None
@@ -52,19 +52,20 @@ class StopMatcher:
 
 
 class Pattern:
-    """How much of one string the text ends with (Knuth, Morris and Pratt: one step for each character).
+    """Incremental Knuth-Morris-Pratt matcher of one string, which takes one step for each character.
 
-    Their table is made as far as the text has come, so a string that never begins costs nothing. The string and the text may also be of other things than characters.
+    The failure table is built only as far as a match gets, so a string that never begins costs nothing. The string and
+    the text may consist of anything hashable, not only of characters.
     """
 
     def __init__(self, text: Sequence[Hashable]) -> None:
         self.text = text
         self.matched = 0
         self._fallback = [0]
-        """For each length, from 1, the longest shorter beginning that is also an end of it."""
+        """KMP failure table: for each prefix length from 1, the longest shorter prefix that is also its suffix."""
 
     def step(self, char: Hashable) -> bool:
-        """Take one character; whether the string is now complete."""
+        """Take one character. Returns whether the string is now complete."""
         while self.matched and self.text[self.matched] != char:
             self.matched = self._shorter(self.matched)
         self.matched += self.text[self.matched] == char

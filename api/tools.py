@@ -1,4 +1,4 @@
-"""What a chat request says of tools: checked as OpenAI checks it, in today's way and in the one before (`functions`)."""
+"""Tools of a chat request, validated as OpenAI does, in today's format and the older one (`functions`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class FunctionTool(_Part):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """As it was sent, in the same order; but all templates can rely on parameters."""
+        """The tool as it was sent, in the same order, but always with `parameters`, on which templates may rely."""
         given = {key: value for key, value in self._given.items() if value is not None}
         return {"type": "function", "function": given if self.parameters else {**given, "parameters": NO_PARAMETERS}}
 
@@ -70,12 +70,12 @@ class Tool(_Part):
 
 @dataclass(frozen=True, slots=True)
 class CallsWanted:
-    """Whether calls are wanted, and of which functions; `names` None: of all."""
+    """Which calls a request allows or requires. `names`: of these functions; None: of all."""
 
     mode: Mode
     names: Sequence[str] | None = None
     one: bool = False
-    """One call and no more."""
+    """Allow a single call only."""
 
 
 def _tool_choice(value: Any) -> CallsWanted:
@@ -117,16 +117,16 @@ FunctionCallChoice = Annotated[CallsWanted, BeforeValidator(_function_call)]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request and the calls that it wants."""
+    """The tools of a request, and which calls it allows or requires."""
 
     tools: Sequence[FunctionTool] = ()
-    """None if no calls are wanted."""
+    """Empty if no calls are allowed."""
     mode: Mode = "none"
     names: Sequence[str] = ()
-    """Of those that may be called."""
+    """Names of the functions that may be called."""
     many: bool = True
     legacy: bool = False
-    """Asked for, and to be answered, in the way of `functions`."""
+    """The request is in the older format, `functions`, and so is its answer."""
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -134,12 +134,12 @@ class ToolUse:
 
     @property
     def callable(self) -> list[tuple[int, Function]]:
-        """With the place of each among the tools of the request."""
+        """The functions that may be called, each with its index among the request's tools."""
         return [(index, tool.function) for index, tool in enumerate(self.tools) if tool.name in self.names]
 
 
 def tool_use(tools: Sequence[FunctionTool], choice: CallsWanted | None, *, many: bool, legacy: bool) -> ToolUse:
-    """Raises BadRequest when names are given twice, or a choice is of functions that there are not."""
+    """Raises BadRequest for duplicate names, a choice of unknown functions, or a required call without tools."""
     param, chooser = ("functions", "function_call") if legacy else ("tools", "tool_choice")
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them."""
+"""Background responses, which are generated while no client waits for them."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """Each runs in a task of its own until it has ended or is cancelled; a node that stops waits for them."""
+    """Runs each background response in a task, until it has ended or is cancelled. A stopping node waits for them."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Background:
         most_bytes: int = MAX_BACKGROUND_BYTES,
         most_s: float = MAX_BACKGROUND_S,
     ) -> None:
-        """At most so many at once, of requests of so many bytes together, each for so many seconds."""
+        """`most`: responses at once. `most_bytes`: total bytes of their requests. `most_s`: seconds for each."""
         self._backend = backend
         self._drain = drain
         self._most = most
@@ -38,7 +38,7 @@ class Background:
 
     @contextmanager
     def place(self, size: int) -> Iterator[None]:
-        """One for a response to a request of so many bytes. Raises Overloaded."""
+        """Reserve a place for a response to a request of `size` bytes. Raises Overloaded."""
         if self._count >= self._most or self._bytes + size > self._most_bytes:
             raise Overloaded(
                 f"{self._count} responses in the background, to requests of {self._bytes:,} bytes, are under way already.",
@@ -53,7 +53,7 @@ class Background:
             self._bytes -= size
 
     def start(self, turn: Turn, opening: asyncio.Task[None]) -> None:
-        """`opening` makes the turn ready to be run. Raises Overloaded."""
+        """Run a turn in the background once `opening` has prepared it. Raises Overloaded."""
         response_id = turn.output.id
         under_way = ExitStack()
         under_way.enter_context(self.place(turn.size))
@@ -61,7 +61,7 @@ class Background:
         task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
         self._running[response_id] = turn, task
 
-        # Not a part of the task: one that is cancelled before its first step does not run at all.
+        # Not part of the task: a task that is cancelled before its first step does not run at all.
         def end(_: asyncio.Task[None]) -> None:
             opening.cancel()
             turn.cancel()
@@ -71,12 +71,12 @@ class Background:
         task.add_done_callback(end)
 
     def find(self, response_id: str) -> Turn | None:
-        """One that is still being made."""
+        """The response's turn if it is still running, else None."""
         turn, _ = self._running.get(response_id, (None, None))
         return turn
 
     async def cancel(self, response_id: str) -> None:
-        """Its place is free when this returns; nothing happens to one that is not running."""
+        """Cancel a response; its place is free when this returns. Does nothing if the response is not running."""
         _, task = self._running.get(response_id, (None, None))
         if task:
             task.cancel()
@@ -87,7 +87,7 @@ class Background:
             await self.cancel(response_id)
 
     async def _run(self, turn: Turn, opening: asyncio.Task[None]) -> None:
-        """A task's root: whatever goes wrong becomes the response's error."""
+        """Root of a task: any exception becomes the response's error."""
         try:
             async with asyncio.timeout(self._most_s) as limit:
                 await opening

@@ -1,4 +1,4 @@
-"""The items of a conversation as the Responses API writes them, and the chat messages that say the same."""
+"""Conversation items of the Responses API, and their conversion to chat messages."""
 
 import reprlib
 import uuid
@@ -25,7 +25,7 @@ class InputMessage(_Strict):
     content: str | list[Any]
 
     def item(self) -> Json:
-        """As OpenAI keeps it: content is a list of parts."""
+        """The item as OpenAI stores it: content is a list of parts."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         more: Json = {"annotations": [], "logprobs": []} if self.role == "assistant" else {}
         content = [{"type": kind, "text": text, **more} for text in _texts(self.content)]
@@ -51,7 +51,7 @@ class FunctionOutputItem(_Strict):
 
 
 class ReasoningItem(_Strict):
-    """What a model thought before. Its text is given to templates that have a place for it."""
+    """Earlier reasoning of the model, given to chat templates that support it."""
 
     summary: list[Any] = []
     content: list[Any] | None = None
@@ -62,7 +62,7 @@ class ReasoningItem(_Strict):
 
 
 class Reference(_Strict):
-    """An item of a response that is kept here."""
+    """Refers to an item of a response that is stored here."""
 
     id: Name
 
@@ -79,7 +79,7 @@ KINDS: dict[str, tuple[type[InputMessage | FunctionCallItem | FunctionOutputItem
 }
 
 Item = Any
-"""A checked item, as JSON."""
+"""A validated item, as JSON."""
 
 
 def item_id(prefix: str) -> str:
@@ -87,7 +87,7 @@ def item_id(prefix: str) -> str:
 
 
 def items_of(value: Any) -> list[Item]:
-    """The request's `input`, checked, each item with an id. A text is a message of the user."""
+    """Validate the request's `input`, and give each item an id. A string is a message of the user."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -140,10 +140,10 @@ def _text(part: Any) -> str:
 
 
 def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
-    """Chat messages. What the assistant thought, said and called in one turn becomes one message."""
+    """Convert items to chat messages. Reasoning, text and calls of one assistant turn become one message."""
     messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     turn: Json | None = None
-    """The assistant's message that still grows."""
+    """The assistant message that further items may be added to."""
     for item in items:
         kind = item["type"]
         if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
@@ -157,7 +157,7 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Json]:
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         else:
             messages.append({"role": item["role"], "content": _joined(item)})
-    # Thoughts alone are no message.
+    # Reasoning alone is not a message.
     return [message for message in messages if "content" in message or "tool_calls" in message]
 
 

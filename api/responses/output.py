@@ -1,4 +1,4 @@
-"""The output of one response, grown from what the model says, and the events that tell of it. Pure."""
+"""Builds the output of one response from what the model generates, and the events that report it. Pure."""
 
 import time
 from collections import deque
@@ -14,16 +14,16 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Output:
-    """Items in the order in which they began; at most one grows at a time."""
+    """Output items in the order in which they began; at most one is unfinished."""
 
     body: ResponseRequest
     model: str
-    """As it was asked for, until it is known which one that means."""
+    """As requested; the id of the opened model once that is known."""
     id: str
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: list[Json] = field(default_factory=list)
     begun: bool = False
-    """Whether its beginning was told."""
+    """Whether `created` and `in_progress` were reported."""
     _events: int = 0
     _growing: bool = False
     """Whether the last item is unfinished."""
@@ -36,10 +36,11 @@ class Output:
     def ended(self) -> bool:
         return self._status not in ("queued", "in_progress")
 
-    # --- what happens; each but the first gives the events that tell of it ----------------------------------------------
+    # --- changes; those that clients can follow yield the events that report them
+    # ---------------------------------------
 
     def open(self, model: str) -> None:
-        """The model is ready to be asked."""
+        """Record that the model is ready."""
         self.model, self._status = model, "in_progress"
 
     def begin(self) -> Iterator[Json]:
@@ -66,7 +67,7 @@ class Output:
         yield self._event("reasoning_text.delta", **self._place(), **_FIRST, delta=delta)
 
     def call(self, call_id: str, name: str, delta: str) -> Iterator[Json]:
-        """A call that begins (it has an id and a name then) or goes on."""
+        """Begin a call (`call_id` and `name` are set), or append to its arguments."""
         if call_id:
             yield from self._close("completed")
             yield from self._open("function_call", "fc", call_id=call_id, name=name, arguments="")
@@ -75,7 +76,7 @@ class Output:
             yield self._event("function_call_arguments.delta", **self._place(), delta=delta)
 
     def finish(self, *, cut: bool, usage: Json) -> Iterator[Json]:
-        """`cut`: the limit of tokens was reached."""
+        """End the response. `cut`: the limit of tokens was reached."""
         self._usage = usage
         if not self.items:
             yield from self.text("", [])
@@ -93,9 +94,9 @@ class Output:
 
     def cancel(self) -> None:
         self._status = "cancelled"
-        deque(self._close("incomplete"), maxlen=0)  # nobody is told
+        deque(self._close("incomplete"), maxlen=0)  # drop the events
 
-    # --- items ----------------------------------------------------------------------------------------------------------
+    # --- items --------------------------------------------------------------------------------------------------------
 
     def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
         if self._growing and self.items[-1]["type"] == kind:
@@ -130,10 +131,10 @@ class Output:
         number, self._events = self._events, self._events + 1
         return {"type": f"response.{name}", "sequence_number": number, **fields}
 
-    # --- the whole ------------------------------------------------------------------------------------------------------
+    # --- the whole ----------------------------------------------------------------------------------------------------
 
     def response(self) -> Json:
-        """The response as it is now."""
+        """The response object in its current state."""
         body = self.body
         return {
             "id": self.id,
@@ -169,11 +170,11 @@ class Output:
 
 
 _FIRST = {"content_index": 0}
-"""An item of ours has one part."""
+"""Items have a single content part here."""
 
 
 def _brief(logprobs: list[Json]) -> list[Json]:
-    """As events have them: without bytes."""
+    """Log-probabilities in the format of events: without `bytes`."""
     return [
         {**_without_bytes(entry), "top_logprobs": [_without_bytes(other) for other in entry["top_logprobs"]]}
         for entry in logprobs
@@ -185,7 +186,7 @@ def _without_bytes(entry: Json) -> Json:
 
 
 def _copy(item: Json) -> Json:
-    """As it is now: the item grows on."""
+    """Copy of an item that may still grow."""
     if "content" not in item:
         return dict(item)
     return {**item, "content": [dict(part) for part in item["content"]]}

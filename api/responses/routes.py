@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer way to ask, in items and named events. Each request is asked as a chat."""
+"""/v1/responses: OpenAI's Responses API, with items and named events. Each request is converted to a chat request."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 MAX_PAGE = 100
 SOON_S = 0.5
-"""A response in the background is told as `queued` after this; a model that is loaded takes less."""
+"""Seconds after which a background response is returned as `queued`; a loaded model takes less."""
 PARAMS = (
     (r"^messages\b.*", "input"),
     (r"^max_completion_tokens$", "max_output_tokens"),
@@ -40,12 +40,12 @@ PARAMS = (
     (r"^tool_choice\.function", "tool_choice"),
     (r"^reasoning_effort$", "reasoning.effort"),
 )
-"""Chat's names for parameters, and their names here."""
+"""Patterns of chat's parameter names, and the names of the same parameters here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """The handlers, and what they keep."""
+    """The handlers and their state."""
 
     env: Env
     background: Background
@@ -89,14 +89,14 @@ class Responses:
         return web.json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """One that has ended already is told as it is."""
+        """Cancel a background response. One that has already ended is returned unchanged."""
         if not self._kept(request).response["background"]:
             raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection while it runs.")
         await self.background.cancel(request.match_info["id"])
         return web.json_response(self._kept(request).response)
 
     async def input_items(self, request: web.Request) -> web.Response:
-        """The items that came with the request, the last first unless `order` is asc."""
+        """The input items of the request, the last first unless `order` is asc."""
         items = list(self._kept(request).input)
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
@@ -117,16 +117,19 @@ class Responses:
     async def end(self, _app: web.Application) -> None:
         await self.background.close()
 
-    # --- answering ------------------------------------------------------------------------------------------------------
+    # --- answering ----------------------------------------------------------------------------------------------------
 
     def _kept(self, request: web.Request) -> Kept:
-        """What is known of the response that the path names. Raises NotFound."""
+        """The response named in the path, running or stored. Raises NotFound."""
         response_id = request.match_info["id"]
         running = self.background.find(response_id)
         return running.kept() if running else self.store.get(response_id)
 
     def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
-        """With the items that are referred to in their places, and how many bytes those are. Raises BadRequest."""
+        """Replace item references by the items.
+
+        Returns the items and the bytes added. Raises BadRequest, ContextExceeded.
+        """
         named = {item["id"]: f"input[{index}].id" for index, item in enumerate(items) if _is_reference(item)}
         found = self.store.items(named) if named else {}
         for name, param in named.items():
@@ -142,7 +145,7 @@ class Responses:
         return tuple(found[item["id"]] if _is_reference(item) else item for item in items), more
 
     async def _open(self, request: web.Request, chat: ChatRequest, turn: Turn) -> None:
-        """Wait for the model; longer when nobody else waits."""
+        """Wait for the model; up to `loading_s` for a background response, for which no client waits."""
         deadline = time.monotonic() + self.env.pace.loading_s
         while turn.job is None:
             try:
@@ -153,7 +156,10 @@ class Responses:
                     raise
 
     async def _begin(self, turn: Turn, opening: asyncio.Task[None]) -> None:
-        """In the background. A fault of the request is raised if it shows soon; if it shows later, the response fails."""
+        """Start a background response.
+
+        An error within SOON_S is raised, as a plain refusal of the request; after that, it makes the response fail.
+        """
         try:
             with self.background.place(turn.size):
                 if (await asyncio.wait([opening], timeout=SOON_S))[0]:
@@ -171,7 +177,7 @@ class Responses:
                 await events.send(event, event["type"])
 
         async def take(_: int, delta: Delta) -> None:
-            if not output.begun:  # only now it is certain that the request is not refused
+            if not output.begun:  # only now is it certain that the request is not refused
                 await send(output.begin())
             await send(turn.grow(delta))
 
@@ -186,7 +192,7 @@ class Responses:
 
 
 def _asked(given: Json) -> tuple[ResponseRequest, Json, int]:
-    """The request, as it was sent, and roughly its bytes."""
+    """The validated request, its body as sent, and its approximate bytes."""
     return parse(ResponseRequest, given), given, weight(given)
 
 
@@ -201,7 +207,7 @@ def _is_reference(item: Item) -> bool:
 
 @contextmanager
 def _told_in_our_names() -> Iterator[None]:
-    """What chat finds wrong, by the names that the sender used."""
+    """Rename chat's parameters in errors to the names that the sender used."""
     try:
         yield
     except PippinError as error:

@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may say; what it has in common with chat is checked by chat's own schema."""
+"""Schema of requests to /v1/responses; parameters shared with chat are validated by the chat schema."""
 
 import reprlib
 from typing import Annotated, Any, Literal, Self
@@ -18,7 +18,7 @@ CHAT_PARAMETERS = (
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
     *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
 )
-"""Those that go to chat under their own names; all but the first four are no part of OpenAI's Responses API."""
+"""Parameters passed to chat by the same names; all but the first four are extensions of OpenAI's Responses API."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -33,7 +33,7 @@ class _Strict(BaseModel):
 
 
 class Format(_Strict):
-    """How the answer is written; `json_schema` has its name and schema right here."""
+    """Format of the answer. Unlike in chat, the name and schema of a `json_schema` are on this level."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
@@ -62,7 +62,7 @@ class Reasoning(_Strict):
 
 
 def _few(metadata: Any) -> Any:
-    """Looked at before the entries, of which all that are wrong would be told."""
+    """Check the number of entries first: pydantic would report an error for each wrong entry."""
     if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
         raise PydanticCustomError("metadata", f"Input should have at most {MAX_METADATA} entries, not {len(metadata)}")
     return metadata
@@ -97,7 +97,7 @@ class ResponseRequest(_Strict):
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to tell of each token; None: no log-probabilities."""
+        """Number of alternatives reported for each token; None: no log-probabilities."""
         return self.top_logprobs if LOGPROBS in self.include else None
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ class ResponseRequest(_Strict):
         return self
 
     def for_chat(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
-        """The body of the chat request that asks the same; `given` is the request's own body."""
+        """Body of the equivalent chat request. `given`: the original body of this request."""
         chat = {name: given[name] for name in CHAT_PARAMETERS if given.get(name) is not None}
         chat |= {"model": self.model, "messages": messages, "stream": self.stream}
         if self.max_output_tokens is not None:
@@ -147,7 +147,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any]) -> Any:
-    """Chat takes a function's name flat as well."""
+    """Convert `tool_choice` to chat's format, which includes a function's name at the top level."""
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return {"type": "allowed_tools", "allowed_tools": choice}
     return choice

@@ -1,4 +1,4 @@
-"""Responses that later ones may go on from: in memory, bounded, the least recently used forgotten first."""
+"""In-memory LRU store of responses that later ones may continue, with limits on their number and bytes."""
 
 from collections import OrderedDict
 from collections.abc import Container
@@ -14,18 +14,20 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response with all that came before it."""
+    """A response and the conversation before it."""
 
     response: Json
     input: tuple[Json, ...]
     history: tuple[Json, ...]
-    """Items of the whole conversation, this response's input and output included."""
+    """Items of the whole conversation, including this response's input and output."""
     bytes: int
-    """Its own and its history's, roughly. Responses of one conversation share theirs, so less is taken than counted."""
+    """Approximate bytes of the response and its history. Responses of one conversation share items, so the actual
+    memory use is lower.
+    """
 
     @classmethod
     def after(cls, before: "Kept | None", response: Json, given: tuple[Json, ...], size: int) -> "Kept":
-        """`size`: the weight of the request."""
+        """`size`: approximate bytes of the request (see `weight`)."""
         history = (*(before.history if before else ()), *given, *response["output"])
         return cls(response, given, history, size + weight(response["output"]) + (before.bytes if before else 0))
 
@@ -38,7 +40,7 @@ class Store:
         self._bytes = 0
 
     def add(self, kept: Kept) -> None:
-        """One that is too large by itself is not kept."""
+        """Store a response, unless it exceeds the limit on bytes by itself."""
         if kept.bytes > self._max_bytes:
             return
         self._kept[kept.response["id"]] = kept
@@ -54,7 +56,7 @@ class Store:
         return self._kept[response_id]
 
     def before(self, response_id: str) -> Kept:
-        """The one that a request goes on from. Raises PreviousNotFound."""
+        """The response that a request continues. Raises PreviousNotFound."""
         try:
             return self.get(response_id)
         except NotFound as error:
@@ -70,5 +72,8 @@ class Store:
         self._bytes -= self._kept.pop(response_id).bytes
 
     def items(self, ids: Container[str]) -> dict[str, Json]:
-        """Those of these input and output items that some response which is kept has, by id. For any thread."""
+        """Input and output items of stored responses that have one of these ids, by id.
+
+        Safe to call from any thread.
+        """
         return {item["id"]: item for kept in list(self._kept.values()) for item in kept.history if item["id"] in ids}

@@ -1,4 +1,4 @@
-"""One request on its way to a response that can be asked for."""
+"""One request to the Responses API and the response to it, while it is being made."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,10 @@ Json = dict[str, Any]
 class Turn:
     output: Output
     before: Kept | None
-    """What it goes on from."""
+    """The response that it continues."""
     given: tuple[Item, ...]
     size: int
-    """Of what was given, roughly in bytes."""
+    """Approximate bytes of `given`."""
     store: Store
     job: Job | None = None
     """None until its model is ready."""
@@ -34,7 +34,7 @@ class Turn:
         self.output.open(job.model.id)
 
     async def run(self, backend: Backend) -> None:
-        """Without telling anybody."""
+        """Generate the response without reporting events."""
 
         async def take(_: int, delta: Delta) -> None:
             self.grow(delta)
@@ -42,10 +42,10 @@ class Turn:
         await run_all(backend, self.choices, take)
 
     def kept(self) -> Kept:
-        """As it is now."""
+        """The turn in its current state, to be stored."""
         return Kept.after(self.before, self.output.response(), self.given, self.size)
 
-    # --- each gives the events that tell of it; the last one is told when the response can be asked for ---
+    # --- changes; `grow` and `fail` return the events that report them, the final one once the response is stored ---
 
     def grow(self, delta: Delta) -> list[Json]:
         output = self.output
@@ -62,7 +62,7 @@ class Turn:
         return events
 
     def fail(self, error: PippinError) -> list[Json]:
-        """What goes wrong after the end changes nothing; nor does a late `cancel`."""
+        """Make the response fail. Errors after its end change nothing."""
         if self.output.ended:
             return []
         events = list(self.output.fail(_code(error), short(str(error))))
@@ -70,7 +70,7 @@ class Turn:
         return events
 
     def cancel(self) -> None:
-        """One that has ended stays as it is."""
+        """Cancel the response, unless it has ended."""
         if self.output.ended:
             return
         self.output.cancel()
@@ -100,7 +100,7 @@ def _usage(choices: list[Choice]) -> Json:
 
 
 def _code(error: PippinError) -> str:
-    """OpenAI knows these only."""
+    """Error code: one of those that OpenAI defines."""
     if error.status == 429:
         return "rate_limit_exceeded"
     return "invalid_prompt" if error.status < 500 else "server_error"
