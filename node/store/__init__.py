@@ -1,4 +1,4 @@
-"""Where models come from: names, catalogue, weights on disk, download from the hub, transfer between nodes.
+"""Model storage: names, catalogue, weights on disk, download from the hub, transfer between nodes.
 
 All functions here may block on disk or network; call them through a `node.core.pool.Pool`.
 """

@@ -1,4 +1,4 @@
-"""The models whose files are on this node, and where."""
+"""Catalogue of the models whose files are on this node."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,11 @@ from node.store.weights import Weights
 
 
 class Catalogue:
-    """Looks in this order: the models that come with Pippin, the user's directories, models from peers, the hub's cache.
+    """Finds models in this order: those that come with Pippin, the user's directories, models from peers, the hub's
+    cache.
 
-    `refresh` keeps what it finds, and `local`, `created`, `find` and `target` answer from memory; all other methods read directories and so may block for as
-    long as a disk takes to wake up.
+    `local`, `created`, `find` and `target` use what the last `refresh` found and do not search the disk. All other
+    methods read directories, and so may block for as long as a disk takes to wake up.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Catalogue:
         self._created: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Searches the disk for models that came or went, and lists the first MOST_MODELS.
+        """Search the disk for models that came or went, and list the first MOST_MODELS.
 
         Raises OSError when this process has no descriptors left.
         """
@@ -45,16 +46,19 @@ class Catalogue:
         self._created, self._local = created, tuple(local)
 
     def local(self) -> tuple[HeldModel, ...]:
-        """The models that were complete here at the last search, in the order of the places they are in."""
+        """The models that were complete at the last search, in the order of the directories searched."""
         return self._local
 
     def created(self, model_id: str) -> int:
-        """When the model came to this node, in seconds since 1970; 0 if it is not complete here."""
+        """Time at which the model came to this node, in seconds since 1970; 0 if it is not complete here."""
         return self._created.get(model_id, 0)
 
     def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
-        """The id that a person means: one held here or `elsewhere` if there is one, else one to look for on the hub."""
-        if len(name) > LONGEST_NAME:  # comparing names takes the square of their length
+        """Resolve a name to a model id: one held here or `elsewhere` if it matches, else a hub id.
+
+        Raises ModelNotFound.
+        """
+        if len(name) > LONGEST_NAME:  # comparing names takes time quadratic in their length
             what = f"The model's name has {len(name):,} characters; {LONGEST_NAME} are the most."
             raise ModelNotFound(what, param="model")
         name = name.strip()
@@ -75,22 +79,22 @@ class Catalogue:
         raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
 
     def whole(self, model_id: str, revision: str = "") -> Folder | None:
-        """Where the whole model is, if it is; without `revision` whichever comes first."""
+        """Folder of the complete model, or None; without `revision`, the first one found."""
         return next((folder for folder in self._places(model_id, revision) if folder.whole), None)
 
     def known(self, model_id: str, revision: str = "") -> Folder | None:
-        """Where at least config and all headers are, so that the model can be placed."""
+        """Folder with at least the config and all tensor headers, which suffice to place the model; else None."""
         places = self._places(model_id, revision)
         return next((folder for folder in places if folder.whole or DESCRIPTION in folder.files), None)
 
     def directory_for(self, shard: Shard, ends: bool) -> Path | None:
-        """Where the files of one stage are: of a model that is here whole, or in the part that the stage needs."""
+        """Directory with the files of one stage: of the complete model, or of the part that the stage needs."""
         places = self._places(shard.model, shard.revision)
         has_stage = self._listing.has_stage
         return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
 
     def flaw(self, model_id: str) -> PippinError | None:
-        """Why a folder of that name which somebody put here is no model, if there is one."""
+        """The error if a folder of this name exists but holds no valid model; else None."""
         for root in self._roots:
             path = root.joinpath(*id_parts(model_id))
             try:
@@ -105,15 +109,15 @@ class Catalogue:
         return None
 
     def partial(self, model_id: str, revision: str) -> Path | None:
-        """A directory of the model that has its small files, config and tokenizer, and maybe weights."""
+        """A directory with the model's small files (config and tokenizer), and maybe weights."""
         return next((folder.path for folder in self._places(model_id, revision) if folder.has_tokenizer), None)
 
     def target(self, model_id: str, revision: str) -> Path:
-        """Where files of the model that come from peers belong; it may not exist yet."""
+        """Directory for files of the model that are fetched from peers; it may not exist yet."""
         return self._fetched.joinpath(checked_revision(revision), *id_parts(model_id))
 
     def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
-        """Of this revision, or those whose revision is known."""
+        """Folders of this revision; for an empty `revision`, all whose revision is known."""
         for folder in self._every_place(id_parts(model_id)):
             if folder.revision and revision in ("", folder.revision):
                 yield folder

@@ -1,6 +1,7 @@
-"""One file of the hub into the hub's cache, by HTTP: it goes on where an earlier try broke off, in whatever process that was.
+"""Downloads one file from the hub into its cache by HTTP. A download that broke off is resumed, also by another
+process.
 
-huggingface_hub's own download begins each file anew, and Xet's takes a file to its end before it can be stopped.
+huggingface_hub's own download starts each file from zero, and Xet's cannot be stopped within a file.
 """
 
 import logging
@@ -20,32 +21,33 @@ from node.store.incoming import Incoming
 log = logging.getLogger(__name__)
 
 STALL_S = 10.0
-"""A connection over which nothing comes for so long is given up, and another one tried."""
+"""Read timeout: a connection that delivers nothing for this long is closed, and another one opened."""
 TRIES = 5
-"""So often in a row without a byte."""
+"""Consecutive attempts without a byte before the download fails."""
 _PIECE = 8 << 30
-"""Bytes asked for at once: CDNs refuse to send more than some 50 GB."""
+"""Bytes requested at once: CDNs refuse to send more than some 50 GB."""
 _LONGEST_PAUSE_S = 8.0
 _LOOK_S = 0.25
-"""How often `progress` is asked during a pause whether to go on."""
+"""Interval at which `progress` is called during a pause, as it may cancel the download."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a file's bytes are, and what they must be."""
+    """URL of a file, and the expected size and content."""
 
     url: str
     headers: Mapping[str, str]
     size: int
     etag: str
-    """The SHA-256 of a large file; another name of its content else."""
+    """SHA-256 of a large file; of a small one, some other name for its content."""
 
 
 def download(source: Source, blob: Path, progress: Callable[[int], None]) -> None:
-    """Makes `blob` the whole file, telling `progress(bytes here)` after each piece; what that raises breaks it off.
+    """Download `source` into `blob`, calling `progress(bytes here)` after each piece. Its exceptions cancel the
+    download.
 
-    While another process or thread fetches the same file, waits for that. Raises HUB_ERRORS, HubUnavailable, ModelBroken,
+    Waits while another process or thread downloads the same file. Raises HUB_ERRORS, HubUnavailable, ModelBroken,
     NoCapacity.
     """
     while not blob.exists():
@@ -94,7 +96,7 @@ def _fill(source: Source, incoming: Incoming, progress: Callable[[int], None]) -
 
 
 def _chunks(source: Source, incoming: Incoming) -> Iterator[bytes]:
-    """The bytes from the incoming file's offset on, as they come."""
+    """Yield the bytes from the incoming file's offset on, as they arrive."""
     last = min(source.size, incoming.offset + _PIECE) - 1
     headers = {**source.headers, "Accept-Encoding": "identity", "Range": f"bytes={incoming.offset}-{last}"}
     with get_session().stream("GET", source.url, headers=headers, timeout=STALL_S) as response:

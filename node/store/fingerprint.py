@@ -1,4 +1,4 @@
-"""The revision of a model in a local directory: a digest of what its files hold, the same for a copy on another machine."""
+"""Revision of a model in a local directory: a digest of its files' content, the same for a copy on another machine."""
 
 import hashlib
 import json
@@ -14,12 +14,14 @@ _CHUNK = 1 << 20
 
 
 def fingerprint(directory: Path, names: Iterable[str]) -> str:
-    """Of the files of these names: all bytes of config, tokenizer, template and index; of weights the sizes and samples,
-    as gigabytes would take too long. Raises OSError.
+    """Digest of the named files. Raises OSError.
+
+    It covers all bytes of config, tokenizer, template and index, but only size and samples of weights: reading
+    gigabytes would take too long.
     """
     digest = hashlib.sha256()
     for name in sorted(names):
-        if name == DESCRIPTION:  # says no more than the files do
+        if name == DESCRIPTION:  # it adds nothing to the other files
             continue
         with (directory / name).open("rb") as file:
             size = file.seek(0, 2)
@@ -36,7 +38,7 @@ def _all(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """From the header to the last bytes, at equal distances."""
+    """Yield samples at equal distances, from the header to the last bytes."""
     for number in range(_SAMPLES):
         file.seek(max(size - _SAMPLE_BYTES, 0) * number // (_SAMPLES - 1))
         yield file.read(_SAMPLE_BYTES)

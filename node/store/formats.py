@@ -1,4 +1,4 @@
-"""Weights that are no model*.safetensors: what they are, and what to do about them."""
+"""Recognizes weights in formats other than model*.safetensors, and tells what to do about them."""
 
 import re
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ _FORMATS = (
     (r".*\.(bin|pt|pth|ckpt)", "PyTorch's format, which can hold code", _CONVERT),
     (r".*\.(h5|msgpack|onnx|mlpackage|mlmodel|tflite)", "weights of another framework", TAKE_ANOTHER),
 )
-"""Patterns of names; what such a file is; what to do. The first that some file matches is told."""
+"""(Pattern of file names, description of the format, hint); the first pattern that matches a file is reported."""
 
 
 def unloadable(where: str, names: Iterable[str]) -> ModelUnsupported:
-    """The error for a place that has these files and none that could be loaded."""
+    """Error for a location with these files, none of which can be loaded."""
     names = sorted(names)
     for pattern, what, hint in _FORMATS:
         found = [name for name in names if re.fullmatch(pattern, name, re.IGNORECASE)]

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which tensors a file holds and what they are, without reading them.
+"""Reads headers of safetensors files: the tensors in a file, their dtypes and shapes, without loading them.
 
 A file is 8 bytes of header length (little-endian), the header in JSON, and the tensors' bytes.
 """
@@ -13,7 +13,7 @@ from node.core.errors import ModelBroken
 from node.core.types import Tensor
 
 _LONGEST = 100_000_000
-"""Bytes of the longest header that safetensors itself accepts."""
+"""Maximum header length in bytes; safetensors itself has the same limit."""
 
 _LONGEST_NAME = 1_000
 _MOST_AXES = 16
@@ -23,13 +23,16 @@ _BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Of one element of each dtype that safetensors knows."""
+"""Bits per element of each safetensors dtype."""
 
 _AGAIN = "Delete the file and fetch the model again."
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of the file. Raises OSError, and ModelBroken unless they and the header are all that the file holds."""
+    """Read the tensors of the file.
+
+    Raises OSError, and ModelBroken unless header and tensors account for all its bytes.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -50,7 +53,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
-    """A tensor as a header or a description, which may be anyone's, tells of it. Raises ValueError, TypeError, KeyError."""
+    """Make a tensor from an entry of a header or a description. Raises ValueError, TypeError, KeyError.
+
+    The entry is untrusted.
+    """
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise ValueError(f"{name[:100]!r} is no name of a tensor")
     if len(shape) > _MOST_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
@@ -59,7 +65,7 @@ def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
 
 
 def _parsed(file: str, header: dict[str, dict[str, Any]]) -> tuple[dict[str, Tensor], int]:
-    """The tensors, and the bytes that they take in all."""
+    """The tensors, and their total size in bytes."""
     tensors, spans = {}, []
     for name, entry in header.items():
         if name == "__metadata__":

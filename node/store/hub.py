@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, only the files that a stage needs."""
+"""Fetches models from the Hugging Face hub: only the files that a stage needs."""
 
 import json
 import logging
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _READERS = 8
-"""Headers read at once; a large model has a hundred files and each costs a round trip."""
+"""Headers read concurrently; a large model has a hundred files and each costs a round trip."""
 _MOST_SMALL = 256
 _MOST_SMALL_BYTES = 2**28
-"""Of all small files of a model: it may be anyone's. The largest tokenizers take 50 MB."""
+"""Maximum total bytes of a model's small files, as models are untrusted. The largest tokenizers take 50 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,14 @@ class Metadata:
     config: dict[str, Any]
     weights: Weights
     directory: Path
-    """Holds the small files: config, tokenizer, index. `fetch` puts weights into the same one."""
+    """Directory of the small files (config, tokenizer, index). `fetch` puts weights into the same one."""
 
 
 class Hub:
-    """All methods block on network and disk. Endpoint, token and cache are those of huggingface_hub unless given."""
+    """Client of the hub.
+
+    All methods block on network and disk. Defaults for endpoint, token and cache: huggingface_hub's.
+    """
 
     def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
@@ -64,7 +67,10 @@ class Hub:
         )
 
     def metadata(self, model_id: str, revision: str | None = None) -> Metadata:
-        """Config and weights' layout, downloading only small files; without network they come from the cache."""
+        """Config and layout of the weights, downloading small files only.
+
+        Without network they are read from the cache.
+        """
         with _told(model_id):
             directory = self._resolved(model_id, revision)
             weights = described(directory) or self._described(model_id, directory)
@@ -84,10 +90,11 @@ class Hub:
         *,
         revision: str | None = None,
     ) -> Path:
-        """Downloads what the stage [start, end) lacks and tells `progress(bytes done, bytes in all)` on the way.
+        """Download the files that the stage [start, end) lacks, calling `progress(bytes done, bytes in all)` on the
+        way.
 
-        What came is kept when the fetch is broken off, in whatever way, and the next one goes on from there. An exception
-        that `progress` raises breaks it off.
+        `ends`: also fetch the tensors outside of layers. A fetch that is broken off keeps what was received, and the
+        next one resumes from there. Exceptions raised by `progress` cancel the fetch.
         """
         metadata = self.metadata(model_id, revision)
         directory, sizes = metadata.directory, metadata.weights.sizes
@@ -107,7 +114,7 @@ class Hub:
         return directory
 
     def _fetch(self, model_id: str, directory: Path, file: str, progress: Callable[[int], None]) -> None:
-        """Puts the file among the cache's blobs, and then has huggingface_hub take it into the snapshot."""
+        """Download the file into the cache's blobs, then have huggingface_hub link it into the snapshot."""
         url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
         found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
         if found.size is None or found.etag is None or not is_safe(found.etag):
@@ -119,14 +126,14 @@ class Hub:
         self._download(model_id, file, revision=directory.name)
 
     def _resolved(self, model_id: str, revision: str | None) -> Path:
-        """The directory of the commit that the branch is at: all else is asked of this commit, its name."""
+        """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""
         if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
-            # Without network this fails at once, where a download of what is not in the cache retries half a minute.
+            # Without network this fails at once, while a download of an uncached file retries for half a minute.
             self._api.model_info(model_id, revision=revision, timeout=_TIMEOUT_S)
         return Path(self._download(model_id, "config.json", revision=revision)).parent
 
     def _described(self, model_id: str, directory: Path) -> Weights:
-        """Fetches the small files, reads the headers of the weights and leaves a description for next time."""
+        """Download the small files, read the headers of the weights, and write a description for the next time."""
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         small = list(filter(is_small, sizes))
@@ -177,7 +184,7 @@ def _weight_files(directory: Path, present: set[str]) -> list[str]:
 
 @contextmanager
 def _told(model_id: str) -> Iterator[None]:
-    """Turns what huggingface_hub raises into errors that say what to do."""
+    """Translate exceptions of huggingface_hub into PippinErrors with hints."""
     try:
         yield
     except HUB_ERRORS as error:

@@ -1,4 +1,4 @@
-"""What huggingface_hub raises, in the words of our own error tree."""
+"""Translates exceptions of huggingface_hub into errors of node.core.errors."""
 
 import errno
 
@@ -37,11 +37,11 @@ HUB_ERRORS = (
 
 
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
-"""Statuses that a server answers with for a while."""
+"""HTTP statuses that indicate a temporary failure."""
 
 
 def passes(error: Exception) -> bool:
-    """Whether the same request may succeed a moment later: the connection broke, or the hub is in trouble."""
+    """Whether a retry may succeed: the connection broke, or the hub has a temporary failure."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _PASSING
     return isinstance(error, TransportError)
@@ -54,7 +54,7 @@ def translated(error: Exception, model_id: str) -> PippinError:
         return _unknown(model_id)
     if isinstance(error, SafetensorsParsingError):
         return ModelBroken(f"The weights of {model_id} on the hub are damaged: {first_line(error)}")
-    # Of the OSErrors only those of the system have a number; huggingface_hub derives its own from it, too.
+    # Only OSErrors of the system have an errno; huggingface_hub derives exceptions of its own from OSError, too.
     if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
         return _disk(error, model_id)
     return _unreachable(error, model_id)
@@ -69,7 +69,10 @@ def _unknown(model_id: str) -> ModelNotFound:
 
 
 def _refused(error: HfHubHTTPError, model_id: str) -> PippinError:
-    """The hub's answers. Subclasses come first: GatedRepoError is a RepositoryNotFoundError for old callers' sake."""
+    """Translate an error status of the hub.
+
+    Subclasses come first: GatedRepoError is a RepositoryNotFoundError for backward compatibility.
+    """
     status = error.response.status_code
     match error:
         case GatedRepoError():

@@ -1,4 +1,4 @@
-"""A file on its way in, from a peer or the hub: what came is kept, however the transfer ends, and verified in the end."""
+"""A file being received from a peer or the hub. A transfer that ends early can be resumed; the result is verified."""
 
 import errno
 import fcntl
@@ -13,23 +13,23 @@ from node.core.errors import ModelBroken, NoCapacity, NotReady
 
 _CHUNK = 1 << 20
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
-"""What a file system without locks says: two that write one file there damage it, and the digest tells."""
+"""errnos of file systems without locks. There two concurrent writers of a file damage it, which the digest reveals."""
 
 
 class Incoming:
-    """Under `<name>.incomplete` until it is whole. Closed without `finish`, it keeps what came for another time.
+    """A partial file, named `<name>.incomplete` until it is complete. Without `finish`, `close` keeps it to be resumed.
 
-    It may be closed from another thread than the one that writes.
+    `close` may be called from a thread other than the writer's.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        """Reads what is there already. Raises NotReady while another one has it open, NoCapacity."""
+        """Open the file and hash what it has. Raises NoCapacity, and NotReady while it is open elsewhere."""
         self._path = path
         self._part = path.with_name(path.name + ".incomplete")
         self._size = size
         self._using = threading.Lock()
         try:
-            # Unbuffered: what `write` accepted is in the file, and a full disk shows there and not at closing.
+            # Unbuffered: what `write` accepted is in the file, and a full disk shows there rather than in `close`.
             self._file = self._part.open("a+b", buffering=0)
         except OSError as error:
             raise self._unwritable(0, error) from error
@@ -54,7 +54,7 @@ class Incoming:
             is_same = os.path.samestat(os.fstat(self._file.fileno()), self._part.stat())
         except FileNotFoundError:
             is_same = False
-        if not is_same:  # who had the lock has given the file its name
+        if not is_same:  # the previous holder of the lock has renamed the file
             raise NotReady(f"{self._path.name} was fetched just now.")
 
     def _read(self) -> None:
@@ -63,7 +63,7 @@ class Incoming:
         while chunk := self._file.read(_CHUNK):
             self._sha256.update(chunk)
         self.offset = self._file.tell()
-        """How many bytes are here; the sender is to go on from there."""
+        """Number of bytes received, from which the sender is to continue."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,12 +72,12 @@ class Incoming:
         self.close()
 
     def close(self) -> None:
-        """After the write that is under way."""
+        """Close the file, after any write in progress."""
         with self._using:
             self._file.close()
 
     def write(self, chunk: bytes) -> None:
-        """Raises ModelBroken when it becomes longer than it should be, NoCapacity."""
+        """Append a chunk. Raises NoCapacity, and ModelBroken if the file becomes longer than its size."""
         with self._using:
             if self.offset + len(chunk) > self._size:
                 self._file.truncate(0)
@@ -92,13 +92,13 @@ class Incoming:
             self.offset += len(chunk)
 
     def restart(self) -> None:
-        """What came is of no use: the next bytes are the first."""
+        """Discard the bytes received, and start over."""
         with self._using:
             self._file.truncate(0)
             self._read()
 
     def finish(self, sha256: str | None) -> Path:
-        """Verifies size and, if it is known, the digest; then gives the file its name, in one step.
+        """Verify the size and, if given, the digest; then atomically rename the file to its final name.
 
         Raises ModelBroken; when the digest is wrong, the next try starts at zero.
         """

@@ -1,6 +1,6 @@
-"""Looks at the folders where models lie, on a disk that may fail at any entry at any moment.
+"""Lists the folders of models on a disk where any access may fail at any time.
 
-What fails is left out and told once; what has not changed since the last look is not read again.
+Entries that fail are left out, and each failure is logged once. Folders that did not change are not read again.
 """
 
 import errno
@@ -18,12 +18,12 @@ from node.store.weights import files_for, text_files, weight_map
 log = logging.getLogger(__name__)
 
 GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
-"""The entry is not there, or not any more: no trouble."""
+"""errnos of an entry that does not exist, or no longer: not a failure."""
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""The process is short of something: nothing can be said of the disk."""
+"""errnos of a process that lacks resources, which say nothing about the disk."""
 
 Stat = tuple[int, int, int]
-"""Size in bytes, nanoseconds of the last change, inode."""
+"""(Size in bytes, modification time in ns, inode)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Folder:
 
     path: Path
     files: Mapping[str, Stat]
-    """Those that matter and can be reached, by name."""
+    """Relevant files that can be accessed, by name."""
     whole: bool
-    """All weights of the text model are here."""
+    """Whether all weights of the text model are here."""
     revision: str
-    """The commit, or for a local directory that is whole its fingerprint; empty for one that is not."""
+    """Commit of the model; for a complete local directory its fingerprint, for an incomplete one empty."""
 
     @property
     def created(self) -> int:
-        """When its config came, in seconds since 1970."""
+        """Modification time of the config, in seconds since 1970."""
         return self.files["config.json"][1] // 1_000_000_000
 
     @property
@@ -49,17 +49,17 @@ class Folder:
 
 
 class Listing:
-    """All methods block on the disk. An OSError is raised only when this process is short of descriptors or memory."""
+    """Reads the disk; all methods block. OSError is raised only when this process is short of descriptors or memory."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Folder] = {}
         self._told: set[tuple[Path, str]] = set()
-        """Troubles that were logged, each with the entry that it befell."""
+        """Failures that were logged, each with its path."""
         self._met: set[tuple[Path, str]] = set()
-        """Troubles of the search under way."""
+        """Failures in the search under way."""
 
     def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
-        """Ids and folders of all models: local ones, those that came from peers, those in the hub's cache."""
+        """Ids and folders of all models: local ones, those from peers, those in the hub's cache."""
         self._met = set()
         found = [pair for root in roots for pair in self._in_root(root)]
         found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
@@ -86,8 +86,9 @@ class Listing:
                     yield "/".join(parts), folder
 
     def snapshots(self, repository: Path) -> list[Folder]:
-        """The commits of a model in the hub's cache: `main` as last seen, then the others, for a change of only the
-        model's card makes a new one that holds nothing yet.
+        """Commits of a model in the hub's cache: `main` as last seen, then the others, most recent first.
+
+        A change of the model's card alone makes a new commit, which may hold no weights yet.
         """
         found = [folder for path in self.folders(repository / "snapshots") if (folder := self.look(path, path.name))]
         if len(found) > 1:
@@ -96,7 +97,7 @@ class Listing:
         return found
 
     def look(self, path: Path, revision: str = "") -> Folder | None:
-        """The folder of a model, if there is one at the path; without `revision` it is a local one."""
+        """The model folder at the path, or None. Without `revision` it is a local one."""
         files = self._files(path)
         if "config.json" not in files:
             self._known.pop(path, None)
@@ -112,14 +113,14 @@ class Listing:
             self._trouble(path, error)
             return Folder(path, files, whole=False, revision=revision)
         folder = Folder(path, files, whole, revision)
-        if weights is not None:  # else the disk may do better the next time
+        if weights is not None:  # else try again next time, as the disk may recover
             self._known[path] = folder
         return folder
 
     def has_stage(self, folder: Folder, start: int, end: int, ends: bool) -> bool:
-        """Whether the weights of the stage [start, end), for a driver with all that is no layer, are here.
+        """Whether the weights of the stage [start, end), and with `ends` those outside of layers, are here.
 
-        A part of a model is of use only with a description: a stage needs to know what the other tensors are.
+        A partial model is usable only with a description, since a stage needs to know the other tensors.
         """
         if folder.whole or DESCRIPTION not in folder.files:
             return folder.whole
@@ -133,7 +134,7 @@ class Listing:
     # --- the disk -----------------------------------------------------------------------------------------------------
 
     def folders(self, path: Path) -> list[Path]:
-        """Those in a folder whose names can be part of a model's id, in the order of their names."""
+        """Subfolders whose names can be part of a model's id, sorted by name."""
         found = []
         for entry in self._entries(path):
             try:
@@ -164,7 +165,7 @@ class Listing:
         return found
 
     def _main(self, repository: Path) -> str:
-        """The commit of the branch, as far as the cache knows."""
+        """Commit of `main` according to the cache; empty if unknown."""
         try:
             with (repository / "refs" / "main").open("rb") as file:
                 return file.read(100).decode("ascii", "replace").strip()
@@ -180,14 +181,14 @@ class Listing:
             return 0.0
 
     def _map(self, path: Path) -> dict[str, str] | None:
-        """File of each tensor, unless the folder is damaged or of another format. Raises OSError."""
+        """Map from tensor to file; None if the folder is damaged or of another format. Raises OSError."""
         try:
             return weight_map(path)
         except ModelBroken as error:
             self._tell(path, str(error))
         except (RecursionError, MemoryError) as error:
             self._tell(path, f"its index is no index: {type(error).__name__}")
-        except PippinError as error:  # no trouble: others use the hub's cache, too
+        except PippinError as error:  # not a failure: other programs use the hub's cache, too
             log.debug("%r: %s", str(path), error)
         return None
 

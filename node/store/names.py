@@ -1,4 +1,4 @@
-"""Short names of models, as people write them, and the hub ids that they stand for."""
+"""Short names of models, and the hub ids that they stand for."""
 
 import re
 
@@ -100,7 +100,7 @@ _SUFFIX = re.compile(r"[-_:](instruct|it|chat|4bit|latest)$", re.IGNORECASE)
 
 
 def _key(name: str) -> str:
-    """What is left of a name when people's ways of writing it are taken away: `llama3.2:1b` is `llama-3.2-1b`."""
+    """Normalize a name's case and separators: `llama3.2:1b` is the same as `llama-3.2-1b`."""
     return re.sub(r"[-_:\s]", "", name).lower()
 
 
@@ -109,9 +109,9 @@ _IDS |= {_key(model.partition("/")[2]): model for model in SHORT_NAMES.values()}
 
 
 def canonical(name: str) -> str:
-    """The hub id of a short name, in any case and with or without `-instruct`; any other name comes back as it is.
+    """Hub id of a short name, in any case and with or without `-instruct` etc.; any other name is returned unchanged.
 
-    An `org/name` is only ever changed in case, and only if the table has it.
+    An `org/name` is only changed in case, and only if the table has it.
     """
     name = name.strip()
     if "/" in name:

@@ -1,6 +1,6 @@
-"""Model files from one node to another: what a directory offers, and what a node takes of it.
+"""Transfer of model files between nodes: the files that a directory offers, and those that a node takes.
 
-Pure of any network: the rpc layer carries names, chunks and digests. All functions block on disk.
+Independent of the network: the rpc layer transports names, chunks and digests. All functions block on disk.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class File:
 
 
 def offer(directory: Path) -> list[File]:
-    """The files that a peer may read. The description of the weights is always among them, on disk or not."""
+    """The files that a peer may read. They always include the description of the weights, on disk or not."""
     found = [
         File(path.name, path.stat().st_size)
         for path in sorted(directory.iterdir())
@@ -38,10 +38,10 @@ def offer(directory: Path) -> list[File]:
 
 
 def read(directory: Path, name: str, offset: int = 0) -> Iterator[tuple[bytes, str]]:
-    """The bytes of an offered file from `offset` on, and at last, with no bytes, the SHA-256 of the whole file.
+    """Iterate over (bytes, "") of an offered file from `offset` on, and at last (b"", SHA-256 of the file in hex).
 
-    Chunks of what is before the offset are empty: they tell a receiver that a long file is being read. Raises, before the
-    first chunk, ModelNotFound for every name not offered, and BadRequest for an offset behind the file's end.
+    Chunks before the offset are empty: they show the receiver progress while a long file is hashed. Before the first
+    chunk, raises ModelNotFound for a name that is not offered, and BadRequest for an offset beyond the end of the file.
     """
     if name == DESCRIPTION:
         description = _description(directory)
@@ -53,7 +53,7 @@ def read(directory: Path, name: str, offset: int = 0) -> Iterator[tuple[bytes, s
 
 
 def _check_offset(name: str, offset: int, size: int) -> None:
-    """Else the whole file would be read for nothing."""
+    """Raises BadRequest; without this check the whole file would be hashed for nothing."""
     if offset > size:
         raise BadRequest(f"{name} has {size:,} bytes, so none is at {offset:,}.")
 
@@ -63,7 +63,7 @@ def _description(directory: Path) -> bytes:
 
 
 def _offered(directory: Path, name: str) -> Path:
-    """A plain name cannot leave the directory. A link in it may: the hub's cache is made of links to its blobs."""
+    """Path of an offered file. A plain name cannot leave the directory; a symlink in it may, as in the hub's cache."""
     path = directory / name
     if not (is_small(name) or is_weights(name)) or not path.is_file():
         raise ModelNotFound(f"{directory.name} offers no file {name[:100]!r}.")
@@ -84,12 +84,12 @@ def _chunks(file: BinaryIO, offset: int) -> Iterator[tuple[bytes, str]]:
 
 
 def small(listing: Sequence[File]) -> list[File]:
-    """Of what a peer offers: tokenizer, template, index, description, and last the config, by which a model is known."""
+    """The small files that a peer offers. config.json comes last, as a folder counts as a model once it has one."""
     return sorted((file for file in listing if is_small(file.name)), key=lambda file: file.name == "config.json")
 
 
 def needed(listing: Sequence[File], weights: Weights, start: int, end: int, ends: bool) -> list[File]:
-    """Of what a peer offers: the small files, and the weights of the stage [start, end).
+    """The small files that a peer offers, and its weights of the stage [start, end).
 
     Raises ModelNotFound if the peer lacks some of them itself.
     """
@@ -100,7 +100,7 @@ def needed(listing: Sequence[File], weights: Weights, start: int, end: int, ends
 
 
 class Receiver:
-    """Puts files into a directory."""
+    """Receives files into a directory."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -110,7 +110,7 @@ class Receiver:
         return path.is_file() and path.stat().st_size == file.size
 
     def open(self, file: File) -> Incoming:
-        """Opens a file for the bytes from `offset` on; to be used in a `with` block."""
+        """Open a file to be written from its `offset` on. To be used in a `with` block."""
         self._target.mkdir(parents=True, exist_ok=True)
         return Incoming(self._target / _plain(file.name), file.size)
 

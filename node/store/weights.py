@@ -1,4 +1,4 @@
-"""A model's tensors: in which file each is, how large, and to which layer it belongs. Nothing is loaded."""
+"""A model's tensors: the file, size and layer of each. Nothing is loaded."""
 
 import json
 import re
@@ -17,29 +17,32 @@ from node.store.headers import make_tensor, read_header
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 
-# What mlx-lm's `sanitize` drops: towers of other senses, their adapters, and heads for multi-token prediction.
+# Tensors that mlx-lm's `sanitize` drops: vision and audio towers, their adapters, heads for multi-token prediction.
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
 _LONGEST_INDEX = 64 << 20
-"""Bytes; of the largest models it has some 15 MB."""
+"""Maximum bytes of an index; that of the largest models has some 15 MB."""
 _NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
 def is_foreign(tensor: str) -> bool:
-    """Whether the tensor is no part of the text model, and so is never loaded."""
+    """Whether the tensor is not part of the text model, and so is never loaded."""
     layer = _LAYER.search(tensor)
     return _FOREIGN.search(tensor, 0, layer.start() if layer else len(tensor)) is not None
 
 
 def layer_of(tensor: str) -> int | None:
-    """Number of the text model's layer that a tensor belongs to; None for the ends and for all that is foreign."""
+    """Layer of the text model that a tensor belongs to; None for tensors outside of layers and foreign ones."""
     layer = _LAYER.search(tensor)
     return None if layer is None or is_foreign(tensor) else int(layer[1])
 
 
 def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -> set[str]:
-    """Files that hold the layers [start, end) and, for a driver, all that is no layer. The map is tensor to file."""
+    """Files with the layers [start, end) and, if `ends`, all tensors of the text model outside of layers.
+
+    `weight_map`: tensor to file.
+    """
     found = set()
     for tensor, file in weight_map.items():
         layer = layer_of(tensor)
@@ -50,13 +53,13 @@ def files_for(weight_map: Mapping[str, str], start: int, end: int, ends: bool) -
 
 
 def text_files(weight_map: Mapping[str, str]) -> set[str]:
-    """Files that hold any part of the text model: a model is complete when these are here."""
+    """Files with any part of the text model; a model is complete when these are here."""
     return {file for tensor, file in weight_map.items() if not is_foreign(tensor)}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """All tensors of one model, those included whose files are on other nodes."""
+    """All tensors of one model, including those whose files are on other nodes."""
 
     tensors: Mapping[str, Tensor]
     sizes: Mapping[str, int]
@@ -72,12 +75,12 @@ class Weights:
 
     @property
     def layers(self) -> int:
-        """How many layers the files hold; may exceed the config's by layers for multi-token prediction."""
+        """Number of layers in the files; may exceed the config's by layers for multi-token prediction."""
         return max((layer for layer in self._by_layer if layer is not None), default=-1) + 1
 
     @property
     def total_bytes(self) -> int:
-        """Of all tensors."""
+        """Total bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def layer_bytes(self, layer: int) -> int:
@@ -85,14 +88,15 @@ class Weights:
 
     @property
     def ends_bytes(self) -> int:
-        """Embedding, final norm, LM head and all else of the text model that is no layer."""
+        """Bytes of the embedding, final norm, LM head and whatever else of the text model is outside of layers."""
         return self._by_layer[None]
 
     @property
     def head_bytes(self) -> int:
-        """Of the LM head, or of the embedding where that is the head, too: the largest part of the ends, or as large.
+        """Bytes of the LM head, or of the embedding if they are tied: the largest module outside of layers, or as large
+        as it.
 
-        Tables for layers (per-layer embeddings) may be larger and are no head.
+        Per-layer embeddings are excluded, as they may be larger.
         """
         parts: Counter[str] = Counter()
         for name, tensor in self.tensors.items():
@@ -108,7 +112,7 @@ class Weights:
         return files_for(self.weight_map, start, end, ends)
 
     def to_json(self) -> bytes:
-        """All but the numbers of bytes, which follow: some 90 bytes a tensor."""
+        """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape."""
         files: dict[str, dict[str, Any]] = {file: {"size": size, "tensors": {}} for file, size in self.sizes.items()}
         for name, tensor in self.tensors.items():
             files[tensor.file]["tensors"][name] = [tensor.dtype, *tensor.shape]
@@ -116,7 +120,7 @@ class Weights:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """What `to_json` wrote, maybe on another node. Raises ModelBroken."""
+        """Parse the output of `to_json`, maybe of another node. Raises ModelBroken."""
         try:
             files = json.loads(raw).items()
             sizes = {_checked(file): int(held["size"]) for file, held in files}
@@ -139,10 +143,10 @@ class Weights:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Weights of a directory, from the headers of its files. Blocks, for milliseconds.
+        """Read the weights' layout from the headers of a directory's files. Blocks, for milliseconds.
 
-        Raises ModelBroken when a file is cut short or lacks a tensor that the index places in it. Files may be
-        missing only where a description tells what they would hold.
+        Raises ModelBroken when a file is truncated or lacks a tensor that the index places in it. Files may be missing
+        only if a description tells what they would hold.
         """
         try:
             return cls._read(directory)
@@ -179,7 +183,7 @@ class Weights:
 
 
 def described(directory: Path) -> Weights | None:
-    """The description left beside a model that was fetched in part, if there is one. Raises OSError, ModelBroken."""
+    """The description file of a partially fetched model, or None. Raises OSError, ModelBroken."""
     try:
         return Weights.from_json((directory / DESCRIPTION).read_bytes())
     except FileNotFoundError:
@@ -187,16 +191,16 @@ def described(directory: Path) -> Weights | None:
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """File of each tensor of the model, whether or not that file is here: from description, index or headers.
+    """Map from tensor to file, whether or not the file is here: from the description, the index or the headers.
 
-    Raises OSError, ModelBroken, and ModelUnsupported when the weights are in a format that is not read.
+    Raises OSError, ModelBroken, and ModelUnsupported for weights in an unsupported format.
     """
     known = described(directory)
     if known is not None:
         return known.weight_map
     present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name) and path.is_file()}
     indexed = read_index(directory / INDEX)
-    # An index none of whose files is here, beside other weights, is left over from before a conversion.
+    # An index whose files are all missing, next to other weights, is left over from before a conversion.
     if indexed and (not present or present & set(indexed.values())):
         if not all(map(is_weights, indexed.values())):
             raise unloadable(str(directory), indexed.values())
@@ -214,7 +218,7 @@ def weight_map(directory: Path) -> dict[str, str]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """File of each tensor as an index tells it; nothing when there is none. Raises OSError, ModelBroken."""
+    """Map from tensor to file in an index; empty if there is no index. Raises OSError, ModelBroken."""
     if not path.is_file():
         return {}
     if (size := path.stat().st_size) > _LONGEST_INDEX:
@@ -227,7 +231,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _checked(file: object, accepts: Callable[[str], bool] = is_weights) -> str:
-    """A weight file's name as found in an index or a description, which may be anyone's."""
+    """Return a weight file's name from an index or a description, which are untrusted. Raises ValueError."""
     if not isinstance(file, str) or "/" in file or not accepts(file):
         raise ValueError(f"{str(file)[:100]!r} is no name of a weight file")
     return file
