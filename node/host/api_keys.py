@@ -1,4 +1,4 @@
-"""API keys in a file: one a line. The node reads all that it accepts, `cluster` takes the first."""
+"""Reads files of API keys, one key per line. A node accepts all of them; `cluster` uses the first."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,10 @@ _KEY = re.compile(r"[!-~]{1,512}")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Empty lines and those that begin with # are comments. Raises OSError, or ValueError, which shows no key."""
+    """Read the keys of a file. Empty lines and lines that begin with # are ignored.
+
+    Raises OSError, and ValueError, whose message shows no key.
+    """
     lines = path.read_text("utf-8", "replace").splitlines()
     keys: dict[str, None] = {}
     for number, line in enumerate(lines, 1):
@@ -24,7 +27,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def parse_key(text: str) -> str:
-    """An API key, or nothing. Raises ValueError for what cannot stand in a header."""
+    """Return the text if it is an API key or empty. Raises ValueError for a key that cannot be sent in a header."""
     if text and not _KEY.fullmatch(text):
         raise ValueError("an API key is up to 512 letters, digits and signs of ASCII, without blanks")
     return text

@@ -1,4 +1,4 @@
-"""The name of this machine's chip, for people: "Apple M4 Pro"."""
+"""Name of this machine's chip, as shown to users: "Apple M4 Pro"."""
 
 import platform
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def chip_name() -> str:
-    """Called once, before gRPC is up: on macOS it starts a subprocess."""
+    """Name of the chip. Call it once, before gRPC is started: on macOS it starts a subprocess."""
     if platform.system() == "Darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.machine()
     return _cpuinfo(Path("/proc/cpuinfo")) or platform.machine()
@@ -21,7 +21,7 @@ def _sysctl(name: str) -> str:
 
 
 def _cpuinfo(path: Path) -> str:
-    """ARM kernels name no model; then it is empty."""
+    """Model name in a cpuinfo file; empty on ARM, where the kernel gives none."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

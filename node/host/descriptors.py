@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open."""
+"""Limits on the file descriptors of this process."""
 
 import asyncio
 import errno
@@ -12,15 +12,15 @@ log = logging.getLogger(__name__)
 
 MOST_DESCRIPTORS = 65_536
 _MOST_OF_MACOS = 10_240
-"""OPEN_MAX, more than which some versions of macOS refuse."""
+"""OPEN_MAX; some versions of macOS refuse a higher limit."""
 _TOLD_EACH_S = 10.0
 
 
 @contextmanager
 def fixed_limit() -> Iterator[None]:
-    """Inside, no import changes the limits: mlx-lm lowers both, the maximum for good, and fails where it may not.
+    """Inside, imports cannot change the limits: mlx-lm lowers both, the hard limit for good, and fails if it may not.
 
-    To be entered before there is another thread.
+    Enter it before another thread is started.
     """
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
@@ -31,7 +31,7 @@ def fixed_limit() -> Iterator[None]:
 
 
 def raise_limit() -> None:
-    """Take as many as the system gives: macOS begins with 256, and each connection needs one."""
+    """Raise the soft limit as far as the system allows: macOS starts with 256, and each connection needs one."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (MOST_DESCRIPTORS, _MOST_OF_MACOS):
         limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
@@ -43,9 +43,9 @@ def raise_limit() -> None:
 
 
 class Shortage:
-    """An event loop's handler of unhandled errors: that no more connections can be accepted is told now and then.
+    """Exception handler of an event loop that logs a shortage of descriptors at most every 10 s.
 
-    asyncio itself waits for a second and accepts again, and tells of each connection that waits.
+    asyncio itself waits for a second before it accepts again, and reports each connection that waits.
     """
 
     def __init__(self) -> None:

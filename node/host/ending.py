@@ -1,4 +1,4 @@
-"""How this process is told to end, and ends, whatever its threads are at: none can be ended, and Python waits for all."""
+"""Ends this process on signals, even if threads hang: Python cannot stop threads, and waits for all of them at exit."""
 
 import asyncio
 import contextlib
@@ -9,21 +9,21 @@ import threading
 from collections.abc import Callable
 
 QUIT_S = 1.0
-"""How soon the second signal ends the process. Enough to say goodbye."""
+"""Seconds after which the second signal ends the process; enough to say goodbye to peers."""
 
 
 def end_within(seconds: float, code: int) -> None:
-    """End the process by then, if it has not ended by itself. What was logged is written: stderr has no buffer."""
+    """End the process after this time if it has not ended by itself. No log is lost: stderr is not buffered."""
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()
 
 
 def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
-    """From now on the first SIGINT or SIGTERM calls `stop` and the second `leave`, on the running loop.
+    """Have the first SIGINT or SIGTERM call `stop` and the second `leave`, on the running loop.
 
-    After the second the process ends with 0, also when the loop is held up: a thread hears the signals. To be called in
-    the main thread, once.
+    A thread waits for the signals, so that the second ends the process with 0 even if the loop is blocked. Call it
+    once, in the main thread.
     """
     hears, tells = socket.socketpair()
     tells.setblocking(False)
@@ -34,10 +34,10 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(stop)
         hears.recv(1)
         end_within(QUIT_S, 0)
-        with contextlib.suppress(RuntimeError):  # the loop has come to its end meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(leave)
 
     threading.Thread(target=hear, name="signals", daemon=True).start()
     signal.set_wakeup_fd(tells.detach())
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # without a handler in Python nothing is told
+        signal.signal(number, lambda *_: None)  # the wakeup fd is only written to if there is a Python handler

@@ -1,12 +1,12 @@
-"""Who this node is, across restarts and changes of address: its data directory.
+"""The node's identity across restarts and changes of address, stored in its data directory.
 
-`node-key.pem` holds the node's private key, whose public half is its id. `node.json` holds an incarnation that rises with
-every start (so that peers tell a restarted node from its former self), and the term of the last election (so that a
-restarted node never votes twice in one term). `lock` is held while the node runs: two nodes with one id would each undo
-what the other does.
+`node-key.pem` holds the node's private key, whose public half is its id. `node.json` holds an incarnation that
+increases with each start (so that peers can distinguish a restarted node from its earlier process), and the term of the
+last election (so that a restarted node never votes twice in one term). `lock` is locked while the node runs: two nodes
+with one id would each undo what the other does.
 
-Without `--data-dir`, a second node on the same machine takes `~/.pippin/node-2`, a third `node-3`: starting `node`
-twice gives two nodes, each of which finds its own identity again at the next start.
+Without `--data-dir`, a second node on the same machine uses `~/.pippin/node-2`, a third `node-3`: starting `node` twice
+gives two nodes, each of which finds its own identity again at the next start.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY = Path("~/.pippin")
 _MOST_NODES = 64
-"""On one machine by default; a bound, so that a directory that can never be locked is an error and not a search."""
+"""Maximum default directories on one machine: a directory that cannot be locked must not make the search endless."""
 
 
 class DataDirectoryUnusable(PippinError):
-    """Another node holds it, it can't be written, or its file is damaged."""
+    """Another node uses the directory, it cannot be written, or one of its files is damaged."""
 
     code = "data_directory_unusable"
 
@@ -43,10 +43,10 @@ class Identity:
 
 
 class DataDirectory:
-    """An open and locked data directory. Opening it begins a new incarnation. Close it last of all."""
+    """An open and locked data directory. Opening it begins a new incarnation. Close it after all else."""
 
     def __init__(self, path: Path, lock: int) -> None:
-        """Made by `open_data_directory`, which holds the lock (a file descriptor)."""
+        """Called by `open_data_directory`. `lock`: file descriptor that holds the lock."""
         self.path = path
         self._lock = lock
         self._file = path / "node.json"
@@ -55,16 +55,16 @@ class DataDirectory:
         self.identity = self._begin()
 
     def save_term(self, term: int) -> None:
-        """Written through to the disk before it returns. A lower term than the saved one changes nothing."""
+        """Save the term, synced to disk before this returns. A term lower than the saved one is ignored."""
         if term > self.identity.term:
             self.identity = self._save(replace(self.identity, term=term))
 
     def save_incarnation(self, incarnation: int) -> None:
-        """The next start's is higher. Written through to the disk before it returns."""
+        """Save the incarnation, synced to disk before this returns. The next start uses a higher one."""
         self.identity = self._save(replace(self.identity, incarnation=incarnation))
 
     def replace_key(self) -> None:
-        """From the next start on this is another node."""
+        """Replace the key: from the next start on this is a different node."""
         self._save_key(new_key())
 
     def close(self) -> None:
@@ -92,11 +92,11 @@ class DataDirectory:
         return identity
 
     def _read_key(self) -> NodeKey | None:
-        """None if there is none yet."""
+        """Read the private key; None if there is none yet."""
         try:
             with self._key_file.open("rb") as file:
                 if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                    os.fchmod(file.fileno(), 0o600)  # a copy or a backup may have lost it
+                    os.fchmod(file.fileno(), 0o600)  # a copy or a restored backup may have lost its permissions
                 return from_pem(file.read())
         except FileNotFoundError:
             return None
@@ -111,7 +111,7 @@ class DataDirectory:
 
 
 def open_data_directory(asked: Path | None = None) -> DataDirectory:
-    """The directory asked for, or the first free one of the defaults. Raises DataDirectoryUnusable."""
+    """Open the directory asked for, or the first unused default. Raises DataDirectoryUnusable."""
     default = DEFAULT_DIRECTORY.expanduser()
     paths = [asked] if asked else [default, *(default / f"node-{number}" for number in range(2, _MOST_NODES + 1))]
     try:
@@ -139,7 +139,10 @@ def _opened(path: Path, lock: int) -> DataDirectory:
 
 
 def _lock(path: Path) -> int | None:
-    """None if another process has it. The system frees it when its process ends, however it ends."""
+    """Lock the directory; None if another process has the lock.
+
+    The system releases it when its process ends in any way.
+    """
     lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +160,7 @@ def _holder(path: Path) -> str:
 
 
 def _parse(text: str, node_id: str) -> Identity:
-    """The id in the file is for people who look at it: the key says which it is."""
+    """Parse node.json. Its id is informative only: the actual id follows from the key."""
     data = json.loads(text)
     identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
@@ -166,9 +169,10 @@ def _parse(text: str, node_id: str) -> Identity:
 
 
 def _sane(what: str, count: int) -> int:
-    """Starts and elections never come near half of what peers take: such a count is damaged, and begins anew.
+    """Return the count, or 0 if it must be damaged: actual counts never get near half of the limit that peers accept.
 
-    Peers take the lower incarnation once they have not heard the higher one for a while, and tell the term to go on from.
+    Starting over is safe: peers accept a lower incarnation once they have not heard the higher one for a while, and
+    tell the current term.
     """
     if 0 <= count < COUNTER_LIMIT // 2:
         return count
@@ -177,7 +181,7 @@ def _sane(what: str, count: int) -> int:
 
 
 def _write(target: Path, data: bytes) -> None:
-    """To a new file that then takes the old one's name: a crash leaves the one or the other, never half of it."""
+    """Replace a file atomically: a crash leaves the old or the new one, never a part of it."""
     draft = target.with_name(f"{target.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -189,7 +193,7 @@ def _write(target: Path, data: bytes) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """The rename itself is on the disk only once its directory is."""
+    """Sync the directory: only then is a rename on the disk."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine: the addresses at which others may reach it, and what they are made of."""
+"""Network interfaces of this machine: the addresses at which peers can reach it, and the kind of each interface."""
 
 import ipaddress
 import platform
@@ -13,8 +13,9 @@ import psutil
 _BEST_FIRST = ("thunderbolt", "ethernet", "wi-fi", "", "loopback")
 
 _LOCAL_ONLY = ("docker", "br-", "virbr", "vmnet", "bridge1", "awdl", "llw")
-"""Interfaces that lead to this machine's containers and virtual machines, or to AirDrop. Every machine has the same
-addresses on them, so advertising them sends a peer to itself. (On a Mac bridge0 is Thunderbolt, bridge100 is not.)"""
+"""Prefixes of interfaces to local containers, virtual machines or AirDrop. Their addresses are the same on every
+machine, so advertising them would make a peer connect to itself. (On a Mac bridge0 is Thunderbolt, bridge100 is not.)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,10 @@ class Interface:
 def local_interfaces(
     host: str = "", interface: str = "", kinds: Mapping[str, str] | None = None
 ) -> tuple[Interface, ...]:
-    """The interfaces to advertise, best kind first; cheap, so call it again when the network changes.
+    """Interfaces to advertise, best kind first; cheap, so call it again when the network changes.
 
-    With `host` it is that address alone, with `interface` the addresses of that one alone, else all that are up.
-    `kinds` comes from `hardware_kinds`. A machine without a network has loopback, so that a lone node still works.
+    `host`: only this address. `interface`: only this interface's addresses. Default: all that are up. `kinds`: from
+    `hardware_kinds`. Loopback is included only if there is nothing else, so that a single node works without a network.
     """
     every = _all_interfaces(kinds or {})
     if host:
@@ -44,9 +45,10 @@ def local_interfaces(
 
 
 def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """The interface by which packets to a peer's address leave; None if there is no route, it is not among these, or no socket can be had.
+    """The interface that routes to a peer's address.
 
-    Connecting a UDP socket makes the system choose a route and sends nothing.
+    None if there is no route, the interface is not among these, or no socket can be opened. Connecting a UDP socket
+    makes the system choose a route and sends nothing.
     """
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
@@ -59,7 +61,7 @@ def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface |
 
 
 def can_bind(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Whether an address belongs to this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -74,7 +76,7 @@ def interface_names() -> tuple[str, ...]:
 
 
 def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:
-    """All that are up and have an address, best kind first."""
+    """All interfaces that are up and have an address, best kind first."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = []
     for name, entries in psutil.net_if_addrs().items():
@@ -90,15 +92,16 @@ def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:
 
 
 def _is_reachable(address: str) -> bool:
-    """All but IPv6 link-local ones: those need a zone that means nothing on another machine.
+    """Whether other machines can use the address: not if it is IPv6 link-local, as its zone is valid on this machine
+    only.
 
-    IPv4 link-local ones (169.254) stay: two Macs joined by a Thunderbolt cable have no others.
+    IPv4 link-local addresses (169.254) are kept: two Macs joined by a Thunderbolt cable have no others.
     """
     return "%" not in address and not address.lower().startswith("fe80")
 
 
 def _unlisted(host: str) -> Interface:
-    """An address that can be bound though no interface lists it, as 127.0.0.2 on Linux."""
+    """Interface of an address that can be bound but is not listed, such as 127.0.0.2 on Linux."""
     return Interface("", "loopback" if ipaddress.ip_address(host).is_loopback else "", (host,))
 
 
@@ -106,9 +109,9 @@ def _unlisted(host: str) -> Interface:
 
 
 def hardware_kinds() -> dict[str, str]:
-    """Kinds by interface name, as the Mac's own settings name them; empty elsewhere.
+    """Kinds by interface name, from the Mac's network settings; empty on other systems.
 
-    Called once, before gRPC is up: it starts a subprocess. Names alone don't tell: en0 is Wi-Fi on a MacBook and
+    Call it once, before gRPC is started: it starts a subprocess. Names alone don't tell: en0 is Wi-Fi on a MacBook and
     Ethernet on a Mac mini.
     """
     if platform.system() != "Darwin":
@@ -122,7 +125,7 @@ def hardware_kinds() -> dict[str, str]:
 
 
 def parse_hardware_ports(text: str) -> dict[str, str]:
-    """Of lines like `Hardware Port: Wi-Fi`, each followed by its `Device: en0`."""
+    """Parse lines like `Hardware Port: Wi-Fi`, each followed by its `Device: en0`."""
     kinds, port = {}, ""
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -142,7 +145,7 @@ def _kind_of_port(port: str) -> str:
 
 
 def _guess(name: str, root: Path = Path("/sys/class/net")) -> str:
-    """From the name, and on Linux from what the kernel says. An unknown kind is no harm: round trips are measured."""
+    """Kind by the interface's name, and on Linux by sysfs. An unknown kind does no harm: round trips are measured."""
     if name.startswith("thunderbolt") or name == "bridge0":
         return "thunderbolt"
     device = root / name

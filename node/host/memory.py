@@ -1,4 +1,4 @@
-"""How much memory this machine has, and how much of it a node may use for models."""
+"""Memory of this machine, and the share of it that a node may use for models."""
 
 import ctypes
 import sys
@@ -6,8 +6,9 @@ import sys
 import psutil
 
 RAM_SHARE = 0.7
-"""Of a machine without a device that names its own limit. The rest is for the system, this process and file cache:
-weights are read through it, and a machine that swaps is slower than one with fewer layers."""
+"""Share of RAM used on machines whose device gives no limit of its own. The rest is for the system, this process and
+the file cache, through which weights are read; a machine that swaps is slower than one with fewer layers.
+"""
 
 _LIBC = ctypes.CDLL(None)
 _GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
@@ -16,15 +17,17 @@ _MOST_HEAPS = 2
 
 
 def share_heaps() -> None:
-    """Have all threads allocate from two heaps: glibc gives nearly each its own, of up to 64 MB, and what is freed there
-    serves no other thread and seldom goes back to the system. Other C libraries need none of it.
+    """Limit glibc to two malloc arenas. By default nearly every thread has its own, of up to 64 MB.
+
+    Memory freed in an arena is of no use to threads with other arenas, and is seldom returned to the system. Other C
+    libraries do not need this.
     """
     if _GLIBC:
         _GLIBC.mallopt(_M_ARENA_MAX, _MOST_HEAPS)
 
 
 def give_back() -> None:
-    """Give the system what is free in these heaps, but for their ends glibc keeps all of it. Takes some milliseconds."""
+    """Return free heap memory to the system: glibc keeps all but the ends of its heaps. Takes some milliseconds."""
     if _GLIBC:
         _GLIBC.malloc_trim(0)
 
@@ -34,17 +37,17 @@ def total() -> int:
 
 
 def available() -> int:
-    """Free now, or free as soon as the system drops its caches."""
+    """Bytes that are free, or will be as soon as the system drops its caches."""
     return int(psutil.virtual_memory().available)
 
 
 def usable(device_memory: int | None, asked: int | None) -> int:
-    """Bytes that this node may use for models, all told.
+    """Bytes that this node may use for models, in total.
 
-    What the user asked for goes first, up to what the machine has. Else, on Metal, the recommended working set
-    (`device_memory`): beyond it the GPU's pages are no longer kept resident and every token waits for them. Else a
-    share of the RAM. Always from what the machine has, never from what happens to be free: a placement must come out
-    the same after a restart.
+    `asked`, by the user, takes precedence, up to the machine's memory. Otherwise, on Metal, it is the recommended
+    working set (`device_memory`): beyond it the GPU's pages do not stay resident, and every token waits for them.
+    Otherwise a share of the RAM. The result depends on total memory, never on what happens to be free: a placement must
+    be the same after a restart.
     """
     if asked is not None:
         return min(asked, max(total(), device_memory or 0))

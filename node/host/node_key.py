@@ -1,7 +1,7 @@
-"""A node's own key, which is who it is: its id is the public key, so an id needs no registry and no certificate.
+"""A node's key pair, which is its identity: its id is the public key, so ids need no registry and no certificates.
 
 The id is the public key as a compressed point (SEC 1, section 2.3.3; 33 bytes) in base32, lower case, without padding:
-53 characters, which fit a DNS label. A hash of it would be shorter, but then the key would have to be told wherever an id is.
+53 characters, which fit a DNS label. A hash would be shorter, but the key would have to be sent along with every id.
 """
 
 import base64
@@ -33,13 +33,13 @@ def id_of(public: ec.EllipticCurvePublicKey) -> str:
 
 
 def public_key_of(node_id: str) -> ec.EllipticCurvePublicKey:
-    """Raises ValueError for a text that is no node's id."""
+    """The public key of a node's id. Raises ValueError for a text that is not an id."""
     try:
         point = base64.b32decode(node_id.upper() + "=" * (-len(node_id) % 8))
         found = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, point)
     except ValueError as error:
         raise ValueError(f"{node_id[:60]!r} is no node's id") from error
-    if id_of(found) != node_id:  # the same key has other writings, which are other ids
+    if id_of(found) != node_id:  # the same key has other encodings, which would be other ids
         raise ValueError(f"{node_id[:60]!r} is no node's id")
     return found
 
@@ -49,7 +49,7 @@ def sign(key: NodeKey, data: bytes) -> bytes:
 
 
 def is_signed(node_id: str, signature: bytes, data: bytes) -> bool:
-    """Whether the node of that id signed it."""
+    """Whether the signature of `data` is valid and made by the node with this id."""
     try:
         public_key_of(node_id).verify(signature, data, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
@@ -62,7 +62,7 @@ def to_pem(key: NodeKey) -> bytes:
 
 
 def from_pem(pem: bytes) -> NodeKey:
-    """Raises ValueError for what is no private key of the curve P-256."""
+    """Load a private key. Raises ValueError if it is not a key on the curve P-256."""
     try:
         key = load_pem_private_key(pem, password=None)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The other program named `node`: Node.js. Who meant that one must be told, not left to wonder."""
+"""Detects command lines that are meant for Node.js, which is also named `node`, to explain the mix-up."""
 
 import os
 import re
@@ -15,13 +15,13 @@ _SCRIPT = re.compile(r".*\.[cm]?[jt]sx?", re.IGNORECASE)
 def meant_for_nodejs(args: Iterable[str]) -> str | None:
     """The first argument that only Node.js understands: a script's name, or one of its flags.
 
-    `-v` and `--version` are not among them: both programs answer those, and the answer says which one it is.
+    `-v` and `--version` are not included: both programs answer them, and the answer shows which program it is.
     """
     return next((arg for arg in args if arg.partition("=")[0] in _FLAGS or _SCRIPT.fullmatch(arg)), None)
 
 
 def explanation(meant: str) -> str:
-    """What to tell the user, with the way to Node.js on this machine."""
+    """Message to the user, with the path of Node.js on this machine."""
     other = other_node()
     way = f"Node.js may be {other}" if other else "There is no other `node` on your PATH. Once Node.js is installed"
     return (

@@ -1,4 +1,4 @@
-"""The cluster's secret: from a file, or from the environment for those who start nodes by a service manager."""
+"""The cluster's secret, read from a file, or from the environment for nodes started by a service manager."""
 
 import math
 import os
@@ -12,14 +12,17 @@ from node.core.errors import PippinError
 
 VARIABLE = "PIPPIN_SECRET"
 LEAST_BITS = 60
-"""Whoever sees an advert can try secrets at home, at some 0.2 s of a core each: words are found, these are not."""
+"""Minimum entropy in bits. Adverts allow offline guessing, at some 0.2 s per core and guess: words would be found."""
 NEW_BITS = 128
 LONGEST = 4096
-"""Bytes. A longer one is some other file, named by mistake."""
+"""Maximum bytes; a longer file was probably named by mistake."""
 
 
 class SecretUnusable(PippinError):
-    """It can't be read, or can be guessed, or others can read it. The node does not start without it: that would be open."""
+    """The secret cannot be read, can be guessed, or is readable by others.
+
+    The node then does not start, as without a secret it would be open.
+    """
 
     code = "secret_unusable"
 
@@ -29,14 +32,15 @@ _CLASSES = (string.ascii_lowercase, string.ascii_uppercase, string.digits, strin
 
 
 def new_secret() -> str:
-    """128 random bits."""
+    """Return 128 random bits in hex."""
     return secrets.token_hex(NEW_BITS // 8)
 
 
 def strength(secret: bytes) -> float:
-    """Bits that a secret has at most, were its characters drawn from the classes of which it has any.
+    """Upper bound of the secret's entropy in bits, if its characters were drawn from the character classes that occur
+    in it.
 
-    One that follows the same character for the second time adds nothing: of what is written twice, the second time is free.
+    A pair of adjacent characters counts once only, so that repeated text adds nothing.
     """
     text = secret.decode("latin-1")
     alphabet = sum(len(kind) for kind in _CLASSES if set(kind) & set(text))
@@ -45,9 +49,9 @@ def strength(secret: bytes) -> float:
 
 
 def read_secret(file: Path | None, environment: MutableMapping[str, str] = os.environ) -> bytes | None:
-    """The secret without the white space around it; None if there is none. It is taken out of the environment.
+    """Return the secret, stripped of white space, or None; removes the variable from the environment.
 
-    A file comes before the variable. Raises SecretUnusable.
+    `file` takes precedence over the variable. Raises SecretUnusable.
     """
     variable = environment.pop(VARIABLE, None)
     if file is not None:
