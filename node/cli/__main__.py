@@ -1,9 +1,9 @@
-"""The `cluster` command: asks a node over HTTP how the cluster is, or to take a node out of use; and makes secrets.
+"""The `cluster` command: shows a cluster's status over HTTP, drains and undrains nodes, and makes secrets.
 
 Exit codes: 0 ready (or idle: nothing is wanted, nothing is wrong), 1 error, 2 usage, 3 no node here, 4 not ready or
-degraded. Ctrl-C ends `--watch` with 0, as that is how it is meant to end, and `wait` with 130.
+degraded. Ctrl-C ends `--watch` with 0, as that is the normal way to end it, and `wait` with 130.
 
-Standard library only, and little of it: it is run in loops and prompts, so it must answer at once.
+It uses only a small part of the standard library: it is run in loops and prompts, so it must start quickly.
 """
 
 import argparse
@@ -42,13 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `cluster status | head -1`: what was read was all that was wanted
+    except BrokenPipeError:  # `cluster status | head -1`: the reader has all that it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_READY
 
 
 def _key(file: str | None) -> str:
-    """The first of a node's keys, or the environment's: a key among the arguments could be read by all with `ps`."""
+    """The API key: the first one in the file, or that in the environment.
+
+    Arguments would show it to all users in `ps`.
+    """
     try:
         return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
     except OSError as error:
@@ -64,7 +67,10 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> int:
-    """Redraws each second until Ctrl-C; into a pipe, one status after the other. A node that goes away may come back."""
+    """Redraw each second until Ctrl-C; into a pipe, write one status after the other.
+
+    Goes on if the node is unreachable.
+    """
     clear = _CLEAR if sys.stdout.isatty() else ""
     try:
         while True:
@@ -109,7 +115,7 @@ def _new_secret(_: argparse.Namespace) -> int:
 
 
 def _progress() -> Callable[[str], None]:
-    """On a terminal one line, rewritten; into a log a line for each change. An empty text ends it."""
+    """Progress callback: a terminal gets one line, rewritten; a log gets a line per change. An empty text ends it."""
     if not sys.stderr.isatty():
         return lambda text: print(text, file=sys.stderr, flush=True) if text else None
     return lambda text: print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
@@ -165,7 +171,7 @@ def _api(text: str) -> Api:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not seconds >= 0:  # also of "nan", which no deadline ever passes
+    if not seconds >= 0:  # rejects "nan" as well, a deadline that would never pass
         raise ValueError(text)
     return seconds
 

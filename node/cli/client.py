@@ -1,6 +1,6 @@
-"""Asks one node for its cluster's status, or to take a node out of use.
+"""HTTP client of one node: gets its cluster's status, drains and undrains nodes.
 
-`http.client` and not `urllib.request`: a proxy set in the environment is no way to a node on this network.
+Uses `http.client` instead of `urllib.request`, which would send requests through a proxy set in the environment.
 """
 
 import http.client
@@ -12,9 +12,9 @@ from urllib.parse import quote
 DEFAULT_API = "http://127.0.0.1:52415"
 SCHEMA = 1
 TIMEOUT_S = 5.0
-"""A node answers from memory in milliseconds, also while it computes; one that needs longer is stuck."""
+"""A node answers from memory in milliseconds, even while it computes; one that takes longer is stuck."""
 DECIDE_TIMEOUT_S = 30.0
-"""The head looks whether there is another place for everything, and tells the node."""
+"""Longer, as the head first searches another place for everything, and tells the node."""
 
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
 _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
@@ -23,32 +23,32 @@ Json = dict[str, Any]
 
 
 class StatusFailed(Exception):
-    """Something answered, but not with a status."""
+    """The answer was not a status."""
 
 
 class Refused(StatusFailed):
-    """The cluster will not do what was asked, and says why."""
+    """The cluster refuses the request, and says why."""
 
 
 class NoNode(StatusFailed):
-    """Nothing answers there."""
+    """Nothing answers at the address."""
 
 
 class Api(NamedTuple):
-    """Where a node's API is."""
+    """Address of a node's API."""
 
     scheme: str
     host: str
     port: int
     key: str = ""
-    """An API key; empty: none is sent."""
+    """API key; empty: none is sent."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
-        """Raises NoNode or StatusFailed."""
+        """The cluster's status. Raises NoNode or StatusFailed."""
         code, body = self._ask("GET", "/cluster/status", timeout)
         if code == http.HTTPStatus.UNAUTHORIZED:
             raise StatusFailed(
@@ -70,7 +70,7 @@ class Api(NamedTuple):
         return status
 
     def drain(self, node: str, *, draining: bool) -> None:
-        """Have a node's work moved away, or take it into use again. Raises NoNode, StatusFailed, Refused."""
+        """Drain a node (move its work away), or take it into use again. Raises NoNode, StatusFailed, Refused."""
         path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
         code, body = self._ask("POST", path, DECIDE_TIMEOUT_S)
         if code == http.HTTPStatus.OK:
@@ -106,7 +106,7 @@ class Api(NamedTuple):
 
 
 def parse_api(text: str) -> Api:
-    """From "http://home.local:52415/v1", with or without scheme, port, /v1 or /cluster/status; else ValueError."""
+    """Parse "http://home.local:52415/v1", with or without scheme, port, /v1 or /cluster/status. Raises ValueError."""
     match = _URL.fullmatch(_PATHS.sub("", text))
     port = int(match["port"] or 52415) if match else 0
     if match is None or not 0 < port < 65536:

@@ -1,4 +1,4 @@
-"""Takes a node out of use: asks for it, and waits until the node holds nothing any more."""
+"""Drains a node, and waits until it holds nothing any more."""
 
 import time
 from collections.abc import Callable
@@ -19,9 +19,10 @@ def drain(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """What the node, by its name or id, still holds when the time is up; empty as soon as that is nothing.
+    """Drain a node, given its name or id. Returns what it still holds at the timeout; empty if nothing, as soon as that
+    is so.
 
-    Raises StatusFailed when the cluster refuses. Every change is told, and an empty text at the end.
+    `tell` is called with each change, and with an empty text at the end. Raises StatusFailed if the cluster refuses.
     """
     api.drain(node, draining=True)
     deadline, told = clock() + timeout, ""
@@ -40,7 +41,7 @@ def drain(
 
 
 def held(status: Json, name: str) -> str:
-    """In words; empty if it is drained, or was stopped and nothing is placed on it any more."""
+    """What the node still holds, in words; empty if it is drained, or was stopped and has no layers placed on it."""
     for node in status["nodes"]:
         is_done = node["state"] == "drained" or (node["state"] == "left" and not node["layers"])
         if name in (node["id"], node["name"]) and not is_done:

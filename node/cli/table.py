@@ -1,4 +1,4 @@
-"""The cluster's status as people read it: a line of summary, a line a model, a table of the nodes, the warnings."""
+"""Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 _HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "SEEN")
 _FRESH_S = 3.0
-"""Heard so recently that the age says nothing: heartbeats come twice a second."""
+"""A node heard this recently is shown as "now": heartbeats come twice a second."""
 
 
 def render(status: Json) -> str:
@@ -42,7 +42,7 @@ def _model(model: Json) -> str:
 
 
 def _table(status: Json, names: dict[str, str]) -> list[str]:
-    """A refused node has nothing to show in columns; its row says why it has not joined."""
+    """Lines of the node table. A refused node has no values for the columns; its row says why it has not joined."""
     name_models = len(status["models"]) > 1
     refused = [node for node in status["nodes"] if node["state"] == "refused"]
     rows = [
@@ -87,7 +87,7 @@ def _warning(warning: Json) -> str:
 
 
 def _names(nodes: list[Json]) -> dict[str, str]:
-    """By id. Nodes on one machine share its name; they get the first digits of their ids."""
+    """Names to show, by id. Nodes on one machine share its name, and get the first digits of their ids appended."""
     names = [node["name"] for node in nodes]
     return {
         node["id"]: f"{node['name']}-{node['id'][:4]}" if names.count(node["name"]) > 1 else node["name"]
@@ -96,7 +96,7 @@ def _names(nodes: list[Json]) -> dict[str, str]:
 
 
 def _layers(layers: list[Json], idle: list[Json], *, name_models: bool) -> str:
-    """First and last layer, both included: people count what is there, not its borders. Idle ones are in brackets."""
+    """First and last layer, both inclusive, as people count. Idle layers are in brackets."""
 
     def span(layer: Json) -> str:
         name = f" {layer['model'].rpartition('/')[2]}" if name_models else ""
@@ -130,5 +130,5 @@ def _spaced(*parts: str) -> str:
 
 
 def _printable(line: str) -> str:
-    """Names come from other machines; none may move this terminal's cursor."""
+    """Replace control characters: names come from other machines, and must not control this terminal."""
     return "".join(char if char.isprintable() else "?" for char in line)

@@ -1,4 +1,4 @@
-"""Waits for a cluster: asks again and again until nothing is missing, or the time is up."""
+"""Waits for a cluster: polls it until nothing is missing, or the time is up."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _ABSENT = ("suspect", "failed", "left", "refused")
 
 
 class Wish(NamedTuple):
-    """What to wait for: so many nodes, and either this model or, without one, all that the cluster wants."""
+    """What to wait for: a number of nodes, and this model, or without one all that the cluster wants."""
 
     nodes: int = 1
     model: str | None = None
@@ -28,10 +28,10 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """What is still missing when the time is up; empty as soon as nothing is.
+    """Wait until nothing is missing. Returns what is still missing at the timeout, or an empty text.
 
-    Every change of it is told, and an empty text at the end. A node that does not answer yet is one that is missing:
-    `node & cluster wait` is how scripts start.
+    `tell` is called with each change, and with an empty text at the end. A node that does not answer yet counts as
+    missing: scripts start with `node & cluster wait`.
     """
     deadline = clock() + timeout
     told = None
@@ -51,7 +51,7 @@ def wait(
 
 
 def missing(status: Json, wish: Wish) -> str:
-    """In words; empty if nothing is."""
+    """What is missing, in words; empty if nothing is."""
     here = sum(node["state"] not in _ABSENT for node in status["nodes"])
     if here < wish.nodes:
         return f"{here} of {wish.nodes} nodes are here"
@@ -69,7 +69,7 @@ def missing(status: Json, wish: Wish) -> str:
 
 
 def _reasons(status: Json) -> list[str]:
-    """What the cluster itself says of it: errors, and how far the loads are."""
+    """The cluster's own explanations: errors, and the progress of loads."""
     wanted = [
         warning for warning in status["warnings"] if warning["severity"] == "error" or warning["code"] == "loading"
     ]
