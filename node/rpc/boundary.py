@@ -1,4 +1,4 @@
-"""Errors across gRPC: the error tree's code, message and hint travel as trailing metadata beside a gRPC status."""
+"""Errors across gRPC: the code, message and hint of a PippinError are sent as trailing metadata of a gRPC status."""
 
 import asyncio
 import logging
@@ -29,13 +29,13 @@ _TLS_SIGNS = {
     "WRONG_VERSION_NUMBER": "has no secret, and this node has one",
     "Socket closed": "hangs up before a word is said: it may have a secret, and this node none",
 }
-"""What gRPC says of a handshake that failed, and what it means here."""
+"""Substrings of gRPC's messages for a failed TLS handshake -> likely cause."""
 _LONGEST = 2000
-"""Characters of a message or a hint: gRPC refuses metadata of more than 8 KB, and with it the whole answer."""
+"""Maximum characters of a message or hint: gRPC refuses more than 8 KB of metadata, and with it the whole answer."""
 
 
 def quiet_hang_ups() -> None:
-    """GRPC logs a traceback if a caller hangs up just as the status of its answer is sent."""
+    """Suppress the traceback that gRPC logs if a caller hangs up just as the status of its answer is sent."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 
 
@@ -49,7 +49,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 @asynccontextmanager
 async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Inside, whatever is raised is answered as a gRPC status."""
+    """Inside, exceptions are answered as a gRPC status."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the RPC boundary
@@ -73,7 +73,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
 
 @contextmanager
 def calling(peer: str) -> Iterator[None]:
-    """Inside, whatever a call to a peer raises is an error of the tree."""
+    """Inside, exceptions of a call to a peer are raised as PippinErrors."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -85,13 +85,13 @@ def calling(peer: str) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Whether this task itself is cancelled: gRPC also cancels whoever waits for a call whose channel is closed."""
+    """Whether this task itself is cancelled: gRPC also cancels tasks that wait for a call of a closed channel."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
-    """The error of the tree that a failed call stands for; PeerUnavailable when the peer said nothing of its own."""
+    """The peer's own error if it sent one, else PeerTimeout, SecretMismatch or PeerUnavailable."""
     said: dict[str, str] = {key: str(value) for key, value in error.trailing_metadata() or ()}
     if code := said.get("pippin-code"):
         message = unquote(said.get("pippin-message", ""))

@@ -1,8 +1,8 @@
-"""What a peer's word must look like before any part of a node computes with it: bounded, finite, and of one piece.
+"""Validates messages from peers before any other part of a node uses them: sizes, ranges, finite numbers, consistency.
 
-Checked on the messages themselves, so that nothing is made of one that is refused. What is only shown or only helps
-(errors, refusals, which models a node holds) is cut to its bound: the rest of the message still counts. That it is true
-is another matter: see docs/threat-model.md.
+The protobuf messages themselves are checked, so that no objects are made of a refused one. Lists and texts that are
+only informative (errors, refusals, which models a node holds) are truncated instead, so that the rest of the message is
+used. Whether a valid message is true is another matter: see docs/threat-model.md.
 """
 
 import math
@@ -14,14 +14,14 @@ from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
 MOST = 1024
-"""Nodes, rings, loads or addresses that one message may name."""
+"""Maximum nodes, rings, loads or addresses in one message."""
 MOST_STAGES = 4096
-"""Of all rings of a placement."""
+"""Maximum stages of all rings of a placement."""
 MOST_LAYERS = 65_536
-"""Of all models of a placement."""
+"""Maximum layers of all models of a placement."""
 NONCE_BYTES = 32
 _SIZE = 1 << 60
-"""Bytes and tokens."""
+"""Bound of numbers of bytes and tokens."""
 
 
 def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
@@ -39,7 +39,7 @@ def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
 
 
 def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
-    """The head computes with it. Raises Incompatible."""
+    """Check a model's description, which the head uses to compute placements. Raises Incompatible."""
     _few("layers", message.layer_bytes, MOST_LAYERS)
     _few("layers", message.kv, MOST_LAYERS)
     _few("cuts", message.cuts, MOST_LAYERS)
@@ -55,7 +55,10 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
 
 
 def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.GenerateRequest:
-    """Numbers that no array takes would fail the step of all who share it. Raises Incompatible."""
+    """Check a request: numbers that arrays cannot hold would fail the step for all requests in it.
+
+    Raises Incompatible.
+    """
     sampling = message.sampling
     _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
@@ -159,7 +162,7 @@ def _check_placement(placement: pb.Placement) -> None:
 
 
 def _check_ring(ring: pb.Ring) -> None:
-    """Its stages hold each layer once, in order, each on a node of its own."""
+    """Check that the stages hold each layer once, in order, each stage on a different node."""
     _names(ring.id, ring.model, ring.revision)
     _few("stages", ring.stages, MOST)
     _below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
@@ -189,7 +192,7 @@ def _at_most(what: str, count: int, most: int) -> None:
 
 
 def _names(*names: str) -> None:
-    """They are shown in terminals and written to logs."""
+    """Check names: they are shown in terminals and written to logs."""
     for name in names:
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise Incompatible(f"A peer uses the name {name[:40]!r}, of {len(name):,} characters.")

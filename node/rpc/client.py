@@ -1,4 +1,4 @@
-"""Calls to other nodes. Each has a deadline; each failure is an error of the tree."""
+"""Calls to other nodes. Each has a deadline; each failure is raised as a PippinError."""
 
 import asyncio
 import time
@@ -27,20 +27,20 @@ from node.wire.serving_pb2_grpc import FilesStub, ServingStub
 CALL_TIMEOUT_S = 5.0
 """For calls that a healthy node answers at once."""
 DECIDE_TIMEOUT_S = 15.0
-"""The head calls the node in question and waits for it to tell."""
+"""The head calls the node in question, and waits for its answer."""
 REFUSE_TIMEOUT_S = 0.3
-"""A machine that is there refuses in a round trip."""
+"""A reachable machine refuses a connection within a round trip."""
 DESCRIBE_TIMEOUT_S = 60.0
-"""Reading the headers of a big model's files from a slow disk."""
+"""Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
-"""A peer whose disk has to wake up sends nothing of a file for some 10 s."""
+"""Silence while reading a file: a disk that has to wake up takes some 10 s."""
 
 
 class RpcClient:
-    """Keeps a channel for each peer and purpose: frames and files must not delay heartbeats."""
+    """gRPC client with one channel per peer and purpose, so that frames and files do not delay heartbeats."""
 
     def __init__(self, security: Security | None = None) -> None:
-        """With `security` it talks only to nodes that know the same secret, and to none but the one that is meant."""
+        """`security`: connect only to nodes with the same secret, and among those only to the node that is meant."""
         self._security = security
         self._channels: dict[tuple[Address, str], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -56,12 +56,12 @@ class RpcClient:
         await asyncio.gather(*self._closing)
 
     def drop(self, peer: Address) -> None:
-        """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones connect anew."""
+        """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones reconnect."""
         for _, purpose in [key for key in self._channels if key[0] == peer]:
             self._close(peer, purpose)
 
     def drop_control(self, peer: Address) -> None:
-        """The same of the connection for heartbeats alone."""
+        """Close the connection for heartbeats only."""
         self._close(peer, "control")
 
     def _close(self, peer: Address, purpose: str) -> None:
@@ -77,8 +77,8 @@ class RpcClient:
         return self._channels[key]
 
     def _connect(self, peer: Address) -> grpc.aio.Channel:
-        """Raises PeerUnavailable for an id that nobody could prove to have."""
-        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        """Open a channel. Raises PeerUnavailable for an invalid node id."""
+        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a separate connection
         if self._security is None:
             return grpc.aio.insecure_channel(peer.target, options=options)
         options.append(("grpc.ssl_target_name_override", self._security.server_name))
@@ -94,7 +94,7 @@ class RpcClient:
         return from_message(checked_heartbeat(answer), Heartbeat)
 
     async def disconnected(self, peer: Address) -> None:
-        """Returns when the connection for heartbeats is lost or dropped, once there has been one."""
+        """Return when the connection for heartbeats is lost or dropped, after it was established once."""
         channel = self._channel(peer, "control")
         state, before = channel.get_state(), None
         while state is not grpc.ChannelConnectivity.SHUTDOWN and before is not grpc.ChannelConnectivity.READY:
@@ -102,7 +102,7 @@ class RpcClient:
             state, before = channel.get_state(), state
 
     async def refuses(self, peer: Address) -> bool:
-        """Whether the peer's machine says now that nobody listens at the port. gRPC may still tell what was before."""
+        """Whether the peer's machine refuses a new TCP connection now. gRPC's channel state may be outdated."""
         host, _, port = peer.target.rpartition(":")
         try:
             async with asyncio.timeout(REFUSE_TIMEOUT_S):
@@ -115,7 +115,7 @@ class RpcClient:
         return False
 
     async def probe(self, peer: Address, timeout_s: float) -> float:
-        """The round trip in milliseconds."""
+        """Measure the round trip, in milliseconds."""
         begin = time.perf_counter()
         with calling(peer.target):
             await self._control(peer).Probe(control_pb2.Empty(), timeout=timeout_s)
@@ -127,7 +127,7 @@ class RpcClient:
             await self._control(peer).Leave(message, timeout=timeout_s)
 
     async def prove(self, peer: Address, nonce: bytes, timeout_s: float) -> tuple[NodeInfo, bytes]:
-        """Who is there, and a signature that is to be looked at."""
+        """Get the peer's info and its signature of the nonce, which the caller has to verify."""
         with calling(peer.target):
             answer = await self._control(peer).Prove(control_pb2.Challenge(nonce=nonce), timeout=timeout_s)
         return from_message(checked_proof(answer).info, NodeInfo), answer.signature
@@ -156,7 +156,10 @@ class RpcClient:
         return from_message(checked_spec(answer), ModelSpec)
 
     async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """The driver ends every stream by its own deadlines; closing the generator cancels the session."""
+        """Generate tokens on a driver, whose own deadlines end the stream.
+
+        Closing the generator cancels the session.
+        """
         stub = ServingStub(self._channel(peer, "serving"))
         call = stub.Generate(encode_request(ring, request))
         try:
@@ -168,7 +171,7 @@ class RpcClient:
             call.cancel()
 
     async def evaluate(self, peer: Address, ring: str, request: EvaluateRequest) -> Evaluation:
-        """Its driver ends it, as it does `generate`; cancelling it frees the session."""
+        """Score or embed a text on a driver, whose own deadlines apply. Cancelling it frees the session."""
         stub = ServingStub(self._channel(peer, "serving"))
         call = stub.Evaluate(encode_evaluate_request(ring, request))
         try:
@@ -186,7 +189,7 @@ class RpcClient:
     async def read(
         self, peer: Address, model: str, revision: str, name: str, offset: int
     ) -> AsyncGenerator[tuple[bytes, str], None]:
-        """Chunks of a file, some of them empty; the last one carries the whole file's SHA-256."""
+        """Yield chunks of a file, some of them empty; the last one has the whole file's SHA-256."""
         stub = FilesStub(self._channel(peer, "files"))
         call = stub.Read(serving_pb2.FileRequest(model=model, revision=revision, name=name, offset=offset))
         try:

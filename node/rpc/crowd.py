@@ -1,8 +1,8 @@
-"""Keeps one address from taking all the connections that the gRPC server accepts.
+"""Limits the connections that one address may have to the gRPC server.
 
-gRPC counts its connections in all and has no say in whose they are, nor does it show them. So the process's own descriptors
-are looked at, and those that one address has too many of are shut down, the latest first; for gRPC the other end has
-hung up. Nothing stands between the connections that stay and the server.
+gRPC can limit only their total, and does not expose connections. So this looks at the process's own descriptors, and
+shuts down the latest connections of an address with too many; to gRPC it looks as if the peer had hung up. Other
+connections are not affected.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 CROWDED_LOOK_S = 0.2
-"""While there are too many, which come back as quickly as they go."""
+"""Interval while there are too many connections, as clients reconnect at once."""
 
 _End = tuple[str, int]
 
 
 class Crowd:
     def __init__(self, port: int, most: int) -> None:
-        """`most` connections of one address to a port of this process."""
+        """`port`: port of this process. `most`: maximum connections of one address to it."""
         self._port = port
         self._most = most
         self._known: dict[_End, None] = {}
-        """The other ends of connections, those that came first first."""
+        """Remote ends of connections, oldest first."""
 
     async def run(self) -> None:
         told: set[str] = set()
@@ -40,11 +40,14 @@ class Crowd:
             await asyncio.sleep(CROWDED_LOOK_S if crowded else LOOK_S)
 
     def thin(self) -> set[str]:
-        """The addresses that had too many. Some 10 µs for each descriptor, and nothing for a few."""
+        """Shut down excess connections, and return the addresses that had too many.
+
+        Takes some 10 µs per descriptor, and next to nothing while there are few.
+        """
         try:
             descriptors = [int(path.name) for path in Path("/dev/fd").iterdir()]
         except OSError:
-            return set()  # none is left to look with
+            return set()  # no descriptor is left to list them with
         if len(descriptors) <= self._most:
             self._known.clear()
             return set()
@@ -64,7 +67,10 @@ class Crowd:
         return crowded
 
     def _other_end(self, connection: socket.socket) -> _End | None:
-        """None if it is no connection to the port. Raises OSError if it listens, or has ended."""
+        """Remote end; None if it is no connection to the port.
+
+        Raises OSError if the socket listens, or is disconnected.
+        """
         here = connection.getsockname()
         if not isinstance(here, tuple) or here[1] != self._port:
             return None
@@ -73,14 +79,15 @@ class Crowd:
 
     def _shut(self, descriptor: int, there: _End) -> None:
         with suppress(OSError), _copied(descriptor) as connection:
-            if self._other_end(connection) == there:  # else the descriptor is another one's by now
+            if self._other_end(connection) == there:  # else the descriptor has been reused
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """To be looked at and closed: the original may be closed, and be another, at any time. Raises OSError if it is no socket.
+    """Socket of a duplicate of the descriptor: the original may be closed and reused at any time.
 
-    The family is not asked for, as names tell it; those of IPv6 need the most room.
+    Raises OSError if it is not a socket. The socket's actual family need not be known: the addresses that the kernel
+    returns include it, and AF_INET6 leaves the most room for them.
     """
     copy = os.dup(descriptor)
     try:

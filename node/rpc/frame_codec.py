@@ -1,4 +1,4 @@
-"""A frame as bytes: `u32 header length | Header | tensor bytes …`, little-endian.
+"""Encodes frames: `u32 header length | Header | tensor bytes …`, little-endian.
 
 The tensors' bytes stay outside protobuf: a 4 MB chunk costs 6.5 ms raw against 19 ms through a protobuf field.
 """
@@ -31,7 +31,7 @@ from node.wire.frame_pb2 import Held as HeldMessage
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
 _MOST = 1 << 14
-"""Operations of a frame, rows of a lane, sequences that are held."""
+"""Maximum operations of a frame, rows of a lane, and held sequences."""
 _MOST_TENSORS = 64
 _MOST_DIMENSIONS = 8
 
@@ -75,7 +75,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """Raises BadRequest when the bytes are no frame, their count is not what the header says, or it names too much."""
+    """Parse a frame. Raises BadRequest for an invalid frame, a wrong length, or too many items."""
     try:
         (size,) = _LENGTH.unpack_from(data)
         if size > _MAX_HEADER_BYTES:
@@ -107,9 +107,10 @@ def decode(data: bytes) -> Frame:
 
 
 def _check(header: Header) -> None:
-    """Before anything is made of it. A row that a filter names twice would be copied: caches never grow that way.
+    """Check the header before anything is made of it.
 
-    A sequence that is named twice would be charged twice, and let go once.
+    A row that occurs twice in a filter would be copied: caches never grow that way. A sequence that is held twice would
+    be counted twice, and released once.
     """
     rows = max(len(header.faults), *(len(op.rows) for op in header.ops), 0)
     if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MOST:

@@ -1,4 +1,4 @@
-"""Stands before every method of the gRPC server: who may call, how much may be said, and how errors are answered."""
+"""Interceptor of all methods of the gRPC server: admits callers, limits messages, and answers errors."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -22,10 +22,10 @@ Read = Callable[[bytes], Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """`anywhere`: TLS has made sure of the callers; else their address must be of one's own network.
+    """`anywhere`: admit any address, as TLS authenticates callers; else only addresses of private networks.
 
-    Up to here messages are bytes, so that one that is too long or is none gets an error of the tree. Frames stay bytes:
-    their codec has bounds of its own.
+    The guard receives messages as bytes, so that too long or invalid ones are answered with a PippinError. Frames stay
+    bytes: their codec has limits of its own.
     """
 
     def __init__(self, *, anywhere: bool) -> None:
@@ -38,7 +38,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Handler:
         handler: Any = await continuation(handler_call_details)
         if handler is None:
-            return None  # there is no such method; gRPC says so
+            return None  # unknown method; gRPC answers
         read, write = handler.request_deserializer, handler.response_serializer
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(self._taking_frames(handler.stream_unary))
@@ -55,7 +55,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return call
 
     def _streaming(self, method: Any, read: Read) -> Any:
-        """The method's generator is closed when the caller goes away."""
+        """Wrap a method that streams its answer; its generator is closed when the caller goes away."""
 
         async def call(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
             async with answering(context):
@@ -77,7 +77,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _admit(self, context: Context) -> None:
         """Raises NotAdmitted."""
         caller = caller_of(context)
-        if self._anywhere and not caller.node:  # what it says of itself could be checked against nothing
+        if self._anywhere and not caller.node:  # its claims could not be verified
             raise NotAdmitted(f"The certificate that {caller.address} shows is of no node's key.")
         if not self._anywhere and not is_near(caller.address):
             raise NotAdmitted(
@@ -87,7 +87,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def host_of(peer: str) -> str:
-    """Of a gRPC peer, as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
+    """Host of a gRPC peer such as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
     host, _, _ = unquote(peer).partition(":")[2].rpartition(":")
     return host.strip("[]")
 
@@ -98,11 +98,11 @@ def caller_of(context: Context) -> Caller:
 
 
 _node_of = lru_cache(maxsize=1024)(node_of)
-"""Parsing a certificate with each heartbeat would cost more than the rest of it."""
+"""Cached, as parsing a certificate with each heartbeat would cost more than the rest of it."""
 
 
 def check_sender(node: str, caller: Caller) -> None:
-    """Nobody speaks for another node. Raises NotAdmitted; without a secret there is nothing to tell by."""
+    """Raises NotAdmitted if the caller speaks for another node. Without a secret this cannot be verified."""
     if caller.node and caller.node != node:
         raise NotAdmitted(f"Node {caller.node} at {caller.address} speaks as node {node!r:.60}.")
 

@@ -1,4 +1,4 @@
-"""What the RPC server asks of the rest of the node."""
+"""Interfaces that the rest of the node implements for the RPC server."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
@@ -11,24 +11,31 @@ from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
 
 class ControlHandler(Protocol):
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
-        """Take a peer's state, its own if that can be proven, and give one's own. Raises Incompatible for another cluster's."""
+        """Process a peer's heartbeat, and return this node's own. Raises Incompatible if the peer is in another
+        cluster.
+
+        `caller`: the sender; its id is verified if there is a secret.
+        """
 
     def leave(self, node_id: str, incarnation: int) -> None: ...
 
     def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
-        """This process, and its signature with the node's key; of 32 bytes."""
+        """This process's info, and a signature of the nonce (32 bytes) with the node's key."""
 
     async def want(self, model: str) -> None:
-        """As the head: have the model loaded. Raises NotReady when this node is not the head, ModelNotAllowed, …"""
+        """On the head: load the model. Raises NotReady if this node is not the head, ModelNotAllowed, …"""
 
     async def drain(self, node: str, *, draining: bool) -> None:
-        """As the head: have a node's work moved away, or take it into use again. Raises NotReady, NoCapacity."""
+        """On the head: drain a node (move its work away), or take it into use again. Raises NotReady, NoCapacity."""
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
-        """From the head. Raises NodeNotFound when this is another node, NotAdmitted when the caller is not the head."""
+        """Called by the head.
+
+        Raises NodeNotFound if `node` is another node, NotAdmitted if the caller is not the head.
+        """
 
     async def describe(self, model: str, revision: str) -> ModelSpec:
-        """Of a model whose files are here; of any revision if that is empty. Raises ModelNotFound."""
+        """Describe a model whose files are here; for an empty `revision`, any revision. Raises ModelNotFound."""
 
 
 class ServingHandler(Protocol):
@@ -37,10 +44,10 @@ class ServingHandler(Protocol):
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation: ...
 
     async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
-        """Take what comes over one link, in order, until it ends.
+        """Process the frames of one link, in order, until it ends.
 
-        Raises StaleFence for a ring that this node is not part of, NotAdmitted when the caller is not the stage before, and
-        whatever breaks the way onward: the error ends the link and so reaches the stage before.
+        Raises StaleFence for a ring that this node is not part of, NotAdmitted if the caller is not the previous stage,
+        and any failure of the next link: an error ends the link, and thereby reaches the previous stage.
         """
 
 
@@ -49,4 +56,7 @@ class FilesHandler(Protocol):
         """Names and sizes in bytes. Raises ModelNotFound, Overloaded."""
 
     def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        """Chunks of a file from `offset`, some empty; the last one carries the whole file's SHA-256. Raises what `listing` does."""
+        """Yield chunks of a file from `offset`, some empty; the last one has its SHA-256.
+
+        Raises the same as `listing`.
+        """

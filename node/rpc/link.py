@@ -1,4 +1,4 @@
-"""The way to the next stage of a ring: one long-lived stream of frames."""
+"""Link to the next stage of a ring: one long-lived stream of frames."""
 
 import asyncio
 import logging
@@ -15,10 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Link:
-    """Sends frames in order. Once broken it stays so; `on_broken` is called once, with the reason, unless closed.
+    """Sends frames in order. A broken link stays broken; `on_broken` is called once with the reason, unless it was
+    closed.
 
-    There is no timeout on a send: a peer that takes no bytes lets the driver's step time out, which closes its links, and
-    so on round the ring.
+    Sends have no timeout: if a peer takes no bytes, the driver's step times out and closes its links, which in turn
+    ends the other links of the ring.
     """
 
     def __init__(
@@ -34,7 +35,10 @@ class Link:
         self._call.add_done_callback(lambda _: self._ended())
 
     async def send(self, frame: Frame) -> None:
-        """Raises PeerUnavailable (or what the peer answered) when the link is or gets broken."""
+        """Send a frame.
+
+        Raises PeerUnavailable (or the error that the peer answered) if the link is broken or breaks.
+        """
         if self._error:
             raise self._error
         try:
@@ -49,7 +53,7 @@ class Link:
             raise await self._reason() from error
 
     async def _connect(self) -> None:
-        """A write without a connection would wait for ever if the call ended before there is one (grpcio 1.85)."""
+        """Wait for the connection: a write before it would block forever if the call ended meanwhile (grpcio 1.85)."""
         connecting = asyncio.create_task(self._call.wait_for_connection(), name=f"connect to {self._peer}")
 
         def give_up(_: object) -> None:
@@ -60,7 +64,7 @@ class Link:
         self._connected = True
 
     def close(self) -> None:
-        """Frames that the peer has not read yet may be lost."""
+        """Close the link. Frames that the peer has not read yet may be lost."""
         self._closed = True
         self._call.cancel()
 

@@ -1,6 +1,6 @@
-"""Dataclasses of core/types.py to protobuf messages and back, by equal field names.
+"""Converts dataclasses of core/types.py to protobuf messages and back, by equal field names.
 
-Written once for all control-plane messages: a field that exists on one side only is a programming error, found by
+One implementation for all control-plane messages. A field that exists on one side only is a programming error, found by
 tests/rpc/test_mapping.py for every pair.
 """
 
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=Message)
 
 
 def to_message(value: Any, kind: type[M]) -> M:
-    """The message of type `kind` with the fields of the dataclass instance `value`."""
+    """Convert a dataclass instance to a message of type `kind`."""
     message = kind()
     _fill(message, value)
     return message
@@ -51,7 +51,7 @@ def _fill(message: Message, value: Any) -> None:
 
 
 def from_message(message: Message, kind: type[T]) -> T:
-    """The dataclass of type `kind` with the fields of `message`.
+    """Convert a message to a dataclass of type `kind`.
 
     Raises Incompatible for an enum's text that this version does not know.
     """

@@ -1,14 +1,14 @@
-"""Mutual TLS from one shared secret and each node's own key: the secret shows that a node is a member, its key which one.
+"""Mutual TLS from a shared secret, which proves membership, and each node's own key, which proves its identity.
 
 Each node computes the cluster's certificate authority from the secret and the cluster's name, and certifies its own key
 with it. That key, whose public half is the node's id, signs the certificate that the node shows:
 
     authority of the cluster ── signs ──► the node's key ── signs ──► the certificate shown, of the same key
 
-A server wants a chain that ends in the authority: its callers are members, and the key shown is their id. As every member
-can compute the authority, and so certify whatever it likes, a client that means one node trusts nothing but that node's
-key: it makes itself a certificate of the key out of the id, and takes that alone for its root.
-See docs/adr/0018-an-id-is-a-public-key.md and docs/threat-model.md.
+A server requires a chain up to the authority: so its callers are members, and the key they show is their id. As every
+member can compute the authority, and so certify any key, a client that means one node trusts only that node's key: it
+makes a certificate of that key from the id, and uses it as its only root. See docs/adr/0018-an-id-is-a-public-key.md
+and docs/threat-model.md.
 """
 
 import datetime as dt
@@ -27,41 +27,44 @@ from node.core.errors import PeerUnavailable
 from node.host.node_key import CURVE, NodeKey, id_of, public_key_of, to_pem
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the curve P-256, by FIPS 186-4: private keys are 1 to this less 1."""
+"""Order of the curve P-256 (FIPS 186-4): private keys are from 1 to this minus 1."""
 _SCRYPT = {"n": 1 << 16, "r": 8, "p": 1, "maxmem": 128 << 20}
-"""RFC 7914; 64 MiB and some 0.2 s: once at a node's start, but for each guess of who tries to find the secret."""
+"""Parameters of scrypt (RFC 7914): 64 MiB and some 0.2 s, once at a node's start, but for each guess of the secret."""
 
-# For all time: a Mac whose clock was lost wakes up years ago, and its node must still be let in.
+# Valid forever: a Mac that lost its clock may start with a date years ago, and its node must still be admitted.
 _BEGIN = dt.datetime(1950, 1, 1, tzinfo=dt.UTC)
 _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)  # "never", by RFC 5280, section 4.1.2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """By what a node proves who it is, and by what it sees who others are. PEM."""
+    """Credentials of a node, and what it needs to verify others. Certificates are PEM."""
 
     fingerprint: str
-    """Tells secrets apart, for adverts: made by the same slow function, and of no use for a certificate."""
+    """Identifies the secret in adverts. Derived by the same slow function, but of no use to make certificates."""
     server_name: str
-    """What all certificates of the cluster are for: addresses come and go."""
+    """Host name in all certificates of the cluster, as addresses change."""
     authority: bytes
     chain: bytes
-    """The certificate that this node shows, and the authority's of the key that signed it."""
+    """The certificate that this node shows, then that of its signing key by the authority."""
     key: NodeKey = field(repr=False)
 
     def server_credentials(self) -> grpc.ServerCredentials:
         return grpc.ssl_server_credentials([(to_pem(self.key), self.chain)], self.authority, require_client_auth=True)
 
     def channel_credentials(self, node: str) -> grpc.ChannelCredentials:
-        """For calls that nobody but the node of that id can answer; of an empty id, any member can.
+        """Credentials for calls that only the node of this id can answer; with an empty id, any member can.
 
-        Raises PeerUnavailable for a text that is no id.
+        Raises PeerUnavailable for a text that is not an id.
         """
         trusted = self._anchor(node) if node else self.authority
         return grpc.ssl_channel_credentials(trusted, to_pem(self.key), self.chain)
 
     def _anchor(self, node: str) -> bytes:
-        """A root is trusted as it is: only its name and its key matter, not who signed it. It must not be its own issuer."""
+        """Root certificate of a node's key.
+
+        Of a root only name and key matter, not its signature; it must not be self-issued.
+        """
         try:
             public = public_key_of(node)
         except ValueError as error:
@@ -70,7 +73,10 @@ class Security:
 
 
 def secure(secret: bytes, cluster: str, key: NodeKey) -> Security:
-    """Takes some 0.2 s of computing. The same secret gives another authority for a cluster of another name."""
+    """Derive the credentials. Takes some 0.2 s of CPU time.
+
+    The same secret gives another authority for a cluster with another name.
+    """
     root = hashlib.scrypt(secret, salt=b"pippin " + cluster.encode(), dklen=32, **_SCRYPT)
     fingerprint = _derived(root, b"fingerprint")[:8].hex()
     authority = ec.derive_private_key(1 + int.from_bytes(_derived(root, b"authority")) % (_ORDER - 1), CURVE)
@@ -87,9 +93,9 @@ def secure(secret: bytes, cluster: str, key: NodeKey) -> Security:
 
 
 def node_of(certificate: bytes) -> str:
-    """The id of the node that showed a certificate (PEM), or "" for a key of a kind that nodes do not have.
+    """Id of the node that showed a certificate (PEM); "" if its key is of a type that nodes do not use.
 
-    That it holds the key is what TLS has made sure of.
+    TLS has verified that the node has the private key.
     """
     public = x509.load_pem_x509_certificate(certificate).public_key()
     if isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1):
@@ -98,7 +104,7 @@ def node_of(certificate: bytes) -> str:
 
 
 def _derived(root: bytes, purpose: bytes) -> bytes:
-    """One of several independent keys: HKDF-Expand (RFC 5869) of a single block."""
+    """Derive one of several independent keys: HKDF-Expand (RFC 5869) of a single block."""
     return hmac.digest(root, b"pippin " + purpose + b"\x01", "sha256")
 
 
@@ -115,7 +121,7 @@ def _certificate(
     path_length: int | None = None,
     server_name: str = "",
 ) -> bytes:
-    """Of an authority with so many authorities below it; or, with a server's name, of a server and client."""
+    """Make a certificate: of a CA with this path length, or with `server_name` one for both servers and clients."""
     is_authority = path_length is not None
     builder = (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""The gRPC side of a node: takes heartbeats, requests for tokens, frames of rings, and requests for model files."""
+"""gRPC server of a node: takes heartbeats, token requests, frames of rings, and requests for model files."""
 
 import asyncio
 import resource
@@ -40,16 +40,16 @@ FRAMES_METHOD = "/pippin.serving.RingLink/Frames"
 
 
 class RpcServer:
-    """Bound before it serves, so that the port is known to those who answer its calls."""
+    """gRPC server that binds when it is created, so that its handlers can know the port."""
 
     def __init__(self, hosts: Sequence[str], port: int, security: Security | None = None) -> None:
-        """Port 0 is chosen by the system, the same for all hosts. Raises PortTaken. Needs a running loop.
+        """Port 0: the system chooses the port, which is the same for all hosts. Raises PortTaken. Needs a running loop.
 
-        Without `security` anybody on the networks of this machine may call.
+        Without `security`, anybody on the networks of this machine may call.
         """
         quiet_hang_ups()
         guard = Guard(anywhere=security is not None)
-        # As long as it accepts no more than that, there are descriptors left for all else.
+        # This limit leaves descriptors for all other uses.
         most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most))
         self._server = grpc.aio.server(interceptors=(guard,), options=options, maximum_concurrent_rpcs=MAX_CALLS)
@@ -162,7 +162,7 @@ class _Files(FilesServicer):
 
 
 def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:
-    """Frames come as they are on the wire: no (de)serializer is given, so gRPC hands over the bytes."""
+    """Handler of frames. Without a (de)serializer gRPC passes their bytes unchanged."""
 
     async def receive(frames: AsyncIterator[bytes], context: Context) -> bytes:
         await serving.frames((decode(data) async for data in frames), caller_of(context))

@@ -1,4 +1,4 @@
-"""What gateways and drivers say to each other as messages. Written by hand: this is on the token path."""
+"""Converts the messages between gateways and drivers. Written by hand, as this is on the token path."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from node.rpc.mapping import from_message, to_message
 from node.wire import serving_pb2 as pb
 
 SCORES_AT_ONCE = 4096
-"""In one message: with 20 candidates each they take 1 MB."""
+"""Scores per message; with 20 candidates each they take 1 MB."""
 
 
 def encode_request(ring: str, request: GenerateRequest) -> pb.GenerateRequest:
@@ -57,7 +57,7 @@ def decode_event(message: pb.TokenEvent) -> TokenEvent:
 
 
 def encode_evaluation(evaluation: Evaluation) -> Iterator[pb.Evaluation]:
-    """Its parts, none of them large; at least one."""
+    """Yield the evaluation in parts of limited size; at least one."""
     for begin in range(0, max(len(evaluation.scores), 1), SCORES_AT_ONCE):
         scores = evaluation.scores[begin : begin + SCORES_AT_ONCE]
         yield pb.Evaluation(
