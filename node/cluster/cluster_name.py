@@ -1,4 +1,4 @@
-"""`<cluster>.local`, the name that leads to the head's API."""
+"""Advertises `<cluster>.local`, the mDNS name of the head's API."""
 
 import asyncio
 import logging
@@ -15,40 +15,44 @@ from node.core.types import NodeInfo
 
 _HTTP = "_http._tcp.local."
 _TTL_S = 10
-"""After a head change nobody is led to the old head for longer than this, even who missed the new announcement."""
+"""TTL of the records, and so the longest time that the old head is used after a change, even if the announcement was
+missed.
+"""
 _CHECK_MS = 1500
-"""Time for a second question: the first asks for an answer to its sender, which another program on the port may get. Over
-before the first head is elected."""
+"""Timeout of a name check, which leaves time for a second query: the answer to the first is sent to its sender, whose
+port may be shared with another program. The check ends before the first head is elected.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterName:
     def __init__(self, cluster: str, heard: Callable[[], Iterable[str]]) -> None:
-        """`heard` gives the addresses of the cluster's other nodes: who else has the name is a stranger."""
+        """`heard`: returns the addresses of the cluster's other nodes. Any other holder of the name is a stranger."""
         self._cluster = cluster
         self._heard = heard
         self._zeroconf: AsyncZeroconf | None = None
         self._first_check: asyncio.Task[set[str]] | None = None
-        """Who had the name when this node started: asked while the nodes find each other, so that a new head need not
-        wait for it. Whoever wants the name later asks for it first, and the head of then answers."""
+        """Holders of the name when this node started. They are queried while the nodes discover each other, so that a
+        new head need not wait for it. A later claimant of the name queries it first, and the head at that time answers.
+        """
         self._served: AsyncServiceInfo | None = None
         self._naming = asyncio.Lock()
-        """The name is served and dropped in the order of the calls, however soon they follow each other."""
+        """Serializes changes, so that the name is served and dropped in the order of the calls."""
 
     def start(self, zeroconf: AsyncZeroconf) -> None:
         self._zeroconf = zeroconf
         self._first_check = asyncio.create_task(self._holders(zeroconf.zeroconf), name="name check")
 
     async def stop(self) -> None:
-        """Harmless if not started."""
+        """Stop. Does nothing if not started."""
         if self._first_check:
             self._first_check.cancel()
             await asyncio.wait([self._first_check])
         self._zeroconf = self._first_check = self._served = None
 
     async def serve(self, info: NodeInfo) -> bool:
-        """Point the name to this node; for the head. False, with a warning, if another machine has it."""
+        """Point the name to this node, the head. Returns False, with a warning, if another machine has the name."""
         async with self._naming:
             zeroconf, first_check = self._zeroconf, self._first_check
             if not zeroconf or not first_check or self._served:
@@ -65,7 +69,7 @@ class ClusterName:
                     )
                     return False
                 self._served = self._made(info)
-                # The last head may still be in caches: asking whether the name is free would find it there.
+                # Skip the conflict check (cooperating_responders): it would find the previous head in caches.
                 await (await zeroconf.async_register_service(self._served, cooperating_responders=True))
             except (OSError, Error) as error:
                 self._served = None
@@ -74,7 +78,7 @@ class ClusterName:
             return True
 
     async def drop(self) -> None:
-        """The name no longer points here; for a node that is head no more."""
+        """Stop advertising the name; for a node that is no longer head."""
         async with self._naming:
             served, self._served = self._served, None
             if self._zeroconf and served:
@@ -84,7 +88,7 @@ class ClusterName:
                     _log.warning("%s could not be withdrawn: %s", served.server, str(error) or type(error).__name__)
 
     async def update(self, info: NodeInfo) -> None:
-        """This node's addresses changed. Raises OSError, RuntimeError and zeroconf's errors."""
+        """Advertise this node's new addresses. Raises OSError, RuntimeError and zeroconf's errors."""
         if self._zeroconf and self._served:
             self._served = self._made(info)
             await (await self._zeroconf.async_update_service(self._served))
@@ -102,16 +106,16 @@ class ClusterName:
         )
 
     async def _holders(self, zeroconf: Zeroconf) -> set[str]:
-        """Addresses that go by the name."""
+        """Addresses that the name resolves to."""
         found = AddressResolver(f"{self._cluster}.local.")
         await found.async_request(zeroconf, _CHECK_MS)
         return set(found.parsed_addresses())
 
     def _strangers(self, addresses: set[str], info: NodeInfo) -> set[str]:
-        """Those that belong to no node of this cluster."""
+        """The addresses that belong to no node of this cluster."""
         return addresses - set(bare([*info.addresses, *self._heard()]))
 
 
 def bare(addresses: Sequence[str]) -> list[str]:
-    """Without the scope of link-local addresses, which means nothing on another machine."""
+    """The addresses without the scope of link-local ones, which is valid on this machine only."""
     return [address.partition("%")[0] for address in addresses]

@@ -1,4 +1,4 @@
-"""Which nodes do not reach each other, though the head reaches both: no ring can have them side by side. Pure."""
+"""Finds nodes that cannot reach each other, though the head reaches both; no ring may make them neighbours. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,32 +8,32 @@ from itertools import combinations
 from node.core.types import Link, NodeReport
 
 APART_S = 3.0
-"""A node that came just now has not met all others yet: those that are gone are tried every 2 s, for 1 s."""
+"""Grace period: a new node has not met all others yet. Lost peers are retried every 2 s, for 1 s each."""
 
 Pair = frozenset[str]
 
 
 class Cuts:
-    """Feed it the reports of all nodes that take part, a few times a second."""
+    """Tracks such pairs. Call `marked` with the reports of all participating nodes, a few times a second."""
 
     def __init__(self) -> None:
         self._since: dict[Pair, float] = {}
 
     def marked(self, nodes: Sequence[NodeReport], now: float) -> list[NodeReport]:
-        """The reports, with an infinite round trip between nodes that have not heard each other for a while."""
+        """The reports, with infinite round trips between nodes that have not heard each other for APART_S."""
         self._since = {pair: self._since.get(pair, now) for pair in _apart(nodes)}
         lost = {pair for pair, since in self._since.items() if now - since >= APART_S}
         return [_marked(node, lost) for node in nodes]
 
 
 def lost_links(nodes: Sequence[NodeReport]) -> list[tuple[NodeReport, NodeReport]]:
-    """Pairs that are marked so."""
+    """Pairs of nodes whose link has an infinite round trip."""
     lost = {(node.info.id, link.to) for node in nodes for link in node.links if math.isinf(link.rtt_ms)}
     return [(a, b) for a, b in combinations(nodes, 2) if (a.info.id, b.info.id) in lost]
 
 
 def _apart(nodes: Sequence[NodeReport]) -> list[Pair]:
-    """Pairs of which one does not name the other among those that it hears."""
+    """Pairs of which at least one node does not list the other among the peers that it hears."""
     heard = {node.info.id: {peer.id for peer in node.peers} for node in nodes}
     return [frozenset((a, b)) for a, b in combinations(heard, 2) if a not in heard[b] or b not in heard[a]]
 

@@ -1,11 +1,11 @@
-"""Finding nodes on the local network by mDNS. With `cluster_name.py` and `meter.py`, the one part of cluster/ with I/O.
+"""Discovers nodes on the local network by mDNS. Only this module, `cluster_name.py` and `meter.py` in cluster/ do I/O.
 
-An advert is a hint of where a node may be, never a sign of life: its end is ignored, and nothing here blocks or fails
-a node for want of multicast; `--peer` and gossip do without.
+An advert is a hint where a node may be, never a sign of life: its withdrawal is ignored, and no node blocks or fails
+for lack of multicast; `--peer` and gossip work without it.
 
 IPv4 multicast only: each Mac has it on each interface, Thunderbolt bridges included (169.254.x.x), and a socket bound
 to 127.0.0.1 with that address as multicast interface reaches other processes of the same machine, on Linux too, where
-`lo` lacks the MULTICAST flag. All addresses of a node are advertised, IPv6 ones as well.
+`lo` lacks the MULTICAST flag. All addresses of a node are advertised, including IPv6.
 """
 
 import asyncio
@@ -42,29 +42,30 @@ from node.core.types import (
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000
 _LONGEST_NAME = 60
-"""Characters: an advert has room for 255 bytes a value."""
+"""Maximum characters of a name: an advert has room for 255 bytes per value."""
 _MOST_REFUSED = 64
-"""Shown at most: anybody on the network can invent adverts."""
+"""Maximum refused nodes that are shown: anybody on the network can invent adverts."""
 
 RETRY_S = 30.0
-"""After which multicast is tried again, where it does not work or is misused: the permission may have been given meanwhile
-(macOS), or the network be another one."""
+"""Interval at which multicast is retried where it fails or is misused: the user may have granted permission meanwhile
+(macOS), or the network may be another one.
+"""
 _DEAF_S = 10.0
-"""A node that has heard nothing by then, not even itself, is not let hear anything."""
+"""Time without any packet, not even this node's own, after which multicast counts as blocked."""
 _LOOK_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Advertises this node and tells of others of its cluster."""
+    """Advertises this node and reports others of its cluster."""
 
     def __init__(
         self, info: NodeInfo, interfaces: Sequence[str], on_hint: Callable[[PeerHint], None], *, fingerprint: str = ""
     ) -> None:
-        """`interfaces`: this machine's IPv4 addresses to use; none for all. `on_hint` runs on the event loop.
+        """`interfaces`: this machine's IPv4 addresses to use; empty: all. `on_hint` is called on the event loop.
 
-        `fingerprint`: of the cluster's secret, empty if it has none. Nodes with another one are not told.
+        `fingerprint`: of the cluster's secret, empty if it has none. Nodes with another fingerprint are not reported.
         """
         self._info = info
         self._fingerprint = fingerprint
@@ -76,28 +77,29 @@ class Discovery:
         self._resolver: asyncio.Task[None] | None = None
         self._meter = Meter()
         self._unresolved: dict[str, None] = {}
-        """Names of adverts that left something out, in the order in which they came."""
+        """Names of incomplete adverts, in order of arrival."""
         self._to_resolve = asyncio.Event()
         self._unusable = ""
-        """Why it has to be started anew."""
+        """Reason for a restart of multicast; empty: none."""
         self._failure = ""
-        """Why there is no multicast, as far as the log has told of it."""
+        """The last logged reason why multicast does not work; empty: it works."""
         self._hints: dict[str, PeerHint] = {}
-        """All that was heard of, for telling the cluster's own machines from strangers."""
+        """Latest hint of each node heard, to distinguish the cluster's own machines from strangers."""
         self._told: set[tuple[str, str]] = set()
-        """Nodes and why they do not join, as far as the log has told of it."""
+        """(Node, reason why it does not join) that were logged."""
         heard = self._hints
         self.name = ClusterName(info.cluster, lambda: [a for hint in heard.values() for a in hint.addresses])
 
     @property
     def refused(self) -> tuple[PeerView, ...]:
-        """Nodes that are here under the cluster's name, and have another secret."""
+        """Nodes that advertise this cluster's name but have another secret."""
         return tuple(self._refused.values())
 
     async def run(self, is_head: Callable[[], bool], changed: Signal) -> None:
-        """Be found for as long as this task runs, and have the cluster's name lead here while this node is the head.
+        """Advertise this node while this task runs, and the cluster's name while this node is the head.
 
-        Cancelled, it says goodbye. `changed` tells when `is_head` is to be asked again. Where multicast does not work it is tried again and again.
+        `changed` signals that `is_head` may have changed. Multicast is retried as long as it does not work. On
+        cancellation, the adverts are withdrawn.
         """
         tried = Retried("Multicast DNS failed")
         while True:
@@ -110,7 +112,7 @@ class Discovery:
             await asyncio.sleep(RETRY_S)
 
     async def _trouble(self, is_head: Callable[[], bool], changed: Signal) -> str:
-        """Serve the name as it is due; returns when there is reason to stop."""
+        """Serve or drop the name as needed. Returns the reason when multicast has to be stopped."""
         named, deaf_at = False, now() + _DEAF_S
         while not self._meter.excess:
             if self._unusable:
@@ -138,7 +140,7 @@ class Discovery:
         )
 
     async def start(self) -> bool:
-        """Advertise and listen; False, with a warning, if the network has no multicast."""
+        """Advertise and listen. Returns False, with a warning, if the network has no multicast."""
         self._meter, self._unusable = Meter(), ""
         self._unresolved.clear()
         try:
@@ -148,7 +150,7 @@ class Discovery:
             self._resolver = asyncio.create_task(self._resolve(), name="discovery")
             self.name.start(self._zeroconf)
             self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._heard])
-            # The id is in the name, so nobody else has it: no need to spend a second on asking.
+            # Skip the conflict check, which takes a second: the service name includes the id, so it is unique.
             await (await self._zeroconf.async_register_service(self._advert(), cooperating_responders=True))
         except (OSError, RuntimeError, Error) as error:
             self._fail(str(error) or type(error).__name__)
@@ -161,7 +163,7 @@ class Discovery:
             self._meter.watch(reader.transport)
 
     async def stop(self) -> None:
-        """Say goodbye and close. Harmless if not started."""
+        """Withdraw the adverts and close. Does nothing if not started."""
         if self._resolver:
             self._resolver.cancel()
             await asyncio.wait([self._resolver])
@@ -173,7 +175,7 @@ class Discovery:
         self._resolver = self._browser = self._zeroconf = None
 
     async def update(self, info: NodeInfo, interfaces: Sequence[str]) -> None:
-        """This machine's addresses changed: a cable was plugged, or Wi-Fi joined."""
+        """Use this machine's new addresses, as after a cable was plugged in or Wi-Fi joined."""
         self._info, self._interfaces = info, interfaces
         if not self._zeroconf:
             return
@@ -220,7 +222,7 @@ class Discovery:
             self._to_resolve.set()
 
     async def _resolve(self) -> None:
-        """Ask for what an advert left out; rare, as most carry all in one packet."""
+        """Query what adverts left out; rare, as most have everything in one packet."""
         tried = Retried("An advert could not be read")
         while True:
             await self._to_resolve.wait()
@@ -249,7 +251,10 @@ class Discovery:
             self._on_hint(hint)
 
     def _is_own(self, node: str, port: int | None, addresses: Sequence[str]) -> bool:
-        """With another port or address it is told: another process may have a copy of this node's key."""
+        """Whether the advert is this process's own.
+
+        Another process with a copy of this node's key differs in port or address.
+        """
         info = self._info
         return node == info.id and port == info.grpc_port and set(bare(addresses)) <= set(bare(info.addresses))
 
@@ -278,7 +283,7 @@ class Discovery:
 
 
 def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:
-    """What zeroconf may bind. One address that is gone (a cable just pulled) would make it give up on all."""
+    """Addresses for zeroconf to bind. With an address that is gone (an unplugged cable) it would fail altogether."""
     if not interfaces:
         return InterfaceChoice.All
     present = [address for address in interfaces if _bindable(address)]
@@ -297,5 +302,5 @@ def _bindable(address: str) -> bool:
 
 
 def _shown(text: str | None) -> str:
-    """What anybody on the network may have written, fit to be shown."""
+    """Printable part of a text from an advert, which is untrusted."""
     return "".join(char for char in text or "" if char.isprintable())[:_LONGEST_NAME]

@@ -1,18 +1,18 @@
-"""Which node is head. Pure: the reports of the nodes that are alive in, effects out, in the order to carry them out.
+"""Head election. Pure: takes the reports of the live nodes, returns effects in the order in which to carry them out.
 
-No quorum: a head serves whoever reaches it. A node takes the head that the highest term names and keeps it while it is
-alive, however good a later comer is. Without a head, the best ranked of the nodes alive claims the term after the
-highest it has seen; those that have just started come last, a head that restarted among them: they would first have to
-look who is there. Two heads of one term (a partition, or claims that crossed) are told apart by rank: the lower steps
-down, the higher claims a new term, which all accept. Nobody accepts two heads in one term, so that two of them can
+No quorum: a head serves the nodes that reach it. A node follows the head of the highest term and keeps it while it is
+alive, even if a better ranked node joins later. Without a head, the best ranked live node claims the term after the
+highest it has seen. Nodes that have just started come last, including a restarted head, as they first have to discover
+the others. Two heads of one term (after a partition, or of simultaneous claims) are resolved by rank: the lower steps
+down, the higher claims a new term, which all accept. No node accepts two heads in one term, so that two of them can
 never both command one stage under the same fence.
 
-Every node of a fully connected group comes to the same head and term. Where A reaches B and B reaches C but A not C,
-a node that can't reach its neighbours' head stays without one rather than fight over it.
+All nodes of a fully connected group agree on the same head and term. Where A reaches B and B reaches C but A not C, a
+node that cannot reach its neighbours' head stays without one instead of competing with it.
 
-Terms of nodes that were apart differ by the elections that each side held. What a peer tells is taken as `REACH` above this
-node's own term at most: who is further behind catches up in a few heartbeats, and nobody can push terms up to where peers
-would refuse the next one (it takes 2⁴³ heartbeats).
+Terms of nodes that were separated differ by the elections that each side held. A peer's term is capped at `REACH` above
+this node's own: a node further behind catches up in a few heartbeats, and nobody can raise terms to where peers would
+refuse the next one (that takes 2⁴³ heartbeats).
 """
 
 from collections.abc import Collection, Sequence
@@ -23,9 +23,10 @@ from node.core.types import Fence, NodeReport
 
 @dataclass(frozen=True, slots=True)
 class PersistTerm:
-    """Write the term to disk before the effects after it: a restarted node must not claim an old term anew.
+    """Write the term to disk before carrying out the following effects: a restarted node must not claim an old term
+    again.
 
-    Where that fails, a claim is to be withdrawn; a node that only follows does so in a term that it has not written.
+    If that fails, a claim must be withdrawn; a node that only follows may do so in an unsaved term.
     """
 
     term: int
@@ -33,7 +34,7 @@ class PersistTerm:
 
 @dataclass(frozen=True, slots=True)
 class BecameHead:
-    """The node itself is head. Also told to a head that moves to a higher term."""
+    """This node is head. Also returned when a head moves to a higher term."""
 
     term: int
 
@@ -46,7 +47,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class SteppedDown:
-    """The node itself is head no more; a Follow comes next, or later."""
+    """This node is no longer head; a Follow comes next, or later."""
 
     term: int
     """The term in which it was head."""
@@ -55,7 +56,7 @@ class SteppedDown:
 
 @dataclass(frozen=True, slots=True)
 class HeadLost:
-    """The head that this node followed is gone or gave up; there is none for now."""
+    """The head that this node followed is gone or gave up; for now there is none."""
 
     head: str
     term: int
@@ -68,53 +69,62 @@ REACH = 1024
 
 
 def within_reach(report: NodeReport, term: int) -> NodeReport:
-    """A peer's report as a node of that term takes it."""
+    """A peer's report with its term capped for a node of this term."""
     return replace(report, term=min(report.term, term + REACH))
 
 
 def rank(report: NodeReport) -> tuple[int, str]:
-    """Smallest is best. More memory first: the head's node is likeliest to drive a model and to stay plugged in."""
+    """Rank of a node, smallest first.
+
+    More memory is better: such a node most likely drives a model and stays plugged in.
+    """
     return (-report.memory.usable, report.info.id)
 
 
 def _turn(report: NodeReport) -> tuple[bool, bool, int, str]:
-    """Smallest claims first where there is no head. Who has a placement has followed a head, so need not settle first."""
+    """Order in which nodes claim without a head, smallest first.
+
+    A node with a placement has followed a head, so it need not settle first.
+    """
     return (bool(report.disk_error), report.fence == Fence(), *rank(report))
 
 
 class Election:
-    """Call `tick` after every report and every membership change, and a few times a second."""
+    """Election state of one node.
+
+    Call `tick` after every report and every membership change, and a few times a second.
+    """
 
     def __init__(
         self,
         self_id: str,
         term: int = 0,
         *,
-        # Two rounds of mDNS queries (at 0 and 1 s), a connection and a heartbeat. Shorter risks a needless election when
-        # a node joins a running cluster; longer only delays the first start.
+        # Two rounds of mDNS queries (at 0 and 1 s), a connection and a heartbeat. A shorter time risks a needless
+        # election when a node joins a running cluster; a longer one only delays the first start.
         settle_s: float = 2.0,
     ) -> None:
         self._id = self_id
         self._settle = settle_s
         self._started: float | None = None
         self.term = term
-        """The highest term in which this node accepted a head or asked for a new one; goes into its reports."""
+        """Highest term in which this node accepted a head or asked for a new one; part of its reports."""
         self.head = ""
-        """The head it follows now, maybe itself; empty if none; goes into its reports."""
+        """Head that this node follows now, maybe itself; empty if none; part of its reports."""
         self._accepted = ""
-        """The one head accepted in this term. A restart forgets it, and may: the stages it commanded are gone too."""
+        """The only head accepted in this term. A restart may forget it, as the stages it commanded are gone, too."""
 
         self._before_claim = (term, "", "")
-        """Term, head and accepted head, as they were."""
+        """(Term, head, accepted head) before the last claim."""
 
     @property
     def is_head(self) -> bool:
         return self.head == self._id
 
     def tick(self, now: float, alive: Sequence[NodeReport], ended: Collection[str] = ()) -> list[Effect]:
-        """Decide anew from the last reports of all nodes that take part, this one included.
+        """Update from the last reports of all participating nodes, including this one.
 
-        `ended`: nodes whose processes are known to have ended. Who still follows one has not noticed yet.
+        `ended`: nodes whose processes are known to have ended. A peer that still follows one has not noticed yet.
         """
         if self._started is None:
             self._started = now
@@ -132,13 +142,13 @@ class Election:
         return lost + self._seek(now, own, peers, claim, ended)
 
     def withdraw(self) -> list[Effect]:
-        """The term of the claim that the last tick made could not be persisted, so the claim was not made."""
+        """Undo the claim of the last tick, because its term could not be saved."""
         self.term, head, self._accepted = self._before_claim
         self.head = ""
         return [SteppedDown(self.term, "no higher term could be saved")] if head else []
 
     def _defend(self, own: NodeReport, peers: dict[str, NodeReport]) -> list[Effect]:
-        """As head, while no node alive claims a higher term."""
+        """Step for a head, when no live node claims a higher term."""
         for peer in peers.values():
             others = peer.head not in ("", self._id)
             if peer.term < self.term or not others:
@@ -161,13 +171,13 @@ class Election:
         claim: NodeReport | None,
         ended: Collection[str],
     ) -> list[Effect]:
-        """Without a head, while no node alive claims a higher term."""
+        """Step for a node without a head, when no live node claims a higher term."""
         if claim and claim.term == self.term:
             return self._follow(claim) if self._accepted in ("", claim.info.id) else self._ask_for_new_term()
         if claim:
-            return []  # it sees our higher term and claims the next
+            return []  # that node will see our higher term, and claim the next
         elsewhere = {p.head for p in peers.values()} - {"", self._id} - peers.keys() - set(ended)
-        met = bool(self._accepted)  # who has followed a head knows the others
+        met = bool(self._accepted)  # a node that has followed a head knows the others
         settled = met or (self._started is not None and now - self._started >= self._settle)
         if elsewhere or not settled or own.disk_error or any(_turn(p) < _turn(own) for p in peers.values()):
             return []
@@ -192,7 +202,10 @@ class Election:
         return [SteppedDown(self.term, reason)]
 
     def _ask_for_new_term(self) -> list[Effect]:
-        """The head of this term is one that this node may not accept: a higher term makes it claim again."""
+        """Raise the term, without a head.
+
+        This node may not accept the head of the present term; a higher term makes that head claim again.
+        """
         self.term += 1
         self._accepted = ""
         return [PersistTerm(self.term)]
@@ -204,7 +217,7 @@ class Election:
         return min(filter(_claims, peers.values()), key=lambda p: (-p.term, rank(p)), default=None)
 
     def _gave_up(self, head: NodeReport | None) -> bool:
-        """Whether it is gone, or says itself that it is not head; a report from before its claim says nothing."""
+        """Whether the head is gone, or reports that it is not head; a report from before its claim does not count."""
         return head is None or (head.term >= self.term and not _claims(head))
 
 

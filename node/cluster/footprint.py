@@ -1,15 +1,15 @@
-"""What a stage costs in bytes of memory: weights, cache, the model's ends, and room to work."""
+"""Memory footprint of a stage, in bytes: weights, KV cache, the model's ends, and working memory."""
 
 from itertools import accumulate
 
 from node.core.types import ModelSpec, Ring, StageSpec
 
 STAGE_RESERVE = 64 * 2**20
-"""Frames in flight, logits of a few sessions over a large vocabulary, and the allocator's slack."""
+"""Bytes reserved per stage: frames in flight, logits of a few sessions over a large vocabulary, allocator slack."""
 
 
 class Footprint:
-    """Bytes of any stage of one model, for a context and a number of sessions of that length."""
+    """Computes the bytes of any stage of one model, for a context and a number of sessions with that context."""
 
     def __init__(self, spec: ModelSpec, context: int, sessions: int) -> None:
         cache = [kv.bytes_for(context) for kv in spec.kv]
@@ -19,8 +19,8 @@ class Footprint:
         self._ends = spec.ends_bytes
         self._head = spec.head_bytes
         self._shared = spec.shared_ends
-        # A layer is read before the copy it replaces is dropped, and a lane's caches of a layer grow by copying all its
-        # sessions: one of each at a time.
+        # Working memory, one of each at a time: a layer is read before the copy it replaces is freed, and the KV cache
+        # of a layer grows by copying all sessions of a lane.
         self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
 
@@ -29,19 +29,20 @@ class Footprint:
         return self._before[end] - self._before[start] + self.reserve + (self._ends if driver or self._shared else 0)
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes that the stage reads for each token, which is what takes its time: weights, as caches are seldom full.
+        """Bytes that the stage reads per token, which determine its time: weights only, as KV caches are seldom full.
 
-        Of the ends that is the head. Where computing binds, it is the same: each weight is multiplied once for a token.
+        Of the ends, only the head is read. Compute time is proportional to the same number: each weight is used in one
+        multiplication per token.
         """
         return self._weights[end] - self._weights[start] + (self._head if driver else 0)
 
     @property
     def whole(self) -> int:
-        """Bytes of the model on one node."""
+        """Bytes of the whole model on one node."""
         return self.stage(0, len(self._before) - 1, driver=True)
 
 
 def ring_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
-    """Bytes that a ring's stage may take on its node; what placement sets aside for it."""
+    """Bytes that a ring's stage may use on its node, as reserved by the placement."""
     costs = Footprint(spec, ring.context, ring.max_sessions)
     return costs.stage(stage.start, stage.end, driver=stage.node == ring.driver)

@@ -1,4 +1,4 @@
-"""Rings that nobody has to load: of layers that nodes have in memory already, as those of a ring that is gone. Pure."""
+"""Finds rings that need no loading: of layers that nodes already have in memory, such as those of a lost ring. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,13 +8,16 @@ from node.cluster.split import edges
 from node.core.types import LoadState, ModelSpec, NodeReport, Ring, Shard, StageSpec
 
 _MOST_TRIED = 256
-"""Ways to begin a ring that are looked at: peers can name as many shards as they like."""
+"""Maximum partial rings that are tried: peers can report any number of shards."""
 _MOST_SHARDS = 8
-"""Of one model on one node that are considered."""
+"""Maximum shards considered of one model on one node."""
 
 
 def loaded_rings(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> list[Ring]:
-    """Without ids; each with the longest context that its nodes have room for, and with as many sessions of that."""
+    """Rings of loaded layers, without ids.
+
+    Each has the longest context that its nodes have room for, and then the most sessions.
+    """
     found: list[Ring] = []
     chains = list(_chains(spec, nodes))
     for context in wish.contexts_of(spec):
@@ -34,7 +37,7 @@ def _fits(chain: Sequence[StageSpec], costs: Footprint, free: Mapping[str, int])
 
 
 def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[StageSpec, ...]]:
-    """All layers once, in order, each stage on a node of its own."""
+    """Yield chains of stages that have all layers once, in order, each stage on a different node."""
     marks = set(edges(spec))
     stages: dict[int, list[StageSpec]] = {}
     for node in nodes:

@@ -1,8 +1,9 @@
-"""Who is in the cluster, as this node sees it: alive, suspect, failed, left or refused. Pure: reports in, changes out.
+"""Membership as seen by this node: peers are alive, suspect, failed, left or refused. Pure: reports in, changes out.
 
-A node is alive while it is heard. Silence makes it suspect, longer silence failed; a reset connection makes it suspect
-at once, and failed if it can't be reached again a moment later, or as soon as its machine says that nobody listens at its
-port. It leaves by saying so. Those that are gone stay visible for a while, with the time they were last seen.
+A node is alive while it is heard. Silence makes it suspect, longer silence failed. A reset connection makes it suspect
+at once, and failed if it cannot be reached again a moment later, or as soon as its machine refuses connections to its
+port. A node leaves by sending a goodbye. Nodes that are gone stay visible for a while, with the time they were last
+seen.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from node.core.types import MOST_NODES, NodeInfo, NodeReport, NodeState, PeerVie
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A node takes part: new, back from failure, or started anew (its earlier process is then told as failed first)."""
+    """A node joined: new, back from failure, or restarted (its earlier process is then reported as failed first)."""
 
     node: str
     incarnation: int
@@ -20,7 +21,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What we think of a known node changed to anything but a join."""
+    """The state of a known node changed, other than by joining."""
 
     node: str
     state: NodeState
@@ -37,17 +38,19 @@ class Forgotten:
 Change = Joined | Changed | Forgotten
 
 FAIL_AFTER_S = 1.8
-"""Silence that means that a node hangs or can't be reached; half of it makes the node suspect. Looked at five times a
-second, a hang is seen within 2 s. Each pair of nodes exchanges four messages in half of it (two heartbeats of 0.5 s each
-way), so that the loss of three in a row, as on bad Wi-Fi, changes nothing."""
+"""Silence after which a node has failed; after half of it, it is suspect. With five checks per second, a hang is
+detected within 2 s. Each pair of nodes exchanges four messages in half of it (two heartbeats of 0.5 s each way), so
+that the loss of three in a row, as on bad Wi-Fi, changes nothing.
+"""
 RETURN_S = 0.5
-"""How soon a node whose connection was reset must be heard again. Within it, at least one new connection is tried."""
+"""Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
 OWN_STALL_S = 0.5
-"""Time between two ticks that is nothing unusual; what is beyond it does not count as the others' silence."""
+"""Normal time between two ticks. Any excess is this node's own stall, and does not count as silence of the others."""
 ENDED_S = 10.0
-"""A report or a goodbye is on its way for a second or two at most. A node that still speaks so long after a later
-incarnation of it, or its goodbye, was heard last has not ended, whatever was said of it: its data directory may have been
-restored from a backup."""
+"""Reports and goodbyes take a second or two at most. If a node is still heard this long after the last report of a
+later incarnation, or after its goodbye, it has not ended, whatever was reported: its data directory may have been
+restored from a backup.
+"""
 
 _PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
 
@@ -57,24 +60,24 @@ class _Peer:
     report: NodeReport
     state: NodeState
     seen: float
-    """When it was last heard."""
+    """Time at which it was last heard."""
     fail_at: float
-    """When it counts as failed unless heard before."""
+    """Time at which it has failed, unless it is heard before."""
     reason: str = ""
     ended: bool = False
-    """Its process is known to have ended: that it is silent is no matter of the way to it."""
+    """Whether its process is known to have ended, so that its silence is not due to the network."""
 
 
 class Membership:
-    """The table of peers. Call `tick` a few times a second, and `heard` with every report, this node's own included."""
+    """Table of peers. Call `tick` a few times a second, and `heard` with every report, including this node's own."""
 
     def __init__(
         self,
         self_info: NodeInfo,
         *,
         fail_after_s: float = FAIL_AFTER_S,
-        forget_after_s: float = 300.0,  # long enough that its user, back at the desk, still sees which Mac is missing
-        most_nodes: int = MOST_NODES,  # a peer can invent as many as it likes
+        forget_after_s: float = 300.0,  # a user back at the desk should still see which Mac is missing
+        most_nodes: int = MOST_NODES,  # peers can invent any number
     ) -> None:
         self._info = self_info
         self._fail_after = fail_after_s
@@ -85,7 +88,7 @@ class Membership:
         self._ticked: float | None = None
 
     def heard(self, report: NodeReport, now: float) -> list[Change]:
-        """A node reported. A report of a lower incarnation or another cluster is as good as none."""
+        """Process a report. One of a lower incarnation or of another cluster is ignored."""
         info = report.info
         if info.cluster != self._info.cluster:
             return []
@@ -108,9 +111,9 @@ class Membership:
         return forgotten + self._admit(report, peer, now)
 
     def unreachable(self, node: str, now: float, gone_at: float | None = None) -> list[Change]:
-        """A connection to the node was reset or refused: suspect at once, failed unless it is heard soon.
+        """Process a reset or refused connection: the node is suspect at once, and failed unless it is heard soon.
 
-        `gone_at`: its process had ended by then, so it has failed unless it was heard since.
+        `gone_at`: time by which its process had ended; it has failed unless it was heard since.
         """
         peer = self._peers.get(node)
         if not peer or peer.state not in _PRESENT:
@@ -125,7 +128,7 @@ class Membership:
         return [Changed(node, peer.state, peer.reason)]
 
     def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
-        """The node says that it leaves. With its incarnation, a goodbye that comes after its restart does no harm."""
+        """Process a goodbye. With `incarnation`, a goodbye that arrives after the node's restart is ignored."""
         peer = self._peers.get(node)
         if not peer or peer.state is NodeState.LEFT:
             return []
@@ -135,7 +138,7 @@ class Membership:
         return [Changed(node, peer.state, peer.reason)]
 
     def tick(self, now: float) -> list[Change]:
-        """Time passed."""
+        """Update states to the present time."""
         self._forgive_own_stall(now)
         changes: list[Change] = []
         for node, peer in list(self._peers.items()):
@@ -147,18 +150,18 @@ class Membership:
         return changes
 
     def view(self, now: float) -> tuple[PeerView, ...]:
-        """Every node known, this one first, then by name."""
+        """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
         peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
         return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
 
     def alive(self) -> tuple[NodeReport, ...]:
-        """Last reports of the nodes that take part, this one included. A suspect still does: most come back."""
+        """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
         own = (self._own,) if self._own else ()
         return own + tuple(p.report for p in self._peers.values() if p.state in _PRESENT)
 
     def ended(self) -> set[str]:
-        """Nodes whose processes are known to have ended, and that have not started again."""
+        """Nodes whose processes are known to have ended and that have not restarted."""
         return {node for node, peer in self._peers.items() if peer.ended}
 
     def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
@@ -196,7 +199,7 @@ class Membership:
         return [Changed(node, peer.state, peer.reason)]
 
     def _forgive_own_stall(self, now: float) -> None:
-        """While this node itself stood still (asleep, or its loop blocked), others' silence proved nothing."""
+        """Extend deadlines by the time this node itself was stalled (asleep, or its event loop blocked)."""
         stalled = now - self._ticked - OWN_STALL_S if self._ticked is not None else 0.0
         if stalled > 0:
             for peer in self._peers.values():

@@ -1,7 +1,7 @@
-"""What multicast DNS may cost: anybody on the network can send as many packets as it carries.
+"""Limits the cost of multicast DNS: anybody on the network can send as many packets as it carries.
 
-zeroconf bounds its caches, but neither the time that packets take nor what its browser remembers of each name. So the time
-is measured here, names are counted, and whoever uses this stops to listen for a while when it is too much.
+zeroconf bounds its caches, but neither the time spent on packets nor the names that its browser remembers. So this
+measures the time and counts the names, and its user stops listening for a while if they exceed the limits.
 """
 
 import asyncio
@@ -11,28 +11,28 @@ from typing import Any
 from node.core.retried import Retried
 
 SHARE = 0.05
-"""Of the event loop's time that packets may take. A hundred ordinary ones a second take a third of it."""
+"""Share of the event loop's time that packets may take. A hundred ordinary packets a second take a third of it."""
 BURST_S = 0.25
-"""What they may take at once, as when this node starts and all others answer."""
+"""Seconds that packets may take in a burst, as when this node starts and all others answer."""
 MOST_NAMES = 1024
-"""Of adverts. Four times the nodes that are kept in touch with."""
+"""Maximum names of adverts: four times the nodes that this node keeps in touch with."""
 
 
 class Meter:
-    """Of one start of zeroconf."""
+    """Meter for one start of zeroconf."""
 
     def __init__(self) -> None:
         self.packets = 0
-        """Heard; this node's own among them, if multicast works."""
+        """Packets heard; if multicast works, they include this node's own."""
         self.excess = ""
-        """What there was too much of; then all else is dropped unread."""
+        """Limit that was exceeded, in words; all further packets are then dropped unread."""
         self._names: set[str] = set()
         self._left = BURST_S
         self._measured_at = time.monotonic()
         self.tried = Retried("A packet of multicast DNS could not be read")
 
     def count(self, name: str) -> bool:
-        """Whether an advert of that name may be remembered."""
+        """Count an advert's name. Returns whether it may be remembered."""
         if name not in self._names and len(self._names) >= MOST_NAMES:
             self.excess = self.excess or f"more than {MOST_NAMES} names"
         if not self.excess:
@@ -40,7 +40,7 @@ class Meter:
         return not self.excess
 
     def spend(self, seconds: float) -> None:
-        """Of the event loop's time, for one packet."""
+        """Account for the event loop's time that one packet took."""
         present = time.monotonic()
         self._left = min(BURST_S, self._left + SHARE * (present - self._measured_at)) - seconds
         self._measured_at = present
@@ -48,7 +48,7 @@ class Meter:
             self.excess = self.excess or f"more packets than {SHARE:.0%} of this node's time is enough for"
 
     def watch(self, transport: asyncio.DatagramTransport) -> None:
-        """Measure what the packets of a transport cost, once."""
+        """Measure the packets of a transport. Further calls for the same transport have no effect."""
         protocol = transport.get_protocol()
         if not isinstance(protocol, _Metered):
             transport.set_protocol(_Metered(protocol, self))

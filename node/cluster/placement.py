@@ -1,9 +1,9 @@
-"""Which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
+"""Placement: which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
 
-The aim is the fewest seconds per token of one stream: a model goes on as few nodes as hold it with a useful context,
-and those nodes stand in the order with the quickest round. Nodes that are left over get replicas: further rings of the
-same model. A ring that stands and is as good stays as it is, and one that is needed is made of layers that nodes still
-have in memory if it can be, so that nothing is loaded twice. What no ring needs of these counts as free memory.
+The aim is the least time per token of one stream: a model is placed on as few nodes as hold it with a useful context,
+in the order with the quickest round trip. Nodes left over get replicas: further rings of the same model. A standing
+ring that is as good is kept. A new one is made of layers that nodes still have in memory if possible, so that nothing
+is loaded twice. Loaded layers that no ring needs count as free memory.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is asked of a placement beyond the models themselves."""
+    """Requirements of a placement beyond the models themselves."""
 
     min_stages: int = 1
-    """Of each ring, if there are as many nodes."""
+    """Minimum stages of each ring, if there are as many nodes."""
     max_rings: int | None = None
-    """Of each model; None: as many as there is room for."""
+    """Maximum rings of each model; None: as many as there is room for."""
     move: bool = True
-    """Whether a ring that stands may be moved for speed alone."""
+    """Whether a standing ring may be moved for speed alone."""
     barred: Collection[tuple[str, str]] = ()
-    """Models and nodes that shall not come together for now."""
+    """(Model, node) pairs that must not be combined for now."""
     contexts: Sequence[int] = CONTEXTS
     max_sessions: Sequence[int] = SESSIONS
 
@@ -43,12 +43,13 @@ def place(
     head: str,
     current: Placement | None = None,
 ) -> Placement:
-    """Give every model a ring on the nodes, or say why not, and replicas where room is left. Earlier models choose first.
+    """Give every model a ring on the nodes, or a refusal, and replicas where room is left. Earlier models take
+    precedence.
 
-    Rings of `current` that still stand keep their memory before any other model is placed. Only if a model finds no
-    room do all get fewer sessions, and then shorter contexts: better all models with less than one with plenty.
-    Replicas make room for any model's first ring. Nothing new goes on a node that is draining; a ring that stands on
-    one stays as long as there is no other place for its model. A ring that is replaced and still fits is `retiring`.
+    Standing rings of `current` keep their memory before other models are placed. Only if a model finds no room do all
+    get fewer sessions, and then shorter contexts: better all models with less than one with plenty. Replicas make room
+    for any model's first ring. Nothing new is placed on a draining node; a standing ring there stays as long as its
+    model has no other place. A ring that is replaced and still fits is `retiring`.
     """
     rules = rules or Rules()
     models = list({spec.id: spec for spec in models}.values())
@@ -69,7 +70,7 @@ def place(
 
 
 class _Draft:
-    """One attempt to place all models. Memory is taken as rings are settled."""
+    """One attempt to place all models. Memory is reserved as rings are settled."""
 
     def __init__(
         self,
@@ -93,9 +94,9 @@ class _Draft:
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
         self._standing = {spec.id: self._conforming(spec, old) for spec in models}
-        """Rings of `current` that could stay as they are, the best first; those that are settled are no longer here."""
+        """Rings of `current` that could be kept, the best first; settled ones are removed."""
         self.rings: dict[str, list[Ring]] = {spec.id: [] for spec in models}
-        """Those settled, each model's first ring first."""
+        """Settled rings, each model's first ring first."""
         self.refused: list[Refusal] = []
 
     def settle(self) -> None:
@@ -116,7 +117,7 @@ class _Draft:
 
     @property
     def unsettled(self) -> int:
-        """Models that have no ring, or only one that is to leave its nodes and can't."""
+        """Number of models that have no ring, or only one that should leave its nodes and cannot."""
         stuck = [rings for rings in self.rings.values() if rings and self._drains(rings[0])]
         return len(self.refused) + len(stuck)
 
@@ -139,11 +140,11 @@ class _Draft:
         return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._closes(spec, ring)
 
     def _closes(self, spec: ModelSpec, ring: Ring) -> bool:
-        """Whether tokens can go round: each node reaches the next."""
+        """Whether each node of the ring can reach the next one."""
         return isfinite(self._token_ms(spec, ring))
 
     def _seat(self, spec: ModelSpec) -> Ring | None:
-        """Its best ring that stands keeps its memory while all are placed."""
+        """Reserve the memory of the model's best standing ring while all models are placed."""
         ring = next((ring for ring in self._standing[spec.id] if self._fits(spec, ring, self._free)), None)
         if ring:
             self._standing[spec.id].remove(ring)
@@ -162,7 +163,7 @@ class _Draft:
     # --- the first ring of a model ------------------------------------------------------------------------------------
 
     def _first(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
-        """The old ring, or one that is worth moving for; the old one then is one of those that may stay beside it."""
+        """The old ring, or a new one that is worth moving to; the old one may then be kept next to it."""
         if old:
             _take(self._free, spec, old, -1)
         new = self._needed(spec, old)
@@ -175,7 +176,7 @@ class _Draft:
         return new
 
     def _needed(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
-        """A ring because there is none, the old one is to leave its nodes, or it falls short of what is asked of it."""
+        """A new ring if there is none, or the old one should leave its nodes or falls short of the wish; else None."""
         found: Ring | None = None
         least = (len(self._nodes) + 1, True) if old is None or self._drains(old) else self._distance(spec, old)[:2]
         for room in self._rooms(spec, old):
@@ -187,7 +188,7 @@ class _Draft:
         return found
 
     def _rooms(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
-        """Free bytes of each node: beside all that stands; once replicas are gone; once the old ring is gone as well.
+        """Yield the free bytes of each node: next to all standing rings; without replicas; without the old ring, too.
 
         In the last case the sessions wait while the new ring loads.
         """
@@ -210,7 +211,7 @@ class _Draft:
         return free
 
     def _quicker(self, spec: ModelSpec, old: Ring) -> Ring | None:
-        """A ring that is as good in all else and much quicker, in memory and on nodes that nothing has to leave."""
+        """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""
         taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
         ring = self._find(spec, nodes, self._spare(spec, old), self._wish)
@@ -221,7 +222,10 @@ class _Draft:
     # --- its replicas -------------------------------------------------------------------------------------------------
 
     def _is_replica(self, spec: ModelSpec, ring: Ring) -> bool:
-        """Whether it can serve beside the rings settled so far; requests go from one to the other, so contexts are equal."""
+        """Whether the ring can serve next to those settled.
+
+        Contexts must be equal, as requests move from one to the other.
+        """
         rings = [each for each in self.rings[spec.id] if not each.retiring]
         taken = {stage.node for each in rings for stage in each.stages}
         spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
@@ -230,7 +234,7 @@ class _Draft:
         return apart and few and spread and ring.context == rings[0].context
 
     def _replicate(self, spec: ModelSpec) -> bool:
-        """Give the model one more ring on nodes where it has none, if that is of use."""
+        """Add a ring on nodes where the model has none, if it is useful. Returns whether one was added."""
         rings = self.rings[spec.id]
         taken = {stage.node for ring in rings for stage in ring.stages}
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
@@ -247,12 +251,15 @@ class _Draft:
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def _usable(self, spec: ModelSpec) -> list[NodeReport]:
-        """Nodes on which something of the model may be placed."""
+        """Nodes on which the model may be placed."""
         barred = {node for model, node in self._rules.barred if model == spec.id} | self._draining
         return [node for node in self._nodes if node.info.id not in barred]
 
     def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
-        """One that is loaded already is worth more stages or a slower round: it can be moved while it serves."""
+        """The best ring.
+
+        One of loaded layers may have more stages or a slower round: it can be moved while it serves.
+        """
         liked = self._liked(spec, nodes, free)
         loaded = [ring for ring in loaded_rings(spec, liked, free, wish) if self._closes(spec, ring)]
         best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
@@ -264,19 +271,19 @@ class _Draft:
         return self._named(spec, best)
 
     def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
-        """The best of all, whatever has to be loaded for it."""
+        """The best ring, regardless of what has to be loaded for it."""
         room = {node.info.id: free[node.info.id] for node in nodes}
         ring = find_ring(spec, self._liked(spec, nodes, free), room, wish)
         return self._named(spec, ring) if ring else None
 
     def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
         number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
-        # The head is named, too: two heads of one term, each on its side of a partition, may come to the same fence.
+        # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
         name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
         return replace(ring, id=name, fence=self._fence)
 
     def _liked(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
-        """Order in which nodes are considered: first who has the sessions, then who has the files, then who has room."""
+        """Nodes in order of preference: with the model's sessions, with its files, with most room."""
 
         def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
             name = node.info.id

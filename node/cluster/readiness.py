@@ -1,4 +1,4 @@
-"""Whether a ring can be used: what its nodes say of their loads. Pure."""
+"""Whether a ring can be used, by its nodes' reports of their loads. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,24 +6,25 @@ from enum import StrEnum
 from node.core.types import ClusterView, LoadReport, LoadState, NodeState, PeerView, Ring, StageSpec
 
 HERE = (NodeState.ALIVE, NodeState.SUSPECT)
-"""A suspect still counts: most suspicions pass, and its ring works until it is declared failed."""
+"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
 
 
 UNHEARD_S = 5.0
-"""Who is not heard for so long is only out of this node's reach, if the head still keeps it in a ring: a ring of which a
-node is gone is replaced before that."""
+"""A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:
+the head replaces a ring sooner if a node of it is gone.
+"""
 
 
 class RingState(StrEnum):
     READY = "ready"
     LOADING = "loading"
-    """A node loads its layers, or the ring has ended and its successor is about to be placed."""
+    """A node is loading its layers, or the ring has ended and its successor is about to be placed."""
     FAILED = "failed"
     """A load failed, or a node is gone."""
 
 
 def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
-    """`peers` by their ids."""
+    """State of a ring. `peers`: by id."""
     loads = []
     for stage in ring.stages:
         peer = peers.get(stage.node)
@@ -37,14 +38,14 @@ def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
 
 
 def load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> LoadReport | None:
-    """What the peer says of its stage of the ring."""
+    """The peer's report of its stage of the ring, if there is one."""
     shard = (stage.start, stage.end)
     loads = (load for load in peer.report.loads if load.ring == ring.id)
     return next((load for load in loads if (load.shard.start, load.shard.end) == shard), None)
 
 
 def ready_rings(view: ClusterView, model: str) -> list[Ring]:
-    """Those that can be asked now: rings that retire only when there are no others."""
+    """Rings of the model that are ready; retiring ones only if there are no others."""
     peers = {peer.report.info.id: peer for peer in view.peers}
     rings = [ring for ring in view.placement.rings if ring.model == model]
     ready = [ring for ring in rings if ring_state(ring, peers) is RingState.READY]
@@ -52,7 +53,7 @@ def ready_rings(view: ClusterView, model: str) -> list[Ring]:
 
 
 def usable_rings(view: ClusterView, model: str) -> list[Ring]:
-    """Those to ask: ready ones, or else those that this node can't see to be ready, as stages are out of its reach."""
+    """Rings to send requests to: ready ones, else those that seem ready except for stages unreachable from here."""
     if ready := ready_rings(view, model):
         return ready
     peers = {peer.report.info.id: peer for peer in view.peers}
@@ -60,14 +61,14 @@ def usable_rings(view: ClusterView, model: str) -> list[Ring]:
 
 
 def driver_out_of_reach(view: ClusterView, model: str) -> PeerView | None:
-    """Why none can be asked from here, though there is one: its driver."""
+    """If rings exist but none has a driver that is reachable from this node: one of those drivers; else None."""
     peers = {peer.report.info.id: peer for peer in view.peers}
     drivers = [peer for ring in _kept(view, model) if (peer := peers.get(ring.driver))]
     return drivers[0] if drivers and all(map(_unheard, drivers)) else None
 
 
 def _kept(view: ClusterView, model: str) -> list[Ring]:
-    """By a head that is heard."""
+    """Rings of the model that are not retiring, if there is a head."""
     return [ring for ring in view.placement.rings if view.head and ring.model == model and not ring.retiring]
 
 

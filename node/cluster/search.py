@@ -1,4 +1,4 @@
-"""The best ring for one model on given nodes, or in numbers why there is none. Pure arithmetic for placement."""
+"""Searches the best ring for one model on given nodes, or explains in numbers why there is none. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,41 +10,41 @@ from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
 from node.core.units import format_bytes
 
 CONTEXTS = (32768, 16384, 8192, 4096, 2048)
-"""32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
+"""Contexts to try, in tokens. 32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
 SESSIONS = (8, 4, 2, 1)
-"""Beyond 8 streams a Mac's batch gains little and each stream becomes slow to read."""
+"""Numbers of sessions to try. Beyond 8 streams a Mac's batch gains little and each stream becomes slow to read."""
 USEFUL_CONTEXT = 8192
-"""For less than this, taking another node is better than a quicker token."""
+"""Context below which using another node is better than a quicker token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked of every model's ring, and how far one is from it."""
+    """Requirements of every model's ring, and a ring's distance from them."""
 
     contexts: Sequence[int]
     sessions: Sequence[int]
-    """Both from the largest."""
+    """In descending order, like `contexts`."""
     min_stages: int
 
     def contexts_of(self, spec: ModelSpec) -> list[int]:
-        """From the longest; a model made for less than all of them gets what it was made for."""
+        """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum."""
         return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
 
     def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
-        """How far a ring is from the ideal; less is better, the first difference decides."""
+        """Distance of a ring from the ideal; tuples are compared, less is better."""
         spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
         useful = min(USEFUL_CONTEXT, self.contexts_of(spec)[0])
         return (max(0, spread - stages), context < useful, stages)
 
 
 def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
-    """The ring nearest to the ideal, without an id.
+    """The ring nearest to the ideal, without an id; None if no ring fits.
 
-    Of the same distance, a longer context goes before more sessions: a prompt that is too long fails for good, one
-    that has to queue is merely later.
+    At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
+    that is queued is only delayed.
     """
     lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
-    room = sorted(free.values(), reverse=True)  # if any nodes hold the model, as many of the roomiest do
+    room = sorted(free.values(), reverse=True)  # if any N nodes can hold the model, so can the N with most room
     least = Footprint(spec, lengths[-1], wish.sessions[-1])
     options = [(count, context) for count in range(1, most + 1) for context in lengths]
     options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
@@ -62,7 +62,7 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
 def _stages(
     spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: Mapping[str, int]
 ) -> tuple[StageSpec, ...] | None:
-    """The layers of each node, in the first order in which the nodes can hold them."""
+    """Stages in the first of these orders in which the nodes can hold them; None if there is none."""
     for order in orders:
         ends = split(spec, costs, [free[n.info.id] for n in order])
         if ends:
@@ -73,7 +73,7 @@ def _stages(
 def refusal(
     spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish, placed: Sequence[str]
 ) -> Refusal:
-    """Say in numbers what the least useful ring would need and what there is."""
+    """Explain in numbers what the least useful ring would need, and what there is."""
     context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
     costs = Footprint(spec, context, sessions)
     weights = sum(spec.layer_bytes) + spec.ends_bytes

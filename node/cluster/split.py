@@ -1,4 +1,4 @@
-"""Where to cut a model between nodes, and in which order to put the nodes. Pure arithmetic for placement."""
+"""Decides where to cut a model between nodes, and in which order to put the nodes. Pure arithmetic for placement."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,23 +9,23 @@ from node.cluster.footprint import Footprint
 from node.core.types import ModelSpec, NodeReport
 
 UNMEASURED_MS = 5.0
-"""Round trip taken for a link that nobody has measured yet: as slow as Wi-Fi, so that a measured cable wins."""
+"""Assumed round trip of a link that was not measured yet: as slow as Wi-Fi, so that a measured cable is preferred."""
 
 _MOST_NODES = 7
-"""Up to so many nodes every order is tried, at most some 50 ms. More are ordered by nearest neighbour."""
+"""Up to this many nodes, all orders are tried, in at most some 50 ms. More are ordered by nearest neighbour."""
 
 Order = tuple[NodeReport, ...]
 
 
 def edges(spec: ModelSpec) -> tuple[int, ...]:
-    """The layers at which a stage may start or end."""
+    """The layers at which a stage may start or end, ascending."""
     return (0, *spec.cuts, spec.layers)
 
 
 def latency(order: Order) -> float:
-    """Milliseconds that one token spends on the wire going round; infinite if it can't, see `Cuts`.
+    """Milliseconds that one token spends on the wire per round; infinite if nodes cannot reach each other, see `Cuts`.
 
-    Rounded to half a millisecond: less is the noise of measuring, and must not decide who drives.
+    Rounded to half a millisecond: smaller differences are noise, and must not decide which node is the driver.
     """
     if len(order) == 1:
         return 0.0
@@ -34,7 +34,7 @@ def latency(order: Order) -> float:
 
 
 def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]) -> list[Order]:
-    """Orders of `count` nodes, the quickest round first; of equally quick ones, those that start with earlier nodes."""
+    """Orders of `count` nodes, quickest round first; among equals, those that start with earlier nodes."""
     orders: Iterable[Order] = permutations(nodes, count)
     if perm(len(nodes), count) > factorial(_MOST_NODES):
         roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
@@ -44,12 +44,12 @@ def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]
 
 
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:
-    """Where each stage ends so that all have room and the slowest is quickest; None if there is no such way.
+    """End of each stage such that all fit and the slowest is as quick as possible; None if they do not fit.
 
-    The slowest stage sets the pace when several lanes are in flight.
+    The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and marks.
     """
     marks, stages = edges(spec), len(room)
-    # Of all ways to end the stages so far at a mark: the work of the slowest stage, and where they end.
+    # By mark, the best way for the stages so far to end there: (work of the slowest stage, ends).
     ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, limit in enumerate(room):
         driver = stage == 0
@@ -68,14 +68,14 @@ def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, 
 
 
 def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
-    """Whether nodes with this room hold the model in any order: a quick test before all orders are tried.
+    """Whether nodes with this room can hold the model in any order: a quick test before all orders are tried.
 
-    Finds how far each set of nodes can get, from those of the sets with one node less.
+    Dynamic programming: how far each set of nodes can get, from the sets with one node less.
     """
     if costs.whole + (len(room) - 1) * costs.reserve > sum(room):
         return False
     if len(room) > _MOST_NODES:
-        return True  # few orders are tried then, and there are too many sets
+        return True  # only few orders are tried then, and there are too many sets
     marks = edges(spec)
     reach = [0] * 2 ** len(room)
     for nodes in range(1, len(reach)):
@@ -87,7 +87,7 @@ def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
 
 
 def _furthest(marks: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
-    """The last mark to which a stage that begins at one fits; `begin` itself if none does."""
+    """Last mark that a stage from mark `begin` can reach; `begin` itself if none."""
 
     def size(mark: int) -> int:
         return costs.stage(marks[begin], mark, driver=driver)
