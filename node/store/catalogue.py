@@ -18,7 +18,7 @@ class Catalogue:
     """Finds models in this order: those that come with Pippin, the user's directories, models from peers, the hub's
     cache.
 
-    `local`, `created`, `find` and `target` use what the last `refresh` found and do not search the disk. All other
+    `local`, `created` and `target` answer from memory, as does `find` unless a one-part name matches nothing. All other
     methods read directories, and so may block for as long as a disk takes to wake up.
     """
 
