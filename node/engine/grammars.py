@@ -50,7 +50,8 @@ class Grammars:
         self._vetted: set[Path] = set()
         """Directories of models whose tokenizers can be read within limits."""
         self._vetting = asyncio.Lock()
-        self._compiling = Pool("grammar", 2, 256, 30)
+        # One at a time: while it is compiled, a grammar takes many times the memory that it keeps.
+        self._compiling = Pool("grammar", 1, 256, 30)
         self._made: Latest[bytes, str] = Latest(512)
         """Grammars by what was asked."""
         self._memory: Latest[bytes, int] = Latest(4096)
