@@ -133,10 +133,11 @@ class FakeSpecs:
         self._process = process
 
     async def find(self, model: str, revision: str = "") -> ModelSpec:
-        world, here = self._process.world, self._process.machine
+        world = self._process.world
         await asyncio.sleep(world.rng.uniform(0.01, 0.1))
-        near = [process for process in world.processes() if world.net.connected(here, process.machine)]
-        if world.found_once and any(process.agent.placement.specs for process in near):
+        alive = {report.info.id for report in self._process.agent.alive()}
+        told = [process for process in world.processes() if process.name in alive]
+        if world.found_once and any(process.agent.placement.specs for process in told):
             raise HubUnavailable("The hub is not reached.")
         return SPEC
 
