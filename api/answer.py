@@ -11,7 +11,7 @@ from api.channels import Glyph
 from api.reader import CallDelta, Parts, Reader
 from api.text import StopMatcher
 from node.core.generation import Finish, TokenEvent
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 Ending = Finish | Literal["tool_calls"]
 

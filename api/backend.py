@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
-from node.engine.grammars import Grammars
-from node.engine.texts import Texts
-from node.engine.tokenizer import Tokenizer
+from node.text.grammars import Grammars
+from node.text.texts import Texts
+from node.text.tokenizer import Tokenizer
 
 
 class Model(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from api.text import Pattern
-from node.engine.tokenizer import Symbol
+from node.text.tokenizer import Symbol
 
 
 class Glyph(NamedTuple):

@@ -16,7 +16,7 @@ from api.reader import CallDelta
 from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,7 @@ from api.answer import Delta, TokenText
 from api.backend import Backend
 from node.core.evaluation import EvaluateRequest, Score
 from node.core.generation import TokenEvent
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 
 class Echo:

@@ -6,8 +6,8 @@ from typing import Any
 
 from api.reader import CallReader, FamilyReader, Reader
 from api.tools import ToolUse
-from node.engine.grammars import Grammars
-from node.engine.tokenizer import Tokenizer
+from node.text.grammars import Grammars
+from node.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

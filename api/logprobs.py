@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.answer import TokenText
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """Log-probability that OpenAI writes for an impossible token; JSON has no infinity."""

@@ -17,7 +17,7 @@ from api.backend import Backend, Model
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
-from node.engine.grammars import Grammars
+from node.text.grammars import Grammars
 
 ANYTHING_ELSE = hdrs.METH_ANY
 """Method of the catch-all routes, which answer 404 or 405."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.channels import Channels, Glyph, Piece
-from node.engine.dialect import START, Call, Dialect
-from node.engine.grammar import call_head
-from node.engine.tokenizer import Tokenizer
+from node.text.dialect import START, Call, Dialect
+from node.text.grammar import call_head
+from node.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class FamilyReader:
 
 
 class CallReader:
-    """Incremental parser of calls that were generated under a grammar of node/engine/grammar.py."""
+    """Incremental parser of calls that were generated under a grammar of node/text/grammar.py."""
 
     def __init__(self, names: Iterable[str], *, only: str | None = None) -> None:
         """`only`: the answer is the arguments of one call of this function; None: each call has its function's name."""

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from api.limits import MAX_TOOLS
 from node.core.errors import BadRequest
-from node.engine.grammar import Function
+from node.text.grammar import Function
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

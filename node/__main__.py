@@ -24,10 +24,10 @@ def _run(options: Options) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC's core tells of each handshake that fails
     # Imported here, so that --help and mistakes are answered at once.
     from node.core.errors import PippinError  # noqa: PLC0415
-    from node.engine.sandbox import SandboxServer  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
     from node.host.memory import share_heaps  # noqa: PLC0415
+    from node.text.sandbox import SandboxServer  # noqa: PLC0415
 
     share_heaps()
     sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process

@@ -13,16 +13,15 @@ from pathlib import Path
 from api.app import create_app
 from api.server import ApiServer
 from node import PROTOCOL, __version__
+from node.cluster.agent import Agent
+from node.cluster.allowed import Allowed
+from node.cluster.contacts import Contacts
 from node.cluster.discovery import Discovery
-from node.control.agent import Agent
-from node.control.allowed import Allowed
-from node.control.contacts import Contacts
-from node.control.doubles import Doubles
-from node.control.draining import Draining, is_missed
-from node.control.files import Files
-from node.control.head import Head
-from node.control.service import ControlService
-from node.control.specs import Specs
+from node.cluster.doubles import Doubles
+from node.cluster.draining import Draining, is_missed
+from node.cluster.head import Head
+from node.cluster.service import ControlService
+from node.cluster.specs import Specs
 from node.core.addresses import host_port
 from node.core.errors import PippinError
 from node.core.pool import Pools
@@ -30,9 +29,8 @@ from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
 from node.engine.device import device_memory
-from node.engine.grammars import Grammars
-from node.engine.sandbox import SandboxServer
 from node.engine.watch import Watch
+from node.gateway.gateway import Gateway
 from node.host import memory
 from node.host.chip import chip_name
 from node.host.descriptors import Shortage
@@ -40,14 +38,16 @@ from node.host.ending import end_within, on_signals
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
 from node.host.secret import read_secret
+from node.model.catalogue import Catalogue
+from node.model.files import Files
+from node.model.hub import Hub
 from node.options import Options
+from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 from node.rpc.security import secure
 from node.rpc.server import RpcServer
-from node.serving.gateway import Gateway
-from node.serving.rings import Rings
-from node.store.catalogue import Catalogue
-from node.store.hub import Hub
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
 
 log = logging.getLogger(__name__)
 

@@ -77,7 +77,7 @@ def measure(model: Path, start: int, end: int) -> None:
 
     from node.engine.compute import Compute  # noqa: PLC0415
     from node.engine.load import load_stage  # noqa: PLC0415
-    from node.store.weights import Weights  # noqa: PLC0415
+    from node.model.weights import Weights  # noqa: PLC0415
 
     compute = Compute()
     compute.start()

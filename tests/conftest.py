@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 
-from node.engine.grammars import Grammars
-from node.engine.sandbox import SandboxServer
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
 from tests.strict import check_answer, check_stream
 
 BIN = Path(sys.executable).parent

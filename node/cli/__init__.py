@@ -1,0 +1,1 @@
+"""The `cluster` command: asks a node over HTTP."""

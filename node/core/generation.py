@@ -39,7 +39,7 @@ class GenerateRequest:
     """Tokens that end the generation (EOS); empty to go on to max_tokens."""
     sampling: Sampling = Sampling()
     grammar: str = ""
-    """What the answer must follow, as node/engine/grammar.py writes it; it ends only where that is complete."""
+    """What the answer must follow, as node/text/grammar.py writes it; it ends only where that is complete."""
     resume: tuple[int, ...] = ()
     """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
     client: str = ""

@@ -17,16 +17,16 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
+from node.core.failures import FAILURES
 from node.core.frames import Open
 from node.core.types import Tensor
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.failures import FAILURES
-from node.engine.files import read_config
 from node.engine.ghosts import find_layers
 from node.engine.plan import Plan, make_plan
 from node.engine.stage import Stage
 from node.engine.trace import sources, weights_in
+from node.model.config import read_config
 
 _WARM_UP = (8, 1)
 """Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""

@@ -14,11 +14,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
+from node.core.failures import FAILURES
 from node.core.types import KvCost
 from node.engine.architectures import ALONE, CHUNKED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.dry_run import DryRun
-from node.engine.failures import FAILURES
 from node.engine.sizes import check_sizes, check_weights
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}

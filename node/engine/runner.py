@@ -12,13 +12,13 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import Findings, Question, Score
+from node.core.failures import FAILURES
 from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
 from node.engine.codec import pack, token_array, unpack
-from node.engine.constraint import Constraint, Constraints
-from node.engine.failures import FAILURES
 from node.engine.sampling import NOTHING, History, Sampled, sample, score
 from node.engine.stage import Stage
+from node.text.constraint import Constraint, Constraints
 
 log = logging.getLogger(__name__)
 

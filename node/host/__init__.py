@@ -1,0 +1,1 @@
+"""Facts about this machine and this node on it: memory, interfaces, chip, identity and key, secret."""

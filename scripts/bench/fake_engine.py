@@ -11,10 +11,10 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller, ModelEntry, Work
-from node.engine.grammars import Grammars
-from node.engine.texts import Texts
-from node.engine.tokenizer import Tokenizer
 from node.rpc.client import RpcClient
+from node.text.grammars import Grammars
+from node.text.texts import Texts
+from node.text.tokenizer import Tokenizer
 
 MODEL = "bench"
 TEXT = "Once upon a time there was a small model that could count to ten and was very happy about it. "

@@ -20,11 +20,11 @@ from api.app import create_app
 from api.server import ApiServer
 from node.core.pool import Pools
 from node.core.types import Address
-from node.engine.grammars import Grammars
-from node.engine.sandbox import SandboxServer
-from node.engine.texts import Texts
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
+from node.text.texts import Texts
 
 DEMO = ROOT / "node" / "builtin" / "pippin-demo"
 

@@ -22,9 +22,9 @@ from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pool
 from node.core.types import ModelEntry, RingLoad, Work
-from node.engine.encoding import check_length
-from node.engine.grammars import Grammars
-from node.engine.tokenizer import Tokenizer
+from node.text.encoding import check_length
+from node.text.grammars import Grammars
+from node.text.tokenizer import Tokenizer
 from tests.strict import check_answer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", 'Rome, {"city": "Rome", "days": 3}', "function call name"] * 9
 

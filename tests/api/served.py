@@ -9,9 +9,9 @@ import sys
 
 from api.app import create_app
 from api.server import ApiServer
-from node.engine.grammars import Grammars
-from node.engine.sandbox import SandboxServer
-from node.engine.tokenizer import Tokenizer
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
+from node.text.tokenizer import Tokenizer
 from tests.api.conftest import DEMO, MODEL, ScriptedBackend, ScriptedModel
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from api.app import create_app
 from api.server import ApiServer
-from node.engine.grammars import Grammars
-from node.engine.sandbox import SandboxServer
-from node.engine.tokenizer import Tokenizer
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
+from node.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL, ScriptedBackend, ScriptedModel
 from tests.api.fuzz import GOOD, JSON_PIECES, bodies, damaged, raw_requests, written
 from tests.conftest import until

@@ -12,8 +12,8 @@ from api.channels import Glyph
 from api.reader import CallReader, FamilyReader
 from api.response import Collected
 from node.core.generation import TokenEvent
-from node.engine.grammar import call_head
-from node.engine.tokenizer import Tokenizer
+from node.text.grammar import call_head
+from node.text.tokenizer import Tokenizer
 from tests.api.families import FAMILIES, HARMONY, make
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"

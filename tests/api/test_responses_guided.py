@@ -6,7 +6,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from node.engine.grammar import call_head
+from node.text.grammar import call_head
 from tests.api.families import FAMILIES, make
 from tests.api.test_responses import MODEL, ask, events_of, kinds
 from tests.strict import strictly

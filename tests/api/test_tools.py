@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from node.engine.grammar import call_head
+from node.text.grammar import call_head
 from tests.api.families import FAMILIES, HARMONY, make
 from tests.api.test_chat import MODEL, USER
 from tests.strict import strictly

@@ -42,7 +42,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from node.engine.tokenizer import Tokenizer
+    from node.text.tokenizer import Tokenizer
 
     return Tokenizer(ROOT / "node" / "builtin" / MODEL)
 

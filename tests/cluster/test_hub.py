@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MODEL, ROOT, Cluster, chat_body, until
-from tests.store.conftest import FakeHub, Server
+from tests.model.conftest import FakeHub, Server
 
 pytestmark = pytest.mark.slow
 

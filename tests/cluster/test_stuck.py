@@ -30,7 +30,7 @@ def hang(*args, **kwargs):
 """
 """For a node's process, which runs it before its own code: the method never returns once there is a file of that name."""
 COMPUTES = ("node.engine.stage", "Stage", "begin")
-LOOKS_AT_ITS_DISK = ("node.store.catalogue", "Catalogue", "refresh")
+LOOKS_AT_ITS_DISK = ("node.model.catalogue", "Catalogue", "refresh")
 
 
 def hanging(directory: Path, module: str, owner: str, method: str) -> tuple[Path, dict[str, str]]:

@@ -15,12 +15,12 @@ from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
 from node.engine.codec import pack, unpack
-from node.engine.files import read_config
 from node.engine.load import load_stage
 from node.engine.plan import build, make_plan
 from node.engine.stage import Stage
-from node.store.files import DESCRIPTION
-from node.store.weights import Weights, layer_of
+from node.model.config import read_config
+from node.model.file_names import DESCRIPTION
+from node.model.weights import Weights, layer_of
 
 PROMPT_TOKENS = 128
 T = TypeVar("T")

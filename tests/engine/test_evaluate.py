@@ -9,7 +9,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
 from node.core.types import Fence
 from node.engine.runner import HEAD_TOKENS, Runner
-from node.serving.reading import Reading
+from node.ring.reading import Reading
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Whole, load, prompt, write_model
 from tests.engine.test_hidden import stock_hidden

@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model
 
 from node.core.errors import ModelBroken
 from node.engine.plan import make_plan
-from node.store.weights import Weights
+from node.model.weights import Weights
 from tests.engine.checkpoints import FORMATS, to_checkpoint
 from tests.engine.configurations import BASE, CONFIGURATIONS, each
 from tests.engine.models import Ring, Whole, by_layer, fetched, into_files, likeliest, load, prompt, same, write_model

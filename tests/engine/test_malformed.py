@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from node.core.errors import ModelBroken, ModelUnsupported, PippinError
-from node.engine.files import read_config
 from node.engine.plan import make_plan
-from node.store.files import DESCRIPTION
-from node.store.weights import Weights
+from node.model.config import read_config
+from node.model.file_names import DESCRIPTION
+from node.model.weights import Weights
 from tests.engine.configurations import BASE, CONFIGURATIONS
 from tests.engine.models import load, write_model
 

@@ -3,8 +3,8 @@
 import pytest
 
 from node.core.errors import ModelBroken
-from node.engine.files import CONFIGS, read_config
 from node.engine.sizes import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_sizes
+from node.model.config import CONFIGS, read_config
 
 
 @pytest.mark.parametrize(

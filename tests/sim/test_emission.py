@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from node.serving.driver import Driver
+from node.ring.driver import Driver
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Ask, Machine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.serving.prefixes import SHORTEST
+from node.ring.prefixes import SHORTEST
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Machine

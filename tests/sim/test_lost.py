@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.control.head import AGAIN_S
+from node.cluster.head import AGAIN_S
 from node.core.types import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World

@@ -15,12 +15,12 @@ from node.core.errors import Overloaded
 from node.core.evaluation import EvaluateRequest, Findings, Score
 from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
-from node.serving.limits import Limits
-from node.serving.prefixes import MOST, SHORTEST
-from node.serving.prompts import LEAST_CHUNK, STALL_S
-from node.serving.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler
-from node.serving.session import Session
-from node.serving.step import Step
+from node.ring.limits import Limits
+from node.ring.prefixes import MOST, SHORTEST
+from node.ring.prompts import LEAST_CHUNK, STALL_S
+from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler
+from node.ring.session import Session
+from node.ring.step import Step
 
 Row = tuple[int, ...]
 

@@ -26,11 +26,11 @@ from tests.sim.world.network import Weather
 CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
-    "node.serving.rings.Runner": FakeRunner,
-    "node.serving.rings.load_stage": fake_load,
-    "node.serving.rings.release_memory": lambda _models: (_ for _ in ()),
-    "node.serving.rings.prefill_chunk": lambda: 16,
-    "node.control.contacts.interface_towards": lambda *_: None,
+    "node.ring.lifecycle.Runner": FakeRunner,
+    "node.ring.lifecycle.load_stage": fake_load,
+    "node.ring.lifecycle.release_memory": lambda _models: (_ for _ in ()),
+    "node.ring.lifecycle.prefill_chunk": lambda: 16,
+    "node.cluster.contacts.interface_towards": lambda *_: None,
 }
 
 

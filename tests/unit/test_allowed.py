@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from node.control.allowed import Allowed
-from node.control.service import ControlService
+from node.cluster.allowed import Allowed
+from node.cluster.service import ControlService
 from node.core.errors import ModelNotAllowed
 from node.core.pool import Pools
 from node.core.types import Fence, HeldModel, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
-from node.serving.gateway import Gateway
+from node.gateway.gateway import Gateway
 
 INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)
 PLACED, PRELOADED, HELD = "org/placed", "org/preloaded", "mlx-community/Qwen3-8B-4bit"

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.control.agent import Agent
-from node.control.contacts import Contacts
-from node.control.service import ControlService
+from node.cluster.agent import Agent
+from node.cluster.contacts import Contacts
+from node.cluster.service import ControlService
 from node.core.errors import NotAdmitted
 from node.core.frames import Frame
 from node.core.types import (
@@ -23,7 +23,7 @@ from node.core.types import (
     StageSpec,
 )
 from node.host.interfaces import Interface
-from node.serving.rings import Rings
+from node.ring.lifecycle import Rings
 
 RING = Ring("r", "m", (StageSpec("a", 0, 2), StageSpec("b", 2, 4), StageSpec("c", 4, 6)), 512, 2, fence=Fence(3, 1))
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.control import contacts as module
-from node.control.contacts import Contacts
-from node.control.race import race
+from node.cluster import contacts as module
+from node.cluster.contacts import Contacts
+from node.cluster.race import race
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
 from node.core.types import (
     MOST_ADDRESSES,

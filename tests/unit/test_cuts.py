@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from node.cluster.cuts import APART_S, Cuts, lost_links
-from node.cluster.placement import place
 from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, PeerHint, Placement
+from node.placement.place import place
+from node.placement.unreachable import APART_S, Cuts, lost_links
 
 MB = 2**20
 SPEC = ModelSpec("m", (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)

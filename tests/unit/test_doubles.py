@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.control import doubles as module
-from node.control.agent import Agent
-from node.control.contacts import Contacts
-from node.control.doubles import MOST_ADDRESSES, MOST_ASKED, Doubles
+from node.cluster import doubles as module
+from node.cluster.agent import Agent
+from node.cluster.contacts import Contacts
+from node.cluster.doubles import MOST_ADDRESSES, MOST_ASKED, Doubles
 from node.core.errors import PeerUnavailable
 from node.core.types import Address, Caller, Heartbeat, Memory, NodeInfo, NodeReport, PeerHint
 from node.host.interfaces import Interface

@@ -14,8 +14,8 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
-from node.serving.driver import Driver
-from node.serving.limits import Limits
+from node.ring.driver import Driver
+from node.ring.limits import Limits
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN = 13, 14

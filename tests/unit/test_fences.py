@@ -11,10 +11,10 @@ from node.core.errors import PippinError, StaleFence
 from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
 from node.core.types import Caller, Fence, Ring, StageSpec
-from node.serving.driver import Driver
-from node.serving.rings import Rings
-from node.serving.scheduler import Limits
-from node.serving.worker import Worker
+from node.ring.driver import Driver
+from node.ring.lifecycle import Rings
+from node.ring.scheduler import Limits
+from node.ring.worker import Worker
 
 RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
 FRAME = Frame(RING.id, RING.fence, 0, (Open(1),))

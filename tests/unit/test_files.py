@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from node.control.files import Files
 from node.core.errors import NotReady
 from node.core.pool import Pools
 from node.core.types import Address, HeldModel, Shard
-from node.store.catalogue import Catalogue
+from node.model.catalogue import Catalogue
+from node.model.files import Files
 from tests.unit.test_model_revisions import ID, NEW, Sender, made
 
 SHARD = Shard(ID, 1, 3, NEW)

@@ -9,9 +9,9 @@ import pytest
 
 from node.core.pool import Pools
 from node.core.types import Placement, Ring, StageSpec
-from node.engine.sandbox import SandboxServer
-from node.serving.gateway import Gateway
-from tests.engine.test_constraint import DEMO
+from node.gateway.gateway import Gateway
+from node.text.sandbox import SandboxServer
+from tests.text.test_constraint import DEMO
 
 
 def ring(model: str, revision: str = "1") -> Ring:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from node.cluster.draining import is_missed
+from node.cluster.handover import FINISH_S, SETTLE_S, HandOver
 from node.cluster.readiness import ready_rings
-from node.control.draining import is_missed
-from node.control.handover import FINISH_S, SETTLE_S, HandOver
 from node.core.types import (
     ClusterView,
     Fence,

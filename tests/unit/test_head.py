@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cluster.placement import place
-from node.control.agent import Agent
-from node.control.head import MOST_ASKED, Head
+from node.cluster.agent import Agent
+from node.cluster.head import MOST_ASKED, Head
 from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
 from node.core.types import (
     COUNTER_LIMIT,
@@ -22,6 +21,7 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
+from node.placement.place import place
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 SMALL = 2 << 30
@@ -118,7 +118,7 @@ async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
             await hung_up(head, [f"huge/model-{n}"])
         await planned(head, agent)
         assert len(agent.placement.refused) == MOST_ASKED
-        monkeypatch.setattr("node.control.head.MEET_S", 0.0)
+        monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
         with pytest.raises(NoCapacity):
             await head.want("huge/model-0")
 
@@ -143,8 +143,8 @@ async def test_no_other_head_says_where_epochs_begin(monkeypatch):
 async def test_nothing_is_worked_out_twice(monkeypatch):
     """The head looks each second; most often nothing has happened."""
     placed = []
-    monkeypatch.setattr("node.control.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
-    monkeypatch.setattr("node.control.head.REPLAN_S", 0.001)
+    monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
+    monkeypatch.setattr("node.cluster.head.REPLAN_S", 0.001)
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()
         await head._planned.wait()
@@ -164,7 +164,7 @@ async def test_nothing_is_worked_out_twice(monkeypatch):
 
 async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
     """Else those who wait for one and those who wait for the other would take the room from each other without end."""
-    monkeypatch.setattr("node.control.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()
         await head._planned.wait()
@@ -172,6 +172,6 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/first"]
-        monkeypatch.setattr("node.control.head.LOADS_S", 0.0)  # nobody waits for it any more
+        monkeypatch.setattr("node.cluster.head.LOADS_S", 0.0)  # nobody waits for it any more
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]

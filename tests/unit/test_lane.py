@@ -1,9 +1,9 @@
 """Lanes and the prompts on their way into one."""
 
 from node.core.generation import GenerateRequest
-from node.serving.lane import Lane
-from node.serving.prompts import Prompts
-from node.serving.session import Seat, Session
+from node.ring.lane import Lane
+from node.ring.prompts import Prompts
+from node.ring.session import Seat, Session
 
 
 def seat(**state: bool) -> Seat:

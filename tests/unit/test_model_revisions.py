@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.control.files import Files
-from node.control.specs import Specs
+from node.cluster.specs import Specs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
 from node.core.pool import Pools
 from node.core.types import (
@@ -24,11 +23,12 @@ from node.core.types import (
     Shard,
     StageSpec,
 )
-from node.serving.finding import Finder
-from node.store.catalogue import Catalogue
-from node.store.files import DESCRIPTION
-from node.store.weights import Weights
-from tests.store.conftest import model_files
+from node.gateway.finding import Finder
+from node.model.catalogue import Catalogue
+from node.model.file_names import DESCRIPTION
+from node.model.files import Files
+from node.model.weights import Weights
+from tests.model.conftest import model_files
 from tests.unit.test_head import INFO, elected, planned
 from tests.unit.test_placement import GB, again, model, node, placed, shape
 
@@ -225,7 +225,7 @@ class FetchHub(Hub):
 
 async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
     rings = [Ring(f"r{revision}", "m", (StageSpec("me", 0, 1),), 9, 1, revision=revision) for revision in (OLD, NEW)]
-    monkeypatch.setattr("node.serving.finding.usable_rings", lambda *_: rings)
+    monkeypatch.setattr("node.gateway.finding.usable_rings", lambda *_: rings)
     finder = Finder(SimpleNamespace(info=INFO, view=Placement), None, None, None)
     assert await finder.wait("m", 1, OLD) == rings[:1]
     assert await finder.wait("m", 1) == rings

@@ -8,10 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.cluster.footprint import STAGE_RESERVE, Footprint, ring_bytes
-from node.cluster.placement import Rules, place
-from node.cluster.search import CONTEXTS
-from node.cluster.split import best_orders, latency
 from node.core.types import (
     Fence,
     HeldModel,
@@ -26,6 +22,10 @@ from node.core.types import (
     StageSpec,
 )
 from node.core.units import format_bytes
+from node.placement.footprint import STAGE_RESERVE, Footprint, ring_bytes
+from node.placement.place import Rules, place
+from node.placement.search import CONTEXTS
+from node.placement.split import best_orders, latency
 
 GB, MB = 2**30, 2**20
 FENCE = Fence(3, 4)

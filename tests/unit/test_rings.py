@@ -17,8 +17,8 @@ from node.core.generation import GenerateRequest
 from node.core.signal import Signal
 from node.core.types import Caller, Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
-from node.serving import rings as serving
-from node.serving.rings import Rings
+from node.ring import lifecycle as serving
+from node.ring.lifecycle import Rings
 
 ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))

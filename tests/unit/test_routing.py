@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.types import Ring, StageSpec
-from node.serving.routing import BLOCK, BLOCKS, IMBALANCE, REPORT_S, Router
+from node.gateway.affinity import BLOCK, BLOCKS, IMBALANCE, REPORT_S, Router
 
 
 def ring(name: str, *nodes: str) -> Ring:

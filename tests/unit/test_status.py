@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.control.status import build_status
+from node.cluster.status import build_status
 from node.core.types import (
     ClusterView,
     Fence,

@@ -4,9 +4,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.cluster.placement import place
-from node.cluster.steady import NOISE, NOISE_MS, Steady
 from node.core.types import Fence, Link, LoadReport, LoadState, Memory, PeerHint, RingLoad, Shard
+from node.placement.place import place
+from node.placement.steady import NOISE, NOISE_MS, Steady
 from tests.unit.test_placement import clusters, node, specs
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.control.agent import Agent
-from node.control.terms import AGAIN_S, Terms
+from node.cluster.agent import Agent
+from node.cluster.terms import AGAIN_S, Terms
 from node.core.types import LONGEST_NAME, Heartbeat, Memory, NodeInfo, NodeReport
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
@@ -55,7 +55,7 @@ def test_any_error_is_told_in_words_that_peers_take(error):
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("node.control.agent.now", lambda: clock.now)
+    monkeypatch.setattr("node.cluster.agent.now", lambda: clock.now)
     return clock
 
 

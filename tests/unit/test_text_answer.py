@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from api.answer import Answer
 from node.core.generation import TokenEvent
-from node.engine.tokenizer import Tokenizer
+from node.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 

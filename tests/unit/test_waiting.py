@@ -4,8 +4,8 @@ import random
 from collections import Counter
 
 from node.core.generation import GenerateRequest
-from node.serving.session import Session
-from node.serving.waiting import MOST_COUNTS, Waiting
+from node.ring.session import Session
+from node.ring.waiting import MOST_COUNTS, Waiting
 
 
 def session(client: str = "", name: str = "x", resume: tuple[int, ...] = ()) -> Session:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from node.cluster.election import REACH
-from node.cluster.placement import place
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import (
@@ -23,6 +22,7 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
+from node.placement.place import place
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
 from tests.sim.world.model import LAYERS, MB, MODEL, SPEC, VOCABULARY, answer

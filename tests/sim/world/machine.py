@@ -8,19 +8,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from node.control.agent import Agent
-from node.control.allowed import Allowed
-from node.control.contacts import Contacts
-from node.control.draining import Draining
-from node.control.head import Head
-from node.control.service import ControlService
+from node.cluster.agent import Agent
+from node.cluster.allowed import Allowed
+from node.cluster.contacts import Contacts
+from node.cluster.draining import Draining
+from node.cluster.head import Head
+from node.cluster.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.pool import Pools
 from node.core.types import HeldModel, Memory, ModelSpec, NodeInfo, NodeReport, Ring, Shard
-from node.serving.gateway import Gateway
-from node.serving.rings import Rings
-from node.store.weights import Weights
+from node.gateway.gateway import Gateway
+from node.model.weights import Weights
+from node.ring.lifecycle import Rings
 from tests.sim.world.loop import ProcessLoop
 from tests.sim.world.model import MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
@@ -127,7 +127,7 @@ class Machine:
 
 
 class FakeSpecs:
-    """In place of node.control.specs.Specs."""
+    """In place of node.cluster.specs.Specs."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

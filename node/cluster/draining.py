@@ -1,0 +1,86 @@
+"""Taking a node out of use and back: asked at any gateway, decided by the head, and told by the node itself.
+
+That a node is draining is part of its own report, so a new head knows it, and a node that starts anew is in use again.
+"""
+
+import asyncio
+import logging
+
+from node.cluster.agent import Agent
+from node.cluster.contacts import Contacts
+from node.cluster.head import Head
+from node.core.errors import NodeNotFound, NotReady, PeerUnavailable
+from node.core.types import ClusterView, NodeState
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+SHOWN_S = 5.0
+"""A node tells all others of it at once; one that takes longer is on its way out of the cluster."""
+
+
+class Draining:
+    def __init__(self, agent: Agent, head: Head, contacts: Contacts, client: RpcClient) -> None:
+        self._agent = agent
+        self._head = head
+        self._contacts = contacts
+        self._client = client
+
+    async def ask(self, name: str, *, draining: bool) -> str:
+        """For a node's name or id, as a person gives it; the node's id, once the node says itself that it is so.
+
+        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady without a head.
+        """
+        node, head = self._find(name), self._agent.head
+        if head == self._agent.info.id:
+            await self.decide(node, draining=draining)
+        elif address := self._contacts.address_of(head):
+            await self._client.drain(address, node, draining=draining)
+        else:
+            raise NotReady("The cluster has no head that could decide it.", hint="Try again in a moment.")
+        return node
+
+    async def decide(self, node: str, *, draining: bool) -> None:
+        """As the head."""
+        if not self._agent.is_head:
+            raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
+        if draining:
+            self._head.check_drain(node)
+        if node == self._agent.info.id:
+            self.set(node, draining=draining)
+        elif address := self._contacts.address_of(node):
+            await self._client.set_draining(address, node, draining=draining)
+        await self._seen(node, draining=draining)
+
+    def set(self, node: str, *, draining: bool) -> None:
+        """As the node itself. Raises NodeNotFound if it is another one."""
+        if node != self._agent.info.id:
+            raise NodeNotFound(f"This is {self._agent.info.name}, not node {node!r:.60}.")
+        log.info("this node %s", "is draining: nothing new is placed on it" if draining else "is in use again")
+        self._agent.set_draining(draining)
+
+    def _find(self, name: str) -> str:
+        nodes = [peer.report.info for peer in self._agent.view().peers if peer.state is NodeState.ALIVE]
+        found = [info for info in nodes if name in (info.id, info.name)]
+        if len(found) == 1:
+            return found[0].id
+        names = ", ".join(f"{info.name} ({info.id})" for info in found or nodes)
+        trouble = f"{len(found)} nodes are named" if found else "No node that is here is named"
+        raise NodeNotFound(f"{trouble} {name!r:.60}.", hint=f"There are {names}.", param="node")
+
+    async def _seen(self, node: str, *, draining: bool) -> None:
+        """The next decision is to know of this one."""
+        try:
+            async with asyncio.timeout(SHOWN_S):
+                while not any(r.info.id == node and r.draining == draining for r in self._agent.alive()):
+                    await self._agent.changed.wait()
+        except TimeoutError as error:
+            raise PeerUnavailable(f"Node {node} does not say that it is so after {SHOWN_S:.0f} s.") from error
+
+
+def is_missed(view: ClusterView) -> bool:
+    """Whether this node's end would interrupt answers of a ring that other nodes, which stay, could take over."""
+    stay = [p.report for p in view.peers if p.state is NodeState.ALIVE and not p.report.draining]
+    busy = {load.ring for peer in view.peers for load in peer.report.rings if load.running or load.queued}
+    rings = [ring for ring in view.placement.rings if view.self_id in [stage.node for stage in ring.stages]]
+    return any(ring.id in busy for ring in rings) and any(report.info.id != view.self_id for report in stay)

@@ -1,0 +1,100 @@
+"""What placement needs to know of each model, from wherever the model is."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from node.core.errors import HubUnavailable, ModelNotFound, PeerUnavailable, PippinError
+from node.core.pool import Pools
+from node.core.types import Address, ModelSpec
+from node.engine.compute import Compute
+from node.engine.plan import make_plan
+from node.model.catalogue import Catalogue
+from node.model.config import read_config
+from node.model.hub import Hub
+from node.model.listing import Folder
+from node.model.weights import Weights
+from node.rpc.client import RpcClient
+
+
+class Specs:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        hub: Hub,
+        compute: Compute,
+        client: RpcClient,
+        holders: Callable[[str], Sequence[tuple[Address, str]]],
+        pools: Pools,
+    ) -> None:
+        """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
+        self._pools = pools
+        self._catalogue = catalogue
+        self._hub = hub
+        self._compute = compute
+        self._client = client
+        self._holders = holders
+
+    async def local(self, model: str, revision: str = "") -> ModelSpec:
+        """Of a model whose files, or at least the small ones, are on this node.
+
+        Raises ModelNotFound, ModelBroken, ModelUnsupported.
+        """
+        folder = await self._pools.files.run(self._catalogue.known, model, revision)
+        if folder is None:
+            raise ModelNotFound(f"{model} is not on this node.")
+        return await self._of_folder(model, folder)
+
+    async def find(self, model: str) -> ModelSpec:
+        """Of the revision that is to be used from now on: one that is here whole, that most of the other nodes hold, of which
+        something is here, or that the hub has today.
+
+        Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
+        """
+        if whole := await self._pools.files.run(self._catalogue.whole, model):
+            return await self._of_folder(model, whole)
+        failure: PippinError | None = None
+        for peer, revision in self._by_spread(model):
+            try:
+                return await self._client.describe(peer, model, revision)
+            except PippinError as error:
+                failure = error
+        if failure and not isinstance(failure, PeerUnavailable):
+            raise failure  # what a holder says of its files is worth more than that the hub is not reached
+        if begun := await self._pools.files.run(self._catalogue.known, model):
+            return await self._of_folder(model, begun)
+        flaw = await self._pools.files.run(self._catalogue.flaw, model)
+        if "/" not in model:
+            raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
+        try:
+            metadata = await self._pools.hub.run(self._hub.metadata, model)
+        except (ModelNotFound, HubUnavailable) as error:
+            if flaw:
+                raise flaw from error
+            raise
+        config = await self._pools.files.run(read_config, metadata.directory)
+        return await self._made(model, metadata.directory.name, config, metadata.weights)
+
+    def _by_spread(self, model: str) -> list[tuple[Address, str]]:
+        """Holders of the revision that most of them have come first."""
+        holders = self._holders(model)
+        count = Counter(revision for _, revision in holders)
+        return sorted(holders, key=lambda holder: (-count[holder[1]], holder[1]))
+
+    async def _of_folder(self, model: str, folder: Folder) -> ModelSpec:
+        config = await self._pools.files.run(read_config, folder.path)
+        return await self._made(model, folder.revision, config, await self._pools.files.run(Weights.read, folder.path))
+
+    async def _made(self, model: str, revision: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
+        plan = await self._compute.run(make_plan, config, weights.total_bytes)
+        return ModelSpec(
+            id=model,
+            layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
+            ends_bytes=weights.ends_bytes,
+            kv=plan.kv,
+            cuts=plan.cuts,
+            max_context=plan.max_context,
+            shared_ends=bool(plan.shared),
+            head_bytes=weights.head_bytes,
+            revision=revision,
+        )

@@ -1,0 +1,132 @@
+"""Catalogue of the models whose files are on this node."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from node.core.errors import ModelBroken, ModelNotFound, PippinError
+from node.core.types import LONGEST_NAME, MOST_MODELS, HeldModel, Shard
+from node.model.file_names import DESCRIPTION, checked_revision, id_parts
+from node.model.listing import Folder, Listing
+from node.model.short_names import canonical
+from node.model.weights import Weights
+
+
+class Catalogue:
+    """Finds models in this order: those that come with Pippin, the user's directories, models from peers, the hub's
+    cache.
+
+    `local`, `created` and `target` answer from memory, as does `find` unless a one-part name matches nothing. All other
+    methods read directories, and so may block for as long as a disk takes to wake up.
+    """
+
+    def __init__(
+        self, builtin: Path, models_dirs: Sequence[Path], data_dir: Path, hub_cache: Path | None = None
+    ) -> None:
+        self._fetched = data_dir / "fetched"
+        self._roots = (builtin, *models_dirs, data_dir / "models")
+        self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
+        self._listing = Listing()
+        self._local: tuple[HeldModel, ...] = ()
+        self._created: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Search the disk for models that came or went, and list the first MOST_MODELS.
+
+        Raises OSError when this process has no descriptors left.
+        """
+        local: dict[HeldModel, None] = {}
+        created: dict[str, int] = {}
+        for model_id, folder in self._listing.search(self._roots, self._fetched, self._hub_cache):
+            if folder.whole and len(local) < MOST_MODELS:
+                local[HeldModel(model_id, folder.revision)] = None
+                created.setdefault(model_id, folder.created)
+        self._created, self._local = created, tuple(local)
+
+    def local(self) -> tuple[HeldModel, ...]:
+        """The models that were complete at the last search, in the order of the directories searched."""
+        return self._local
+
+    def created(self, model_id: str) -> int:
+        """Time at which the model came to this node, in seconds since 1970; 0 if it is not complete here."""
+        return self._created.get(model_id, 0)
+
+    def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
+        """Resolve a name to a model id: one held here or `elsewhere` if it matches, else a hub id.
+
+        Raises ModelNotFound.
+        """
+        if len(name) > LONGEST_NAME:  # comparing names takes time quadratic in their length
+            what = f"The model's name has {len(name):,} characters; {LONGEST_NAME} are the most."
+            raise ModelNotFound(what, param="model")
+        name = name.strip()
+        wanted = canonical(name)
+        held = (*self._created, *elsewhere)
+        for model_id in (name, wanted):
+            if model_id in held:
+                return model_id
+        for model_id in held:
+            if name.lower() in (model_id.lower(), model_id.lower().rpartition("/")[2]):
+                return model_id
+        if len(id_parts(wanted)) == 2:
+            return wanted
+        if flaw := self.flaw(wanted):
+            raise flaw
+        near = difflib.get_close_matches(name, held, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
+        raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
+
+    def whole(self, model_id: str, revision: str = "") -> Folder | None:
+        """Folder of the complete model, or None; without `revision`, the first one found."""
+        return next((folder for folder in self._places(model_id, revision) if folder.whole), None)
+
+    def known(self, model_id: str, revision: str = "") -> Folder | None:
+        """Folder with at least the config and all tensor headers, which suffice to place the model; else None."""
+        places = self._places(model_id, revision)
+        return next((folder for folder in places if folder.whole or DESCRIPTION in folder.files), None)
+
+    def directory_for(self, shard: Shard, ends: bool) -> Path | None:
+        """Directory with the files of one stage: of the complete model, or of the part that the stage needs."""
+        places = self._places(shard.model, shard.revision)
+        has_stage = self._listing.has_stage
+        return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
+
+    def flaw(self, model_id: str) -> PippinError | None:
+        """The error if a folder of this name exists but holds no valid model; else None."""
+        for root in self._roots:
+            path = root.joinpath(*id_parts(model_id))
+            try:
+                if path.is_dir():
+                    Weights.read(path)
+                    if not (path / "config.json").is_file():
+                        return ModelBroken(f"{path} has no config.json.", hint="Fetch the model again.")
+            except PippinError as error:
+                return error
+            except OSError:
+                continue
+        return None
+
+    def partial(self, model_id: str, revision: str) -> Path | None:
+        """A directory with the model's small files (config and tokenizer), and maybe weights."""
+        return next((folder.path for folder in self._places(model_id, revision) if folder.has_tokenizer), None)
+
+    def target(self, model_id: str, revision: str) -> Path:
+        """Directory for files of the model that are fetched from peers; it may not exist yet."""
+        return self._fetched.joinpath(checked_revision(revision), *id_parts(model_id))
+
+    def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
+        """Folders of this revision; for an empty `revision`, all whose revision is known."""
+        for folder in self._every_place(id_parts(model_id)):
+            if folder.revision and revision in ("", folder.revision):
+                yield folder
+
+    def _every_place(self, parts: Sequence[str]) -> Iterator[Folder]:
+        for root in self._roots:
+            if folder := self._listing.look(root.joinpath(*parts)):
+                yield folder
+        for root in self._listing.folders(self._fetched):
+            if folder := self._listing.look(root.joinpath(*parts), root.name):
+                yield folder
+        yield from self._listing.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")

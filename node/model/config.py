@@ -1,0 +1,39 @@
+"""Reads and checks a model's config.json, and what is read with it."""
+
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.utils import load_config
+
+from node.core.errors import ModelBroken
+from node.core.failures import FAILURES
+
+CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
+_MOST_BYTES = 16 << 20
+"""Of each: JSON may take 30 times its size in memory."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The model's config.json. Raises ModelBroken when it is missing or is no JSON object with a model_type."""
+    try:
+        for name in CONFIGS:
+            check_small(directory / name)
+        config = load_config(directory)
+    except FileNotFoundError as error:
+        raise ModelBroken(f"{directory} has no config.json.") from error
+    except FAILURES as error:  # JSON and UTF-8 errors are ValueErrors
+        raise ModelBroken(f"{directory / 'config.json'} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelBroken(f"{directory / 'config.json'} names no model_type.")
+    return config
+
+
+def check_small(path: Path) -> None:
+    """Whether a file can be read whole; one that is absent can. Raises ModelBroken, also for what is no file: some have no end."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ModelBroken(f"{path} is no file.", hint="Fetch the model again.")
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ModelBroken(f"{path} has {size:,} bytes; {_MOST_BYTES:,} are the most.")

@@ -1,0 +1,117 @@
+"""Downloads one file from the hub into its cache by HTTP. A download that broke off is resumed, also by another
+process.
+
+huggingface_hub's own download starts each file from zero, and Xet's cannot be stopped within a file.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import get_session
+from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+from node.core.errors import HubUnavailable, ModelBroken, NotReady
+from node.model.hub_errors import HUB_ERRORS, first_line, passes
+from node.model.incoming import Incoming
+
+log = logging.getLogger(__name__)
+
+STALL_S = 10.0
+"""Read timeout: a connection that delivers nothing for this long is closed, and another one opened."""
+TRIES = 5
+"""Consecutive attempts without a byte before the download fails."""
+_PIECE = 8 << 30
+"""Bytes requested at once: CDNs refuse to send more than some 50 GB."""
+_LONGEST_PAUSE_S = 8.0
+_LOOK_S = 0.25
+"""Interval at which `progress` is called during a pause, as it may cancel the download."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """URL of a file, and the expected size and content."""
+
+    url: str
+    headers: Mapping[str, str]
+    size: int
+    etag: str
+    """SHA-256 of a large file; of a small one, some other name for its content."""
+
+
+def download(source: Source, blob: Path, progress: Callable[[int], None]) -> None:
+    """Download `source` into `blob`, calling `progress(bytes here)` after each piece. Its exceptions cancel the
+    download.
+
+    Waits while another process or thread downloads the same file. Raises HUB_ERRORS, HubUnavailable, ModelBroken,
+    NoCapacity.
+    """
+    while not blob.exists():
+        try:
+            with Incoming(blob, source.size) as incoming:
+                _complete(source, incoming, progress)
+        except NotReady:
+            progress(0)
+            time.sleep(_LOOK_S)
+
+
+def _complete(source: Source, incoming: Incoming, progress: Callable[[int], None]) -> None:
+    sha256 = source.etag if _SHA256.fullmatch(source.etag) else None
+    is_resumed = incoming.offset > 0
+    _fill(source, incoming, progress)
+    try:
+        incoming.finish(sha256)
+    except ModelBroken:
+        if not is_resumed:
+            raise
+        log.warning("%s: what an earlier try left was damaged; fetching it anew", source.url)
+        incoming.restart()
+        _fill(source, incoming, progress)
+        incoming.finish(sha256)
+
+
+def _fill(source: Source, incoming: Incoming, progress: Callable[[int], None]) -> None:
+    failures = 0
+    while incoming.offset < source.size:
+        before = incoming.offset
+        try:
+            for chunk in _chunks(source, incoming):
+                incoming.write(chunk)
+                progress(incoming.offset)
+            if incoming.offset > before:
+                continue  # a server may send less than was asked for
+            raise HubUnavailable(f"The hub sends nothing of {source.url} from byte {before:,} on.")
+        except HUB_ERRORS as error:
+            failures = 1 if incoming.offset > before else failures + 1
+            if failures >= TRIES or not passes(error):
+                raise
+            log.warning(
+                "%s at byte %d of %d: %s; trying again", source.url, incoming.offset, source.size, first_line(error)
+            )
+        _pause(min(2.0 ** (failures - 1), _LONGEST_PAUSE_S), incoming, progress)
+
+
+def _chunks(source: Source, incoming: Incoming) -> Iterator[bytes]:
+    """Yield the bytes from the incoming file's offset on, as they arrive."""
+    last = min(source.size, incoming.offset + _PIECE) - 1
+    headers = {**source.headers, "Accept-Encoding": "identity", "Range": f"bytes={incoming.offset}-{last}"}
+    with get_session().stream("GET", source.url, headers=headers, timeout=STALL_S) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206:
+            if incoming.offset:
+                log.warning("%s: the server can't send a part of it; fetching it anew", source.url)
+                incoming.restart()
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {incoming.offset}-"):
+            raise HubUnavailable(f"The hub sends another part of {source.url} than byte {incoming.offset:,} on.")
+        yield from response.iter_raw()
+
+
+def _pause(seconds: float, incoming: Incoming, progress: Callable[[int], None]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        progress(incoming.offset)
+        time.sleep(min(left, _LOOK_S))

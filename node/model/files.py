@@ -1,0 +1,183 @@
+"""Model files: gives them to peers, and gets those of a stage from wherever they are: this disk, a peer, the hub."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from node.core.errors import ModelChanged, ModelNotFound, NotReady, PeerUnavailable, PippinError
+from node.core.pool import Pools
+from node.core.types import Address, HeldModel, Shard
+from node.model.catalogue import Catalogue
+from node.model.file_names import is_commit
+from node.model.hub import Hub
+from node.model.incoming import Incoming
+from node.model.transfer import File, Receiver, needed, offer, read, small
+from node.model.weights import Weights, described
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[float], None]
+TELL_S = 0.1
+"""How often a download tells how far it is."""
+LOOK_S = 0.2
+"""How often a load that waits for another one's file looks whether that has come."""
+
+
+class Files:
+    """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        hub: Hub,
+        client: RpcClient,
+        holders: Callable[[str], Sequence[tuple[Address, str]]],
+        pools: Pools,
+    ) -> None:
+        self._pools = pools
+        self._catalogue = catalogue
+        self._hub = hub
+        self._client = client
+        self._holders = holders
+
+    # --- for peers ----------------------------------------------------------------------------------------------------
+
+    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
+        offered = await self._pools.offers.run(lambda: offer(self._here(model, revision)))
+        return [(file.name, file.size) for file in offered]
+
+    async def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+        chunks = await self._pools.offers.run(lambda: read(self._here(model, revision), name, offset))
+        while chunk := await self._pools.offers.run(next, chunks, None):
+            yield chunk
+
+    def _here(self, model: str, revision: str) -> Path:
+        directory = self._catalogue.partial(model, revision)
+        if directory is None:
+            raise ModelNotFound(f"{model} of revision {revision[:100]!r} is not on this node.")
+        return directory
+
+    # --- for this node ------------------------------------------------------------------------------------------------
+
+    async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> tuple[Path, Weights]:
+        """The directory with the files of a stage (and of the ends), fetched if need be, from a peer rather than the hub;
+        and what is known of all of the model's weights.
+
+        Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
+        """
+        directory = await self._directory_of(shard, ends, progress)
+        return directory, await self._pools.files.run(Weights.read, directory)
+
+    async def _directory_of(self, shard: Shard, ends: bool, progress: Progress) -> Path:
+        if directory := await self._pools.files.run(self._catalogue.directory_for, shard, ends):
+            return directory
+        failure: PippinError | None = None
+        for peer in [peer for peer, revision in self._holders(shard.model) if revision == shard.revision]:
+            try:
+                return await self._from_peer(peer, shard, ends, progress)
+            except PippinError as error:
+                log.warning("%s could not be fetched from %s: %s", shard.model, peer.target, error)
+                failure = error
+        if "/" in shard.model and is_commit(shard.revision):
+            return await self._from_hub(shard, ends, progress)
+        if failure and not isinstance(failure, ModelNotFound):
+            raise failure
+        raise await self._missing(shard)
+
+    async def _missing(self, shard: Shard) -> PippinError:
+        """Nobody has the revision: why."""
+        whole = await self._pools.files.run(self._catalogue.whole, shard.model)
+        others = [whole.revision] if whole else [revision for _, revision in self._holders(shard.model)]
+        if not others:
+            return ModelNotFound(f"No node holds {shard.model}.")
+        return ModelChanged(
+            f"No node holds revision {shard.revision} of {shard.model} any more, but {others[0]}.",
+            hint="Its files were changed; try again in a moment.",
+        )
+
+    async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
+        """Cancelled, it returns at once; its thread ends with the next bytes, or when none have come for a while."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        told_at = 0.0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told_at
+            if stop.is_set():
+                raise NotReady(f"The load of {shard} was broken off.")
+            if done == total or loop.time() - told_at > TELL_S:
+                told_at = loop.time()
+                loop.call_soon_threadsafe(progress, done / max(total, 1))
+
+        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell, revision=shard.revision)
+        try:
+            return await self._pools.downloads.run(fetch)
+        finally:
+            stop.set()
+
+    async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:
+        """A directory with the model's small files; from `peer`, the model's driver, if they are not here.
+
+        Raises PeerUnavailable when no address of it is known.
+        """
+        directory = await self._pools.files.run(self._catalogue.partial, model.id, model.revision)
+        if directory:
+            return directory
+        if peer is None:
+            raise PeerUnavailable(f"No address of the driver of {model.id} is known.")
+        target = self._catalogue.target(model.id, model.revision)
+        for file in small(await self._offered(peer, model)):
+            await self._copy(peer, model, file, target, lambda _: None)
+        return target
+
+    async def _from_peer(self, peer: Address, shard: Shard, ends: bool, progress: Progress) -> Path:
+        model = HeldModel(shard.model, shard.revision)
+        offered = await self._offered(peer, model)
+        target = self._catalogue.target(model.id, model.revision)
+        for file in small(offered):
+            await self._copy(peer, model, file, target, lambda _: None)
+        weights = await self._pools.files.run(described, target)
+        if weights is None:
+            raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
+        files = needed(offered, weights, shard.start, shard.end, ends)
+        total = sum(file.size for file in files)
+        done = 0
+        for file in files:
+            await self._copy(peer, model, file, target, partial(_tell, progress, done, total))
+            done += file.size
+        return target
+
+    async def _offered(self, peer: Address, model: HeldModel) -> list[File]:
+        return [File(name, size) for name, size in await self._client.listing(peer, model.id, model.revision)]
+
+    async def _copy(
+        self, peer: Address, model: HeldModel, file: File, target: Path, progress: Callable[[int], None]
+    ) -> None:
+        receiver, pool = Receiver(target), self._pools.downloads
+        while not await self._pools.files.run(receiver.holds, file):
+            try:
+                incoming = await pool.run(receiver.open, file)
+            except NotReady:  # another load or request fetches it
+                await asyncio.sleep(LOOK_S)
+                continue
+            try:
+                await self._receive(peer, model, file.name, incoming, progress)
+            finally:
+                pool.submit(incoming.close)  # a write may be under way
+
+    async def _receive(
+        self, peer: Address, model: HeldModel, name: str, incoming: Incoming, progress: Callable[[int], None]
+    ) -> None:
+        sha256 = ""
+        async for data, sha256 in self._client.read(peer, model.id, model.revision, name, incoming.offset):  # noqa: B007
+            if data:
+                await self._pools.downloads.run(incoming.write, data)
+                progress(incoming.offset)
+        await self._pools.downloads.run(incoming.finish, sha256)
+
+
+def _tell(progress: Progress, before: int, total: int, count: int) -> None:
+    progress((before + count) / max(total, 1))

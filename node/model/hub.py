@@ -1,0 +1,191 @@
+"""Fetches models from the Hugging Face hub: only the files that a stage needs."""
+
+import json
+import logging
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
+from node.core.pool import Pool
+from node.core.types import Tensor
+from node.core.units import format_bytes
+from node.model.download import Source, download
+from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
+from node.model.formats import unloadable
+from node.model.headers import make_tensor
+from node.model.hub_errors import HUB_ERRORS, translated
+from node.model.weights import Weights, described, read_index
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+_READERS = 8
+"""Headers read concurrently; a large model has a hundred files and each costs a round trip."""
+_MOST_SMALL = 256
+_MOST_SMALL_BYTES = 2**28
+"""Maximum total bytes of a model's small files, as models are untrusted. The largest tokenizers take 50 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of a model before its weights are fetched."""
+
+    config: dict[str, Any]
+    weights: Weights
+    directory: Path
+    """Directory of the small files (config, tokenizer, index). `fetch` puts weights into the same one."""
+
+
+class Hub:
+    """Client of the hub.
+
+    All methods block on network and disk. Defaults for endpoint, token and cache: huggingface_hub's.
+    """
+
+    def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
+        self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
+        self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
+        self._readers = Pool("header", _READERS, most_waiting=4096)
+        self._download = partial(
+            hf_hub_download, cache_dir=self._cache, endpoint=endpoint, token=token, library_name="pippin"
+        )
+
+    def metadata(self, model_id: str, revision: str | None = None) -> Metadata:
+        """Config and layout of the weights, downloading small files only.
+
+        Without network they are read from the cache.
+        """
+        with _told(model_id):
+            directory = self._resolved(model_id, revision)
+            weights = described(directory) or self._described(model_id, directory)
+        try:
+            config = json.loads((directory / "config.json").read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ModelBroken(f"config.json of {model_id} is no JSON: {error}.") from error
+        return Metadata(config, weights, directory)
+
+    def fetch(
+        self,
+        model_id: str,
+        start: int,
+        end: int,
+        ends: bool,
+        progress: Callable[[int, int], None] = lambda *_: None,
+        *,
+        revision: str | None = None,
+    ) -> Path:
+        """Download the files that the stage [start, end) lacks, calling `progress(bytes done, bytes in all)` on the
+        way.
+
+        `ends`: also fetch the tensors outside of layers. A fetch that is broken off keeps what was received, and the
+        next one resumes from there. Exceptions raised by `progress` cancel the fetch.
+        """
+        metadata = self.metadata(model_id, revision)
+        directory, sizes = metadata.directory, metadata.weights.sizes
+        files = sorted(metadata.weights.files_for(start, end, ends))
+        total = sum(sizes[file] for file in files)
+        missing = [file for file in files if not (directory / file).is_file()]
+        done = total - sum(sizes[file] for file in missing)
+        self._check_space(model_id, total - done)
+        progress(done, total)
+        for file in missing:
+            log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(sizes[file]))
+            before = done
+            with _told(model_id):
+                self._fetch(model_id, directory, file, lambda here: progress(before + here, total))  # noqa: B023
+            done += sizes[file]
+            progress(done, total)
+        return directory
+
+    def _fetch(self, model_id: str, directory: Path, file: str, progress: Callable[[int], None]) -> None:
+        """Download the file into the cache's blobs, then have huggingface_hub link it into the snapshot."""
+        url = hf_hub_url(model_id, file, revision=directory.name, endpoint=self._api.endpoint)
+        found = get_hf_file_metadata(url, token=self._api.token, timeout=_TIMEOUT_S, endpoint=self._api.endpoint)
+        if found.size is None or found.etag is None or not is_safe(found.etag):
+            raise HubUnavailable(f"The hub tells neither size nor ETag of {file} of {model_id}.")
+        headers = build_hf_headers(token=self._api.token, library_name="pippin")
+        blobs = directory.parent.parent / "blobs"
+        blobs.mkdir(exist_ok=True)
+        download(Source(url, headers, found.size, found.etag), blobs / found.etag, progress)
+        self._download(model_id, file, revision=directory.name)
+
+    def _resolved(self, model_id: str, revision: str | None) -> Path:
+        """Snapshot directory of the branch's commit, which is its name; all further requests are for this commit."""
+        if not isinstance(try_to_load_from_cache(model_id, "config.json", self._cache, revision), str):
+            # Without network this fails at once, while a download of an uncached file retries for half a minute.
+            self._api.model_info(model_id, revision=revision, timeout=_TIMEOUT_S)
+        return Path(self._download(model_id, "config.json", revision=revision)).parent
+
+    def _described(self, model_id: str, directory: Path) -> Weights:
+        """Download the small files, read the headers of the weights, and write a description for the next time."""
+        info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        small = list(filter(is_small, sizes))
+        small_bytes = sum(sizes[file] for file in small)
+        if len(small) > _MOST_SMALL or small_bytes > _MOST_SMALL_BYTES:
+            raise ModelBroken(
+                f"{model_id} has {len(small)} small files of {format_bytes(small_bytes)} together; {_MOST_SMALL} of "
+                f"{format_bytes(_MOST_SMALL_BYTES)} are the most."
+            )
+        self._check_space(model_id, small_bytes)
+        for file in small:
+            self._download(model_id, file, revision=directory.name)
+        files = _weight_files(directory, set(sizes))
+        if not files:
+            raise unloadable(f"{model_id} on the hub", sizes)
+
+        header = partial(self._header, model_id, directory.name)
+        tensors = {name: tensor for part in self._readers.map(header, files) for name, tensor in part.items()}
+        weights = Weights(tensors, {file: sizes[file] for file in files})
+        part = directory / f"{DESCRIPTION}.{uuid.uuid4().hex}.part"  # nodes on one machine share the cache
+        part.write_bytes(weights.to_json())
+        part.replace(directory / DESCRIPTION)
+        return weights
+
+    def _header(self, model_id: str, commit: str, file: str) -> dict[str, Tensor]:
+        try:
+            found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
+            return {name: make_tensor(file, name, each.dtype, each.shape) for name, each in found.tensors.items()}
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r:.200}") from error
+
+    def _check_space(self, model_id: str, needed: int) -> None:
+        free = shutil.disk_usage(self._cache).free
+        if needed > free:
+            raise NoCapacity(
+                f"{model_id} needs {format_bytes(needed)} more on disk; {self._cache} has {format_bytes(free)} free.",
+                hint="Free some space, or set HF_HOME to a larger disk.",
+            )
+
+
+def _weight_files(directory: Path, present: set[str]) -> list[str]:
+    """The repository's weight files: those of its index, or all that mlx-lm would load."""
+    loadable = {file for file in present if is_weights(file)}
+    indexed = set(read_index(directory / INDEX).values())
+    # A stale index names files that are not there.
+    return sorted(indexed if indexed and indexed <= loadable else loadable)
+
+
+@contextmanager
+def _told(model_id: str) -> Iterator[None]:
+    """Translate exceptions of huggingface_hub into PippinErrors with hints."""
+    try:
+        yield
+    except HUB_ERRORS as error:
+        raise translated(error, model_id) from error

@@ -1,0 +1,208 @@
+"""Lists the folders of models on a disk where any access may fail at any time.
+
+Entries that fail are left out, and each failure is logged once. Folders that did not change are not read again.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.core.errors import ModelBroken, PippinError
+from node.model.file_names import DESCRIPTION, is_safe, is_small, is_weights
+from node.model.fingerprint import fingerprint
+from node.model.weights import files_for, text_files, weight_map
+
+log = logging.getLogger(__name__)
+
+GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
+"""errnos of an entry that does not exist, or no longer: not a failure."""
+OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""errnos of a process that lacks resources, which say nothing about the disk."""
+
+Stat = tuple[int, int, int]
+"""(Size in bytes, modification time in ns, inode)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder with a config.json, as it was at the last look."""
+
+    path: Path
+    files: Mapping[str, Stat]
+    """Relevant files that can be accessed, by name."""
+    whole: bool
+    """Whether all weights of the text model are here."""
+    revision: str
+    """Commit of the model; for a complete local directory its fingerprint, for an incomplete one empty."""
+
+    @property
+    def created(self) -> int:
+        """Modification time of the config, in seconds since 1970."""
+        return self.files["config.json"][1] // 1_000_000_000
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return any("token" in name or name.startswith("vocab") or name.endswith(".model") for name in self.files)
+
+
+class Listing:
+    """Reads the disk; all methods block. OSError is raised only when this process is short of descriptors or memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Folder] = {}
+        self._told: set[tuple[Path, str]] = set()
+        """Failures that were logged, each with its path."""
+        self._met: set[tuple[Path, str]] = set()
+        """Failures in the search under way."""
+
+    def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
+        """Ids and folders of all models: local ones, those from peers, those in the hub's cache."""
+        self._met = set()
+        found = [pair for root in roots for pair in self._in_root(root)]
+        found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
+        found += self._in_cache(cache)
+        self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
+        self._told = self._met
+        return found
+
+    def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:
+        """Models at `root/name` and `root/org/name`."""
+        for outer in self.folders(root):
+            if folder := self.look(outer, revision):
+                yield outer.name, folder
+            for inner in self.folders(outer):
+                if folder := self.look(inner, revision):
+                    yield f"{outer.name}/{inner.name}", folder
+
+    def _in_cache(self, cache: Path) -> Iterator[tuple[str, Folder]]:
+        for repository in self.folders(cache):
+            kind, _, name = repository.name.partition("--")
+            parts = name.split("--")
+            if kind == "models" and len(parts) <= 2 and all(map(is_safe, parts)):
+                for folder in self.snapshots(repository):
+                    yield "/".join(parts), folder
+
+    def snapshots(self, repository: Path) -> list[Folder]:
+        """Commits of a model in the hub's cache: `main` as last seen, then the others, most recent first.
+
+        A change of the model's card alone makes a new commit, which may hold no weights yet.
+        """
+        found = [folder for path in self.folders(repository / "snapshots") if (folder := self.look(path, path.name))]
+        if len(found) > 1:
+            main = self._main(repository)
+            found.sort(key=lambda folder: (folder.path.name == main, self._changed(folder.path)), reverse=True)
+        return found
+
+    def look(self, path: Path, revision: str = "") -> Folder | None:
+        """The model folder at the path, or None. Without `revision` it is a local one."""
+        files = self._files(path)
+        if "config.json" not in files:
+            self._known.pop(path, None)
+            return None
+        known = self._known.get(path)
+        if known and known.files == files:
+            return known
+        try:
+            weights = self._map(path)
+            whole = weights is not None and files.keys() >= text_files(weights)
+            revision = revision or (fingerprint(path, files) if whole else "")
+        except OSError as error:
+            self._trouble(path, error)
+            return Folder(path, files, whole=False, revision=revision)
+        folder = Folder(path, files, whole, revision)
+        if weights is not None:  # else try again next time, as the disk may recover
+            self._known[path] = folder
+        return folder
+
+    def has_stage(self, folder: Folder, start: int, end: int, ends: bool) -> bool:
+        """Whether the weights of the stage [start, end), and with `ends` those outside of layers, are here.
+
+        A partial model is usable only with a description, since a stage needs to know the other tensors.
+        """
+        if folder.whole or DESCRIPTION not in folder.files:
+            return folder.whole
+        try:
+            weights = self._map(folder.path)
+            return weights is not None and folder.files.keys() >= files_for(weights, start, end, ends)
+        except OSError as error:
+            self._trouble(folder.path, error)
+            return False
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    def folders(self, path: Path) -> list[Path]:
+        """Subfolders whose names can be part of a model's id, sorted by name."""
+        found = []
+        for entry in self._entries(path):
+            try:
+                if is_safe(entry.name) and entry.is_dir():
+                    found.append(path / entry.name)
+            except OSError as error:
+                self._trouble(path / entry.name, error)
+        return sorted(found)
+
+    def _files(self, path: Path) -> dict[str, Stat]:
+        found = {}
+        for entry in self._entries(path):
+            try:
+                if (is_small(entry.name) or is_weights(entry.name)) and entry.is_file():
+                    stat = entry.stat()
+                    found[entry.name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+            except OSError as error:
+                self._trouble(path / entry.name, error)
+        return found
+
+    def _entries(self, path: Path) -> list[os.DirEntry[str]]:
+        found: list[os.DirEntry[str]] = []
+        try:
+            with os.scandir(path) as entries:
+                found.extend(entries)
+        except OSError as error:
+            self._trouble(path, error)
+        return found
+
+    def _main(self, repository: Path) -> str:
+        """Commit of `main` according to the cache; empty if unknown."""
+        try:
+            with (repository / "refs" / "main").open("rb") as file:
+                return file.read(100).decode("ascii", "replace").strip()
+        except OSError as error:
+            self._trouble(repository / "refs" / "main", error)
+            return ""
+
+    def _changed(self, path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError as error:
+            self._trouble(path, error)
+            return 0.0
+
+    def _map(self, path: Path) -> dict[str, str] | None:
+        """Map from tensor to file; None if the folder is damaged or of another format. Raises OSError."""
+        try:
+            return weight_map(path)
+        except ModelBroken as error:
+            self._tell(path, str(error))
+        except (RecursionError, MemoryError) as error:
+            self._tell(path, f"its index is no index: {type(error).__name__}")
+        except PippinError as error:  # not a failure: other programs use the hub's cache, too
+            log.debug("%r: %s", str(path), error)
+        return None
+
+    # --- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def _trouble(self, path: Path, error: OSError) -> None:
+        if error.errno in OURS:
+            raise error
+        if error.errno not in GONE:
+            self._tell(path, error.strerror or str(error))
+
+    def _tell(self, path: Path, what: str) -> None:
+        trouble = (path, what)
+        self._met.add(trouble)
+        if trouble not in self._told:
+            self._told.add(trouble)
+            log.warning("left out: %r: %s", str(path), what)

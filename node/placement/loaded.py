@@ -1,0 +1,66 @@
+"""Finds rings that need no loading: of layers that nodes already have in memory, such as those of a lost ring. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from node.core.types import LoadState, ModelSpec, NodeReport, Ring, Shard, StageSpec
+from node.placement.footprint import Footprint
+from node.placement.search import Wish
+from node.placement.split import edges
+
+_MOST_TRIED = 256
+"""Maximum partial rings that are tried: peers can report any number of shards."""
+_MOST_SHARDS = 8
+"""Maximum shards considered of one model on one node."""
+
+
+def loaded_rings(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> list[Ring]:
+    """Rings of loaded layers, without ids.
+
+    Each has the longest context that its nodes have room for, and then the most sessions.
+    """
+    found: list[Ring] = []
+    chains = list(_chains(spec, nodes))
+    for context in wish.contexts_of(spec):
+        for sessions in wish.sessions if chains else ():
+            costs = Footprint(spec, context, sessions)
+            fitting = [chain for chain in chains if _fits(chain, costs, free)]
+            chains = [chain for chain in chains if chain not in fitting]
+            found += [
+                Ring("", spec.id, chain, context, sessions, spec.shared_ends, revision=spec.revision)
+                for chain in fitting
+            ]
+    return found
+
+
+def _fits(chain: Sequence[StageSpec], costs: Footprint, free: Mapping[str, int]) -> bool:
+    return all(costs.stage(stage.start, stage.end, driver=stage is chain[0]) <= free[stage.node] for stage in chain)
+
+
+def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[StageSpec, ...]]:
+    """Yield chains of stages that have all layers once, in order, each stage on a different node."""
+    marks = set(edges(spec))
+    stages: dict[int, list[StageSpec]] = {}
+    for node in nodes:
+        shards = [
+            shard
+            for shard in _in_memory(node)
+            if (shard.model, shard.revision) == (spec.id, spec.revision) and {shard.start, shard.end} <= marks
+        ]
+        for shard in shards[:_MOST_SHARDS]:
+            stages.setdefault(shard.start, []).append(StageSpec(node.info.id, shard.start, shard.end))
+    begun: list[tuple[StageSpec, ...]] = [()]
+    for _ in range(_MOST_TRIED):
+        if not begun:
+            return
+        chain = begun.pop()
+        end = chain[-1].end if chain else 0
+        if end == spec.layers:
+            yield chain
+            continue
+        taken = {stage.node for stage in chain}
+        begun += [(*chain, stage) for stage in reversed(stages.get(end, ())) if stage.node not in taken]
+
+
+def _in_memory(node: NodeReport) -> list[Shard]:
+    used = [load.shard for load in node.loads if load.state in (LoadState.READY, LoadState.ENDED)]
+    return list(dict.fromkeys([*used, *node.idle]))

@@ -1,0 +1,300 @@
+"""Placement: which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
+
+The aim is the least time per token of one stream: a model is placed on as few nodes as hold it with a useful context,
+in the order with the quickest round trip. Nodes left over get replicas: further rings of the same model. A standing
+ring that is as good is kept. A new one is made of layers that nodes still have in memory if possible, so that nothing
+is loaded twice. Loaded layers that no ring needs count as free memory.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, Refusal, Ring
+from node.placement.footprint import ring_bytes
+from node.placement.loaded import loaded_rings
+from node.placement.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
+from node.placement.speed import TOO_SLOW, is_quicker, token_ms
+from node.placement.split import edges
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Requirements of a placement beyond the models themselves."""
+
+    min_stages: int = 1
+    """Minimum stages of each ring, if there are as many nodes."""
+    max_rings: int | None = None
+    """Maximum rings of each model; None: as many as there is room for."""
+    move: bool = True
+    """Whether a standing ring may be moved for speed alone."""
+    barred: Collection[tuple[str, str]] = ()
+    """(Model, node) pairs that must not be combined for now."""
+    contexts: Sequence[int] = CONTEXTS
+    max_sessions: Sequence[int] = SESSIONS
+
+
+def place(
+    models: Sequence[ModelSpec],
+    nodes: Sequence[NodeReport],
+    rules: Rules | None = None,
+    *,
+    fence: Fence,
+    head: str,
+    current: Placement | None = None,
+) -> Placement:
+    """Give every model a ring on the nodes, or a refusal, and replicas where room is left. Earlier models take
+    precedence.
+
+    Standing rings of `current` keep their memory before other models are placed. Only if a model finds no room do all
+    get fewer sessions, and then shorter contexts: better all models with less than one with plenty. Replicas make room
+    for any model's first ring. Nothing new is placed on a draining node; a standing ring there stays as long as its
+    model has no other place. A ring that is replaced and still fits is `retiring`.
+    """
+    rules = rules or Rules()
+    models = list({spec.id: spec for spec in models}.values())
+    sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
+    wishes = [Wish(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
+    wishes += [Wish(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
+    best: _Draft | None = None
+    for wish in wishes:
+        draft = _Draft(models, nodes, fence, head, wish, rules, current)
+        draft.settle()
+        if best is None or draft.unsettled < best.unsettled:
+            best = draft
+        if not draft.unsettled or len(models) == 1:
+            break
+    assert best
+    rings = [ring for spec in models for ring in best.rings[spec.id]]
+    return Placement(fence, head, tuple(rings), tuple(best.refused))
+
+
+class _Draft:
+    """One attempt to place all models. Memory is reserved as rings are settled."""
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        nodes: Sequence[NodeReport],
+        fence: Fence,
+        head: str,
+        wish: Wish,
+        rules: Rules,
+        current: Placement | None,
+    ) -> None:
+        self._head = head
+        self._models, self._nodes, self._fence, self._wish, self._rules = models, nodes, fence, wish, rules
+        self._draining = {node.info.id for node in nodes if node.draining}
+        self._count = len(nodes) - len(self._draining)
+        self._free = {node.info.id: node.memory.usable for node in nodes}
+        self._holders = {
+            spec.id: {node.info.id for node in nodes if HeldModel(spec.id, spec.revision) in node.models}
+            for spec in models
+        }
+        old = current.rings if current else ()
+        self._drivers = {(ring.model, ring.driver) for ring in old}
+        self._standing = {spec.id: self._conforming(spec, old) for spec in models}
+        """Rings of `current` that could be kept, the best first; settled ones are removed."""
+        self.rings: dict[str, list[Ring]] = {spec.id: [] for spec in models}
+        """Settled rings, each model's first ring first."""
+        self.refused: list[Refusal] = []
+
+    def settle(self) -> None:
+        seated = {spec.id: self._seat(spec) for spec in self._models}
+        for spec in self._models:
+            if ring := self._first(spec, seated[spec.id]):
+                self._settle(spec, ring)
+            else:
+                placed = [model for model, rings in self.rings.items() if rings]
+                self.refused.append(refusal(spec, self._usable(spec), self._free, self._wish, placed))
+        for spec in self._models:
+            for ring in self._standing[spec.id]:
+                if self._fits(spec, ring, self._free):
+                    self._settle(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
+        due = self._models
+        while due:  # in rounds, so that each model gets one more before any gets two
+            due = [spec for spec in due if self._replicate(spec)]
+
+    @property
+    def unsettled(self) -> int:
+        """Number of models that have no ring, or only one that should leave its nodes and cannot."""
+        stuck = [rings for rings in self.rings.values() if rings and self._drains(rings[0])]
+        return len(self.refused) + len(stuck)
+
+    def _settle(self, spec: ModelSpec, ring: Ring) -> None:
+        _take(self._free, spec, ring)
+        self.rings[spec.id].append(ring)
+
+    # --- what stands --------------------------------------------------------------------------------------------------
+
+    def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
+        of_model = [ring for ring in old if (ring.model, ring.revision) == (spec.id, spec.revision)]
+        found = [ring for ring in of_model if self._conforms(spec, ring)]
+        return sorted(found, key=lambda ring: (self._drains(ring), self._distance(spec, ring), ring.retiring))
+
+    def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
+        marks, wish = edges(spec), self._wish
+        legal = ring.stages[-1].end == spec.layers and all(stage.start in marks for stage in ring.stages)
+        wanted = ring.context in wish.contexts_of(spec) and ring.max_sessions in wish.sessions
+        barred = any((spec.id, stage.node) in self._rules.barred for stage in ring.stages)
+        return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._closes(spec, ring)
+
+    def _closes(self, spec: ModelSpec, ring: Ring) -> bool:
+        """Whether each node of the ring can reach the next one."""
+        return isfinite(self._token_ms(spec, ring))
+
+    def _seat(self, spec: ModelSpec) -> Ring | None:
+        """Reserve the memory of the model's best standing ring while all models are placed."""
+        ring = next((ring for ring in self._standing[spec.id] if self._fits(spec, ring, self._free)), None)
+        if ring:
+            self._standing[spec.id].remove(ring)
+            _take(self._free, spec, ring)
+        return ring
+
+    def _fits(self, spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
+        return all(ring_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
+
+    def _drains(self, ring: Ring) -> bool:
+        return any(stage.node in self._draining for stage in ring.stages)
+
+    def _distance(self, spec: ModelSpec, ring: Ring) -> tuple[int, bool, int]:
+        return self._wish.distance(spec, self._count, len(ring.stages), ring.context)
+
+    # --- the first ring of a model ------------------------------------------------------------------------------------
+
+    def _first(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+        """The old ring, or a new one that is worth moving to; the old one may then be kept next to it."""
+        if old:
+            _take(self._free, spec, old, -1)
+        new = self._needed(spec, old)
+        if new is None and old and self._rules.move and not self._drains(old):
+            new = self._quicker(spec, old)
+        if new is None:
+            return replace(old, retiring=False) if old else None
+        if old:
+            self._standing[spec.id].insert(0, old)
+        return new
+
+    def _needed(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+        """A new ring if there is none, or the old one should leave its nodes or falls short of the wish; else None."""
+        found: Ring | None = None
+        least = (len(self._nodes) + 1, True) if old is None or self._drains(old) else self._distance(spec, old)[:2]
+        for room in self._rooms(spec, old):
+            if least == (0, False):
+                break
+            ring = self._search(spec, self._usable(spec), room, self._wish)
+            if ring and self._distance(spec, ring)[:2] < least:
+                found, least = ring, self._distance(spec, ring)[:2]
+        return found
+
+    def _rooms(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
+        """Yield the free bytes of each node: next to all standing rings; without replicas; without the old ring, too.
+
+        In the last case the sessions wait while the new ring loads.
+        """
+        yield self._spare(spec, old)
+        free = dict(self._free)
+        if old:
+            _take(free, spec, old)
+        yield free
+        if old:
+            yield dict(self._free)
+
+    def _spare(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
+        free = dict(self._free)
+        if old:
+            _take(free, spec, old)
+        for each in self._models:
+            for ring in self._standing[each.id]:
+                if self._fits(each, ring, free):
+                    _take(free, each, ring)
+        return free
+
+    def _quicker(self, spec: ModelSpec, old: Ring) -> Ring | None:
+        """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""
+        taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
+        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
+        ring = self._find(spec, nodes, self._spare(spec, old), self._wish)
+        if ring is None or self._distance(spec, ring) > self._distance(spec, old):
+            return None
+        return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
+
+    # --- its replicas -------------------------------------------------------------------------------------------------
+
+    def _is_replica(self, spec: ModelSpec, ring: Ring) -> bool:
+        """Whether the ring can serve next to those settled.
+
+        Contexts must be equal, as requests move from one to the other.
+        """
+        rings = [each for each in self.rings[spec.id] if not each.retiring]
+        taken = {stage.node for each in rings for stage in each.stages}
+        spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
+        apart = not taken & {stage.node for stage in ring.stages} and not self._drains(ring)
+        few = self._rules.max_rings is None or len(rings) < self._rules.max_rings
+        return apart and few and spread and ring.context == rings[0].context
+
+    def _replicate(self, spec: ModelSpec) -> bool:
+        """Add a ring on nodes where the model has none, if it is useful. Returns whether one was added."""
+        rings = self.rings[spec.id]
+        taken = {stage.node for ring in rings for stage in ring.stages}
+        nodes = [node for node in self._usable(spec) if node.info.id not in taken]
+        if not rings or not nodes:
+            return False
+        ring = self._search(spec, nodes, self._free, replace(self._wish, contexts=(rings[0].context,)))
+        if ring is None or not self._is_replica(spec, ring):
+            return False
+        if self._token_ms(spec, ring) > TOO_SLOW * self._token_ms(spec, rings[0]):
+            return False
+        self._settle(spec, ring)
+        return True
+
+    # --- searching ----------------------------------------------------------------------------------------------------
+
+    def _usable(self, spec: ModelSpec) -> list[NodeReport]:
+        """Nodes on which the model may be placed."""
+        barred = {node for model, node in self._rules.barred if model == spec.id} | self._draining
+        return [node for node in self._nodes if node.info.id not in barred]
+
+    def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+        """The best ring.
+
+        One of loaded layers may have more stages or a slower round: it can be moved while it serves.
+        """
+        liked = self._liked(spec, nodes, free)
+        loaded = [ring for ring in loaded_rings(spec, liked, free, wish) if self._closes(spec, ring)]
+        best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
+        if best and self._distance(spec, best)[:2] == (0, False):
+            return self._named(spec, best)
+        found = self._find(spec, liked, free, wish)
+        if best is None or (found and self._distance(spec, found)[:2] < self._distance(spec, best)[:2]):
+            return found
+        return self._named(spec, best)
+
+    def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+        """The best ring, regardless of what has to be loaded for it."""
+        room = {node.info.id: free[node.info.id] for node in nodes}
+        ring = find_ring(spec, self._liked(spec, nodes, free), room, wish)
+        return self._named(spec, ring) if ring else None
+
+    def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
+        number = sum(1 for each in self.rings[spec.id] if each.fence == self._fence) + 1
+        # The name includes the head: two heads of one term, in different partitions, may arrive at the same fence.
+        name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
+        return replace(ring, id=name, fence=self._fence)
+
+    def _liked(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
+        """Nodes in order of preference: with the model's sessions, with its files, with most room."""
+
+        def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
+            name = node.info.id
+            return ((spec.id, name) not in self._drivers, name not in self._holders[spec.id], -free[name], name)
+
+        return sorted(nodes, key=rank)
+
+    def _token_ms(self, spec: ModelSpec, ring: Ring) -> float:
+        return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes})
+
+
+def _take(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:
+    for stage in ring.stages:
+        free[stage.node] -= sign * ring_bytes(spec, ring, stage)

@@ -1,0 +1,97 @@
+"""Searches the best ring for one model on given nodes, or explains in numbers why there is none. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
+from node.core.units import format_bytes
+from node.placement.footprint import Footprint
+from node.placement.split import Order, best_orders, may_fit, split
+from node.placement.unreachable import lost_links
+
+CONTEXTS = (32768, 16384, 8192, 4096, 2048)
+"""Contexts to try, in tokens. 32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
+SESSIONS = (8, 4, 2, 1)
+"""Numbers of sessions to try. Beyond 8 streams a Mac's batch gains little and each stream becomes slow to read."""
+USEFUL_CONTEXT = 8192
+"""Context below which using another node is better than a quicker token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Requirements of every model's ring, and a ring's distance from them."""
+
+    contexts: Sequence[int]
+    sessions: Sequence[int]
+    """In descending order, like `contexts`."""
+    min_stages: int
+
+    def contexts_of(self, spec: ModelSpec) -> list[int]:
+        """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum."""
+        return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
+
+    def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
+        """Distance of a ring from the ideal; tuples are compared, less is better."""
+        spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
+        useful = min(USEFUL_CONTEXT, self.contexts_of(spec)[0])
+        return (max(0, spread - stages), context < useful, stages)
+
+
+def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+    """The ring nearest to the ideal, without an id; None if no ring fits.
+
+    At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
+    that is queued is only delayed.
+    """
+    lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
+    room = sorted(free.values(), reverse=True)  # if any N nodes can hold the model, so can the N with most room
+    least = Footprint(spec, lengths[-1], wish.sessions[-1])
+    options = [(count, context) for count in range(1, most + 1) for context in lengths]
+    options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
+    orders: dict[int, list[Order]] = {}
+    for count, context in options:
+        if count not in orders:
+            orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
+        for sessions in wish.sessions if orders[count] else ():
+            costs = Footprint(spec, context, sessions)
+            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
+                return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision)
+    return None
+
+
+def _stages(
+    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: Mapping[str, int]
+) -> tuple[StageSpec, ...] | None:
+    """Stages in the first of these orders in which the nodes can hold them; None if there is none."""
+    for order in orders:
+        ends = split(spec, costs, [free[n.info.id] for n in order])
+        if ends:
+            return tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, (0, *ends), ends, strict=False))
+    return None
+
+
+def refusal(
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish, placed: Sequence[str]
+) -> Refusal:
+    """Explain in numbers what the least useful ring would need, and what there is."""
+    context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
+    costs = Footprint(spec, context, sessions)
+    weights = sum(spec.layer_bytes) + spec.ends_bytes
+    needs = (
+        f"{spec.id} needs {format_bytes(costs.whole)}: weights {format_bytes(weights)}, cache {format_bytes(costs.cache)} for {sessions} "
+        f"of {context} tokens, working memory {format_bytes(costs.reserve)} a node."
+    )
+    rooms = ", ".join(
+        f"{n.info.name} has {format_bytes(free[n.info.id])} free ({format_bytes(max(0, costs.whole - free[n.info.id]))} short)"
+        for n in sorted(nodes, key=lambda n: (n.info.name, n.info.id))
+    )
+    total = sum(free[n.info.id] for n in nodes)
+    verdict = f"together {format_bytes(total)} ({format_bytes(costs.whole - total)} short)"
+    if total >= costs.whole:
+        verdict = f"together {format_bytes(total)}, but no cut between layers lets every node hold its part"
+    hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
+    if placed:
+        hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
+    lost = [f" {a.info.name} and {b.info.name} do not reach each other." for a, b in lost_links(nodes)]
+    message = f"{needs} {rooms}; {verdict}.{''.join(lost)}" if nodes else f"{needs} No node can hold layers now."
+    return Refusal(spec.id, "no_capacity", message, hint)

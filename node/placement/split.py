@@ -1,0 +1,109 @@
+"""Decides where to cut a model between nodes, and in which order to put the nodes. Pure arithmetic for placement."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, permutations
+from math import factorial, isfinite, perm
+
+from node.core.types import ModelSpec, NodeReport
+from node.placement.footprint import Footprint
+
+UNMEASURED_MS = 5.0
+"""Assumed round trip of a link that was not measured yet: as slow as Wi-Fi, so that a measured cable is preferred."""
+
+_MOST_NODES = 7
+"""Up to this many nodes, all orders are tried, in at most some 50 ms. More are ordered by nearest neighbour."""
+
+Order = tuple[NodeReport, ...]
+
+
+def edges(spec: ModelSpec) -> tuple[int, ...]:
+    """The layers at which a stage may start or end, ascending."""
+    return (0, *spec.cuts, spec.layers)
+
+
+def latency(order: Order) -> float:
+    """Milliseconds that one token spends on the wire per round; infinite if nodes cannot reach each other, see `Cuts`.
+
+    Rounded to half a millisecond: smaller differences are noise, and must not decide which node is the driver.
+    """
+    if len(order) == 1:
+        return 0.0
+    round_ms = sum(_rtt(a, b) for a, b in pairwise((*order, order[0])))
+    return round(round_ms) / 2 if isfinite(round_ms) else round_ms
+
+
+def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]) -> list[Order]:
+    """Orders of `count` nodes, quickest round first; among equals, those that start with earlier nodes."""
+    orders: Iterable[Order] = permutations(nodes, count)
+    if perm(len(nodes), count) > factorial(_MOST_NODES):
+        roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
+        orders = [tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)]
+    rounds = [(latency(order), order) for order in orders]
+    return [order for ms, order in sorted(rounds, key=lambda each: each[0]) if isfinite(ms)]
+
+
+def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:
+    """End of each stage such that all fit and the slowest is as quick as possible; None if they do not fit.
+
+    The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and marks.
+    """
+    marks, stages = edges(spec), len(room)
+    # By mark, the best way for the stages so far to end there: (work of the slowest stage, ends).
+    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for stage, limit in enumerate(room):
+        driver = stage == 0
+        last = len(marks) - (stages - stage)  # each later stage needs a layer, too
+        first_end = last if stage == stages - 1 else 1
+        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for begin, (slowest, ends) in ways.items():
+            for end in range(max(begin + 1, first_end), last + 1):
+                if costs.stage(marks[begin], marks[end], driver=driver) > limit:
+                    break
+                work = costs.work(marks[begin], marks[end], driver=driver)
+                way = (max(slowest, work), (*ends, marks[end]))
+                longer[end] = min(way, longer.get(end, way))
+        ways = longer
+    return ways[len(marks) - 1][1] if ways else None
+
+
+def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
+    """Whether nodes with this room can hold the model in any order: a quick test before all orders are tried.
+
+    Dynamic programming: how far each set of nodes can get, from the sets with one node less.
+    """
+    if costs.whole + (len(room) - 1) * costs.reserve > sum(room):
+        return False
+    if len(room) > _MOST_NODES:
+        return True  # only few orders are tried then, and there are too many sets
+    marks = edges(spec)
+    reach = [0] * 2 ** len(room)
+    for nodes in range(1, len(reach)):
+        for i, limit in enumerate(room):
+            others = nodes & ~(1 << i)
+            if others != nodes:
+                reach[nodes] = max(reach[nodes], _furthest(marks, costs, reach[others], limit, driver=not others))
+    return reach[-1] + 1 == len(marks)
+
+
+def _furthest(marks: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
+    """Last mark that a stage from mark `begin` can reach; `begin` itself if none."""
+
+    def size(mark: int) -> int:
+        return costs.stage(marks[begin], mark, driver=driver)
+
+    return bisect_right(marks, limit, lo=begin + 1, key=size) - 1
+
+
+def _rtt(a: NodeReport, b: NodeReport) -> float:
+    measured = [link.rtt_ms for link in a.links if link.to == b.info.id]
+    measured = measured or [link.rtt_ms for link in b.links if link.to == a.info.id]
+    return min(measured, default=UNMEASURED_MS)
+
+
+def _tour(first: NodeReport, nodes: Sequence[NodeReport]) -> Order:
+    tour, left = [first], [n for n in nodes if n is not first]
+    while left:
+        tour.append(min(left, key=lambda n: _rtt(tour[-1], n)))
+        left.remove(tour[-1])
+    return tuple(tour)

@@ -1,0 +1,364 @@
+"""Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring.
+
+A ring has one life: when it loses a link or a step, each of its nodes says so, and the head places its successor. Weights
+that no ring needs any more, and the KV that it left, stay in memory until the placement sets that memory aside for others: a
+successor has nothing to load, and computes nothing again of which all stages still have the KV.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from node.cluster.agent import Agent
+from node.cluster.contacts import Contacts
+from node.core.clock import now
+from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
+from node.core.evaluation import EvaluateRequest, Evaluation
+from node.core.frames import Frame
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.signal import Signal
+from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, StageSpec
+from node.core.units import format_bytes
+from node.engine.compute import Compute
+from node.engine.device import prefill_chunk, release_memory
+from node.engine.load import load_stage
+from node.engine.runner import Runner
+from node.engine.stage import Stage
+from node.model.weights import Weights
+from node.placement.footprint import ring_bytes
+from node.ring.driver import Driver
+from node.ring.limits import Limits
+from node.ring.onward import Onward
+from node.ring.scheduler import sequence_numbers
+from node.ring.worker import Worker
+from node.rpc.client import RpcClient
+from node.text.grammars import Grammars
+
+log = logging.getLogger(__name__)
+
+BEGINS_S = 2.0
+"""The stage before may know of a ring so much earlier than this node."""
+
+Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
+"""Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
+of the model's weights are. Cancelled, it breaks off and keeps what came."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Layers in memory."""
+
+    stage: Stage
+    directory: Path
+    """Of the model's files."""
+    left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    """At a driver: the tokens of which a ring that is no more left KV, by their numbers."""
+    shape: "Shape | None" = None
+    """Of the ring that left the KV."""
+
+
+Shape = tuple[str, tuple[StageSpec, ...], int, int]
+
+
+def _shape(ring: Ring) -> Shape:
+    """What the rings have in common of which one takes over the KV of the other."""
+    return ring.model, ring.stages, ring.context, ring.max_sessions
+
+
+class Rings:
+    """The stages that this node holds. `run` is the task that follows the placement."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        contacts: Contacts,
+        compute: Compute,
+        client: RpcClient,
+        fetch: Fetch,
+        *,
+        usable: int,
+        max_queue: int,
+        max_batch: int,
+        step_timeout_s: float,
+        grammars: Grammars,
+    ) -> None:
+        """`usable`: bytes that this node may use for models."""
+        self._agent = agent
+        self._contacts = contacts
+        self._compute = compute
+        self._client = client
+        self._fetch = fetch
+        self._usable = usable
+        self._max_queue = max_queue
+        self._max_batch = max_batch
+        self._step_timeout = step_timeout_s
+        self._numbers = sequence_numbers(agent.info)
+        self._grammars = grammars
+        self._stages: dict[Shard, Loaded] = {}
+        """All that are in memory; idle ones first, from the one that was unused for longest."""
+        self._parts: dict[str, Driver | Worker] = {}
+        self._held: dict[str, Ring] = {}
+        """The rings of `_parts`."""
+        self._began = Signal()
+        """There is a new part."""
+        self._reports: dict[str, LoadReport] = {}
+        self._placement = Placement()
+        """The one that is followed."""
+        self._draining = False
+        self._loading: dict[Shard, asyncio.Task[None]] = {}
+        self._driving: dict[str, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+
+    # --- what others see --------------------------------------------------------------------------------------------
+
+    def reports(self) -> tuple[LoadReport, ...]:
+        return tuple(self._reports.values())
+
+    def idle(self) -> tuple[Shard, ...]:
+        """What is in memory though no ring needs it."""
+        used = {report.shard for report in self._reports.values()}
+        return tuple(shard for shard in self._stages if shard not in used)
+
+    def loads(self) -> tuple[RingLoad, ...]:
+        return tuple(part.load() for part in self._parts.values() if isinstance(part, Driver))
+
+    def memory_used(self) -> int:
+        """Bytes of weights and KV."""
+        return sum(loaded.stage.weight_bytes for loaded in self._stages.values()) + self.kv_bytes()
+
+    def kv_bytes(self) -> int:
+        left = sum(loaded.stage.kept.nbytes for loaded in self._stages.values())
+        return left + sum(part.kv_bytes for part in self._parts.values())
+
+    def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Raises StaleFence when this node does not drive that ring (any more)."""
+        return self._driver(ring).sessions.generate(request)
+
+    async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
+        """Raises StaleFence when this node does not drive that ring (any more)."""
+        return await self._driver(ring).sessions.evaluate(request)
+
+    def _driver(self, ring: str) -> Driver:
+        part = self._parts.get(ring)
+        if not isinstance(part, Driver):
+            raise StaleFence(f"This node does not drive ring {ring}.")
+        return part
+
+    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+        first = await anext(frames, None)
+        if first is None:
+            return
+        deadline = now() + BEGINS_S
+        while first.ring not in self._parts and await self._began.wait(deadline - now()):
+            pass
+        part = self._parts.get(first.ring)
+        if part is None:
+            raise StaleFence(f"This node is not part of ring {first.ring}.")
+        if not self._contacts.is_from(self._before_this(self._held[first.ring]), caller):
+            raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
+        await part.frames(first, frames)
+
+    def give_up(self, reason: PippinError) -> None:
+        """This node can't compute any more: end all that its rings have under way, so that it goes on elsewhere."""
+        lost = RingLost(f"{self._agent.info.name} left the ring: {reason.message}")
+        for ring, report in list(self._reports.items()):
+            if part := self._parts.get(ring):
+                part.give_up(lost)
+            self._report(ring, report.shard, LoadState.FAILED, error=f"{reason.code}: {reason}")
+
+    # --- following the placement ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        async with self._group:
+            while True:
+                if self._agent.placement is self._placement and self._agent.draining == self._draining:
+                    await self._agent.adopted.wait()
+                self._placement, self._draining = self._agent.placement, self._agent.draining
+                await self._release()
+                for ring in self._placement.rings:
+                    self._hold(ring)
+
+    def _shard(self, ring: Ring) -> Shard | None:
+        for stage in ring.stages:
+            if stage.node == self._agent.info.id:
+                return Shard(ring.model, stage.start, stage.end, ring.revision)
+        return None
+
+    async def _release(self) -> None:
+        """Let go of the rings that are no more, and then of idle weights as far as their memory is wanted."""
+        wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
+        if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - set(wanted.values())]:
+            for loading in unwanted:
+                loading.cancel()
+            await asyncio.wait(unwanted)
+        for ring_id in self._parts.keys() - wanted.keys():
+            log.info("ring %s: left", ring_id)
+            await self._leave(ring_id)
+        gone = [self._reports.pop(ring_id) for ring_id in self._reports.keys() - wanted.keys()]
+        used = set(wanted.values())
+        self._stages = dict(sorted(self._stages.items(), key=lambda held: held[0] in used))
+        models = []
+        idle = [shard for shard in self._stages if shard not in used]
+        if self._excess(idle) > 0:
+            for shard in idle:
+                await self._clear(self._stages[shard])
+        for shard in self._in_the_way(idle):
+            log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+            models.append(self._stages.pop(shard).stage.model)
+        loads = [report for report in gone if report.state not in (LoadState.READY, LoadState.ENDED)]
+        if loads or models:  # after a load that was broken off or failed there is something to free, too
+            await self._compute.run_pieces(release_memory(models))
+        self._agent.touch()
+
+    def _in_the_way(self, idle: Sequence[Shard]) -> list[Shard]:
+        """Which idle weights the memory of the rings' stages takes, or all if this node's work is to be moved away."""
+        excess = self._excess(idle)
+        unloaded = []
+        for shard in idle:
+            if excess > 0:
+                unloaded.append(shard)
+                excess -= self._stages[shard].stage.weight_bytes
+        return unloaded
+
+    def _excess(self, idle: Sequence[Shard]) -> int:
+        """Bytes that idle layers take beyond the room that there is for them."""
+        room = 0 if self._draining else self._usable - self._set_aside()
+        held = [self._stages[shard].stage for shard in idle]
+        return sum(stage.weight_bytes + stage.kept.nbytes for stage in held) - max(room, 0)
+
+    async def _clear(self, loaded: Loaded) -> None:
+        """Free the KV that a ring has left."""
+        loaded.left, loaded.shape = {}, None
+        await self._compute.run(loaded.stage.kept.clear)
+
+    def _set_aside(self) -> int:
+        """Bytes that the placement counts for this node's stages; all there are if it does not tell enough of a model."""
+        specs = {spec.id: spec for spec in self._placement.specs}
+        stages = [(ring, stage) for ring in self._placement.rings for stage in ring.stages]
+        return sum(
+            ring_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
+            for ring, stage in stages
+            if stage.node == self._agent.info.id
+        )
+
+    async def _leave(self, ring_id: str) -> None:
+        """Nobody holds on to the part afterwards, and so to the weights."""
+        ring, shard = self._held.pop(ring_id), self._reports[ring_id].shard
+        # Another ring of these layers, which runs beside this one, would never ask for it.
+        keep = all(self._shard(other) != shard for other in self._held.values())
+        left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."), keep=keep)
+        if keep:
+            self._stages[shard].left, self._stages[shard].shape = left, _shape(ring)
+        if driving := self._driving.pop(ring_id, None):
+            driving.cancel()
+            await asyncio.wait([driving])
+
+    def _hold(self, ring: Ring) -> None:
+        shard = self._shard(ring)
+        if shard and ring.id not in self._reports:
+            self._reports[ring.id] = LoadReport(ring.id, shard, LoadState.FETCHING)
+            if shard not in self._loading:
+                ends = shard.start == 0 or ring.shared_ends
+                self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
+
+    async def _load(self, shard: Shard, ends: bool) -> None:
+        """Load the stage, once for all rings that wait for it, and take part in them.
+
+        A task's root: whatever goes wrong is reported as a failed load.
+        """
+        try:
+            loaded = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
+            for ring in self._waiting(shard):
+                if loaded.shape != _shape(ring):
+                    await self._clear(loaded)  # of other stages, or more than is set aside now
+                self._parts[ring.id] = self._part(ring, shard, loaded)
+                self._held[ring.id] = ring
+                self._report(ring.id, shard, LoadState.READY, 1.0)
+                self._began.notify()
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("loading failed")
+            failed = told(error)
+            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
+            for ring in self._waiting(shard):
+                self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])
+        finally:
+            self._loading.pop(shard, None)
+
+    def _waiting(self, shard: Shard) -> list[Ring]:
+        """The rings that are held and have not got their stage yet."""
+        return [
+            ring
+            for ring in self._placement.rings
+            if (report := self._reports.get(ring.id))
+            and report.shard == shard
+            and report.state in (LoadState.FETCHING, LoadState.LOADING)
+        ]
+
+    async def _loaded(self, shard: Shard, ends: bool) -> Loaded:
+        log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+        self._agent.touch()
+        told = partial(self._progress, shard, LoadState.FETCHING)
+        directory, weights = await self._fetch(shard, ends, told)
+        self._progress(shard, LoadState.LOADING, 0.0)
+        self._agent.touch()
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
+        stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
+        log.info(
+            "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
+        )
+        return Loaded(stage, directory)
+
+    def _before_this(self, ring: Ring) -> str:
+        nodes = [stage.node for stage in ring.stages]
+        return nodes[nodes.index(self._agent.info.id) - 1]
+
+    def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
+        nodes = [each.node for each in ring.stages]
+        index = nodes.index(self._agent.info.id)
+        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
+        # A ring that takes the place of another may have the same layers here.
+        runner = Runner(loaded.stage.sibling(), loaded.directory)
+        on_ended = partial(self._ended, ring.id, shard)
+        if index:
+            return Worker(ring, self._compute, runner, onward, on_ended)
+        limits = Limits(
+            context=ring.context,
+            max_sessions=ring.max_sessions,
+            max_queue=self._max_queue,
+            max_rows=max(1, self._max_batch // len(nodes)),
+            chunk=prefill_chunk(),
+            kv=loaded.stage.plan.kv,
+        )
+        driver = Driver(
+            ring,
+            limits,
+            self._compute,
+            runner,
+            onward if len(nodes) > 1 else None,
+            on_ended,
+            step_timeout_s=self._step_timeout,
+            numbers=self._numbers,
+            left=loaded.left,
+            grammars=self._grammars,
+        )
+        loaded.left = {}
+        self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
+        return driver
+
+    def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
+        """The head is told at once: a ring that has ended has its successor some milliseconds later."""
+        self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:LONGEST_TEXT])
+        self._agent.head_due.notify()
+
+    def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:
+        self._reports[ring] = LoadReport(ring, shard, state, progress, error)
+        self._agent.touch()
+
+    def _progress(self, shard: Shard, state: LoadState, share: float) -> None:
+        """Told with the next heartbeat."""
+        for ring in self._waiting(shard):
+            self._reports[ring.id] = LoadReport(ring.id, shard, state, share)

@@ -1,0 +1,116 @@
+"""A stage that is not the driver: takes frames, runs its layers, forwards."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+
+from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
+from node.core.frames import Failure, Frame
+from node.core.types import Ring
+from node.engine.compute import Compute
+from node.engine.runner import Runner
+from node.ring.onward import Onward
+from node.rpc.link import Link
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Holds the KV of its layers for one ring, and serves one link from the stage before: when that ends, so does the ring."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        compute: Compute,
+        runner: Runner,
+        onward: Onward,
+        on_ended: Callable[[PippinError], None],
+    ) -> None:
+        """`on_ended` is told why, once, if the ring ends by itself."""
+        self._ring = ring.id
+        self._fence = ring.fence
+        self._last = onward.node == ring.driver
+        self._compute = compute
+        self._runner = runner
+        self._onward = onward
+        self._on_ended = on_ended
+        self._seq = 0
+        self._link: Link | None = None
+        self._upstream: asyncio.Task[None] | None = None
+        """Serves the link from the stage before."""
+        self._ended: PippinError | None = None
+        """Why this stage takes no frames any more."""
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._runner.kv_bytes
+
+    async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+        """Serve the link from the stage before until it or the ring ends."""
+        if first.fence != self._fence:
+            raise StaleFence(f"A frame of {first.fence} came to ring {self._ring}, which is at {self._fence}.")
+        if self._ended:
+            raise self._ended
+        if self._upstream:
+            raise StaleFence(f"Ring {self._ring} has had its link from the stage before.")
+        self._upstream = asyncio.current_task()
+        try:
+            await self._begin(first)
+            async for frame in frames:
+                await self._take(frame)
+        except asyncio.CancelledError:
+            # Cancelled by `give_up`, not by the caller: answer with the reason, so that it reaches the driver.
+            if self._ended:
+                raise self._ended from None
+            raise
+        except PippinError as error:
+            self._end(error)
+            raise
+        finally:
+            self._end(RingLost("The link from the stage before ended."))
+
+    def give_up(self, reason: PippinError) -> None:
+        """End the links: the one from the stage before with `reason`, and so those that come from now on."""
+        if self._ended:
+            return  # cancelled once more while it ends, the link before would end without a word, and its sender wait
+        self._ended = reason
+        if self._link:
+            self._link.close()
+        if self._upstream and self._upstream is not asyncio.current_task():
+            self._upstream.cancel()
+
+    async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver knows the tokens."""
+        self.give_up(reason)
+        await self._compute.run(self._runner.leave if keep else self._runner.reset)
+        return {}
+
+    def _end(self, reason: PippinError) -> None:
+        if not self._ended:
+            self.give_up(reason)
+            self._on_ended(reason)
+
+    async def _begin(self, first: Frame) -> None:
+        """With the KV that earlier rings left and that is still wanted; the frame then tells what that is."""
+        held = await self._compute.run(self._runner.inherit, first.held)
+        self._link = self._onward.open(self._end)
+        await self._take(replace(first, held=held))
+
+    async def _take(self, frame: Frame) -> None:
+        if self._ended:
+            raise self._ended
+        if frame.fence != self._fence or frame.seq != self._seq:
+            raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self._fence} was due.")
+        self._seq += 1
+        await self._forward(frame)
+
+    async def _forward(self, frame: Frame) -> None:
+        assert self._link
+        try:
+            frame = await self._compute.run(self._runner.relay, frame, last=self._last)
+        except PippinError as error:
+            log.error("ring %s: frame %d failed: %s", self._ring, frame.seq, error)
+            failure = Failure(error.code, error.message, error.hint)
+            frame = Frame(frame.ring, frame.fence, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure)
+        await self._link.send(frame)

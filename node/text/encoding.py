@@ -1,0 +1,165 @@
+"""Text to tokens, for one model, by its tokenizer and its chat template. Free of MLX, so that sandboxes are small."""
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jinja2
+
+from node.core.errors import BadRequest, ContextExceeded, ModelBroken
+from node.text.template import ControlString, Marks, Segment
+
+
+class Encoding:
+    """`renderer` has a Hugging Face tokenizer's `apply_chat_template`. Safe to use from several threads."""
+
+    def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString]) -> None:
+        self._hf = hf
+        self._hf.model_max_length = sys.maxsize  # its warning; the gateway knows the context and refuses
+        self._renderer = renderer
+        self._lock = threading.Lock()  # a fast tokenizer panics when two threads use it
+        self._control_strings = controls
+        self.bos: int | None = hf.bos_token_id
+        self._adds_bos = hf.encode("")[:1] == [self.bos]
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt. Begins with BOS if the model's tokenizer says so, but never with two.
+
+        Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: who sends a raw prompt
+        writes the template himself.
+        """
+        with self._lock, panics_told():
+            tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
+        return self._with_bos(tokens)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
+        if self.bos is not None and self._adds_bos and tokens[:1] != [self.bos]:
+            return [self.bos, *tokens]
+        return tokens
+
+    def encode_inside(self, text: str) -> list[int]:
+        """A piece from the middle of a text, in which nothing is a control token."""
+        with self._lock, panics_told():
+            return self._encode_typed(text, first=False)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> list[int]:
+        """The tokens of `rendered`."""
+        return self.tokens(self.rendered(messages, tools, **kwargs))
+
+    def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        """The tokens of `joined`. Begins with BOS as `encode` does."""
+        return self._with_bos(self.tokens(self.joined(pieces)))
+
+    def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> list[Segment]:
+        """The chat as the model's own template writes it. Text in messages and tools never becomes a control token.
+
+        A last message of the assistant is continued if the template can. `kwargs` reach the template.
+        """
+        if self._renderer is self._hf and self._hf.chat_template is None:
+            raise BadRequest("This model has no chat template.", hint="Use /v1/completions.", param="messages")
+        given = {
+            "messages": [self._with_known_role(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            **kwargs,
+        }
+        marks = Marks(self._control_strings, given)
+        with self._lock:
+            return list(marks.segments(self._render(add_generation_prompt, **marks.wrap(given))))
+
+    def joined(self, pieces: Sequence[tuple[str, bool]]) -> list[Segment]:
+        """A chat that the caller has written himself, in pieces, each with whether a person typed it.
+
+        Control strings become control tokens in the pieces that nobody typed.
+        """
+        marks = Marks(self._control_strings, [text for text, _ in pieces])
+        return list(marks.segments("".join(marks.shield(text) if typed else text for text, typed in pieces)))
+
+    def tokens(self, segments: Iterable[Segment]) -> list[int]:
+        tokens: list[int] = []
+        with self._lock, panics_told():
+            for segment in segments:
+                if segment.typed:
+                    tokens += self._encode_typed(segment.text, first=not tokens)
+                else:
+                    tokens += self._hf.encode(segment.text, add_special_tokens=False)
+        return tokens
+
+    def _render(self, add_generation_prompt: bool, *, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        last = messages[-1]
+        unfinished = last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls")
+        if add_generation_prompt and unfinished:
+            try:
+                return self._apply(messages, add_generation_prompt=False, continue_final_message=True, **kwargs)
+            except BadRequest:
+                pass  # The template changes the last message, so there is no place from which to continue.
+        return self._apply(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def _apply(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        try:
+            rendered: str = self._renderer.apply_chat_template(messages, tokenize=False, **kwargs)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+            # Templates refuse what their model was not made for: two user turns in a row, a system role.
+            raise BadRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
+        return rendered
+
+    def _with_known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """`developer` is OpenAI's new name for `system`, which most templates do not know."""
+        template = self._hf.chat_template
+        renamed = message.get("role") == "developer" and isinstance(template, str) and "developer" not in template
+        return {**message, "role": "system"} if renamed else dict(message)
+
+    def _encode_typed(self, text: str, *, first: bool) -> list[int]:
+        """Encode without looking for added tokens; not `first`: as it is encoded in the middle of a text."""
+        if first:
+            return self._encode_plain(text)
+        # SentencePiece's way puts a blank before the first word of a text. A line break takes its place.
+        line_break = self._encode_plain("\n")
+        tokens = self._encode_plain("\n" + text)
+        if tokens[: len(line_break)] == line_break:
+            return tokens[len(line_break) :]
+        return self._encode_plain(text)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        backend = getattr(self._hf, "backend_tokenizer", None)
+        if backend is None:
+            slow: list[int] = self._hf.encode(text, add_special_tokens=False, split_special_tokens=True)
+            return slow
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = (
+            [text] if backend.pre_tokenizer is None else [w for w, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        )
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+
+@contextmanager
+def panics_told() -> Iterator[None]:
+    """A panic of the tokenizers library, which is no Exception, is raised as ModelBroken."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelBroken(f"The model's tokenizer failed: {error}") from error
+
+
+def check_length(characters: int, context: int, longest: int, *, param: str) -> None:
+    """Raises ContextExceeded for a text that needs more than `context` tokens even if each stands for `longest` characters."""
+    if characters > context * longest:
+        raise ContextExceeded(
+            f"This model's maximum context length is {context} tokens, of {longest} characters at most, but the text has "
+            f"{characters} characters.",
+            param=param,
+        )

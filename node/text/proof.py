@@ -1,0 +1,104 @@
+"""Grammars are made and tried out here, in a sandbox, before anything of the node follows them.
+
+llguidance recurses and computes without end for some grammars of a few bytes, so one that nobody has tried may end the
+process that compiles it. One that was compiled here, and followed for some steps, within limits costs a driver the same:
+what it does is a function of the grammar, of the tokens and of the limits.
+"""
+
+import json
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from node.core.errors import BadRequest
+from node.core.units import format_bytes
+from node.text.grammar import Function, calls_grammar, json_grammar
+from node.text.sandboxed import Answer
+
+LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
+"""What a driver computes for one token: some 20 ms at worst. The rest are llguidance's own."""
+MOST_MEMORY = 32 * 2**20
+"""Bytes that a grammar may take, compiled and after some steps."""
+_STEPS = 64
+_STACK = 2**20
+"""Bytes: less than any thread of a node has, so that a grammar that fits here fits there."""
+
+
+def make_prover() -> Answer:
+    """What answers in the sandbox, with all read that it needs."""
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id], slices=None)
+    threading.stack_size(_STACK)
+
+    def answer(request: bytes) -> bytes:
+        told: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: told.append(_answer(tokenizer, json.loads(request))))
+        thread.start()
+        thread.join()
+        return json.dumps(told.pop()).encode()
+
+    answer(
+        json.dumps({"schema": {}, "strict": True, "param": ""}).encode()
+    )  # what the first one takes more counts for none
+    return answer
+
+
+def _answer(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        grammar = _made(request)
+        return {"grammar": grammar, "memory": _tried(tokenizer, grammar, request.get("param"))}
+    except BadRequest as error:
+        return {"error": error.message, "param": error.param}
+    except Exception as error:  # noqa: BLE001 - the root of this process's work
+        return {"error": f"{type(error).__name__}: {error}"[:500], "param": request.get("param")}
+
+
+def _made(request: Mapping[str, Any]) -> str:
+    match request:
+        case {"grammar": str() as grammar}:
+            return grammar
+        case {"schema": schema, "strict": strict, "param": param}:
+            return json_grammar(schema, strict=strict, param=param)
+        case _:
+            functions = [Function(**each) for each in request["functions"]]
+            return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"])
+
+
+def _tried(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
+    """Bytes that the grammar takes. Raises BadRequest when it can't be followed within limits."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    choose = random.Random(0)  # noqa: S311 - any fixed way through the grammar
+    for _ in range(_STEPS):
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            said = str(matcher.get_error()).partition("\n")[0][:500]
+            raise BadRequest(f"{_where(param)} can't be followed: {said}", param=param)
+        if matcher.is_stopped():
+            break
+        matcher.consume_token(choose.choice([token for token in range(257) if bits[token // 8] >> token % 8 & 1]))
+    memory = process.memory_info().rss - before
+    if memory > MOST_MEMORY:
+        most = format_bytes(MOST_MEMORY)
+        raise BadRequest(f"{_where(param)} takes {format_bytes(memory)} of memory; {most} are the most.", param=param)
+    return max(0, memory)
+
+
+def _where(param: str | None) -> str:
+    return f"Invalid '{param}': the schema" if param else "The grammar"
+
+
+class _Bytes:
+    """A tokenizer whose tokens are the 256 bytes: a grammar's cost must not depend on a model."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)

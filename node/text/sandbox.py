@@ -1,0 +1,300 @@
+"""Processes that may be killed: what strangers wrote is compiled and rendered there, never in the node.
+
+They are forked from a server without threads that is started before all else of the node: a process that runs gRPC can't
+fork on macOS. A sandbox limits time, memory and the size of a reply. It does not hold back code that breaks out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+from node.core.errors import NotReady, Overloaded, PippinError
+from node.core.pool import Pool
+from node.core.units import format_bytes
+from node.text.sandboxed import ANSWERED, ASKED, SIZE, START, STARTED
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+"""How often the memory of a sandbox at work is looked at: macOS does not limit it."""
+_START_S = 60.0
+_SHOWN = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+"""What sandboxes get to see of the node's environment, which may hold secrets and tokens."""
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # the server has no threads
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "no_proxy": "*",  # else Python may ask macOS for proxies, which a forked process must not
+}
+
+
+class Broken(Exception):
+    """The process of a sandbox was ended, and has given no answer. Says why, as "it took more than 2 s"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one request."""
+
+    seconds: float
+    memory: int
+    """Bytes beyond what the server of sandboxes has."""
+    reply: int
+    """Bytes."""
+    kept: int = sys.maxsize
+    """A process that has grown by more bytes is not asked again, for the next request would have less."""
+
+
+class SandboxServer:
+    """Forks sandboxes. To be made before there are threads or gRPC; it is never started again."""
+
+    def __init__(self) -> None:
+        """Returns at once; the server imports meanwhile what sandboxes need."""
+        self._node, theirs = socket.socketpair()
+        self._node.settimeout(_START_S)
+        self._forks = Pool("sandbox", 1, 256)
+        environment = _ENVIRONMENT | {name: os.environ[name] for name in _SHOWN if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-P", "-m", "node.text.sandboxed", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        """By itself, or by a signal: there are no more sandboxes."""
+        return self._process.poll() is not None
+
+    async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
+        """A process's id and socket; takes as long as the server still imports. Raises NotReady, Overloaded."""
+        return await self._forks.run(self._fork, job, memory)
+
+    def _fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._node, [START.pack(memory, job.encode())], [theirs.fileno()])
+                told = self._node.recv(STARTED.size)
+            if not told:
+                raise ConnectionError("it hung up")
+        except OSError as error:
+            ours.close()
+            self._node.close()  # what it may still say would be taken for the answer to another question
+            what = f"The server of this node's sandboxes has ended: {error}"
+            raise NotReady(what, hint="Restart the node.") from error
+        ours.setblocking(False)
+        return STARTED.unpack(told)[0], ours
+
+    def close(self) -> None:
+        """Ends the server. Sandboxes end when their own sockets are closed."""
+        self._node.close()
+        self._process.wait()
+
+
+class Sandbox(asyncio.Protocol):
+    """One process, for one request at a time."""
+
+    def __init__(self, process: int, bounds: Bounds) -> None:
+        self._process = process
+        self._bounds = bounds
+        self._received = bytearray()
+        self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._own = 0
+        """Bytes that the process had when it was ready; 0 until then."""
+        self.alive = True
+        """Whether it can be asked."""
+
+    @classmethod
+    async def start(cls, server: SandboxServer, job: str, bounds: Bounds) -> "Sandbox":
+        """One that is ready. `job`, "module:function", makes what answers in it. Raises Broken, NotReady, Overloaded."""
+        process, channel = await server.fork(job, bounds.memory)
+        loop = asyncio.get_running_loop()
+        _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
+        await sandbox._replied(_START_S)  # noqa: SLF001 - it says so when it is ready
+        sandbox._own = sandbox._used()  # noqa: SLF001
+        return sandbox
+
+    async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
+        """What the job answers. Raises Broken. When this is cancelled, the process ends; or, to `finish`, goes on with
+        what nobody waits for: the next request comes after `rested`.
+        """
+        if not self.alive:
+            raise Broken("its process has ended")
+        self._reply = asyncio.get_running_loop().create_future()
+        # The kernel's limit is for when the node is there no more to keep its own.
+        self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
+        return await self._replied(self._bounds.seconds, finish=finish)
+
+    async def rested(self) -> None:
+        """Wait until nothing is computed that nobody waits for. The process may have ended over it."""
+        if not self._reply.done():
+            await asyncio.wait([self._reply])
+
+    def end(self) -> None:
+        self._break("its process was ended")
+
+    async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(min(_LOOK_S, seconds), self._look, loop.time() + seconds, seconds)
+        try:
+            reply = await (asyncio.shield(self._reply) if finish else self._reply)
+        except asyncio.CancelledError:
+            if finish:
+                self._reply.add_done_callback(lambda reply: reply.exception())  # nobody else would look at it
+            else:
+                self.end()
+            raise
+        finally:
+            if self._reply.done():
+                self._looking.cancel()
+        if reply[:1] != ANSWERED:
+            self.end()
+            raise Broken(f"it failed with {reply[1:].decode(errors='replace')}")
+        return reply[1:]
+
+    def _look(self, deadline: float, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._reply.done():
+            return
+        if loop.time() >= deadline:
+            self._break(f"it took more than {seconds:g} s")
+        elif self._own and self._grown() > self._bounds.memory:
+            self._break(f"it took more than {format_bytes(self._bounds.memory)} of memory")
+        else:
+            self._looking = loop.call_later(min(_LOOK_S, deadline - loop.time()), self._look, deadline, seconds)
+
+    @property
+    def is_worn(self) -> bool:
+        return self._grown() > self._bounds.kept
+
+    def _grown(self) -> int:
+        return self._used() - self._own
+
+    def _used(self) -> int:
+        try:
+            used: int = psutil.Process(self._process).memory_info().rss
+        except psutil.Error:
+            return 0  # it has just ended
+        return used
+
+    def _break(self, reason: str) -> None:
+        if self.alive:
+            self.alive = False
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its server has let go of it
+                os.kill(self._process, signal.SIGKILL)
+            self._transport.abort()
+        if not self._reply.done():
+            self._reply.set_exception(Broken(reason))
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) < SIZE.size:
+            return
+        (length,) = SIZE.unpack_from(self._received)
+        if length > self._bounds.reply:
+            self._break(f"what it made is larger than {format_bytes(self._bounds.reply)}")
+        elif len(self._received) >= SIZE.size + length:
+            reply = bytes(self._received[SIZE.size :])
+            self._received.clear()
+            if not self._reply.done():
+                self._reply.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(f"its process crashed, or needed more than {format_bytes(self._bounds.memory)} of memory")
+
+
+class Sandboxes:
+    """Sandboxes for one job, of which `most` work at once. One more stands by for when one is killed."""
+
+    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, most: int, most_waiting: int) -> None:
+        self._server = server
+        self._job = job
+        self._bounds = bounds
+        self._most_waiting = most_waiting
+        self._waiting = 0
+        self._turns = asyncio.Semaphore(most)
+        self._ready: list[Sandbox] = []
+        self._starting: asyncio.Task[PippinError | None] | None = None
+
+    async def start(self) -> None:
+        """Have one ready. Raises NotReady, Overloaded."""
+        while not self._ready:  # others may take the one that was started
+            await self._started()
+
+    async def end(self) -> None:
+        if self._starting:
+            await asyncio.wait([self._starting])
+        for sandbox in self._ready:
+            sandbox.end()
+        self._ready.clear()
+        await asyncio.sleep(0)  # their transports close in the loop's next turn
+
+    async def ask(self, request: bytes) -> bytes:
+        """Raises Broken, Overloaded, NotReady. When this is cancelled, what is being done for it ends."""
+        if self._waiting >= self._most_waiting:
+            raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._ask(request)
+        finally:
+            self._turns.release()
+
+    async def _ask(self, request: bytes) -> bytes:
+        sandbox = await self._next()
+        try:
+            return await sandbox.ask(request)
+        finally:
+            if sandbox.is_worn:
+                sandbox.end()
+            elif sandbox.alive:
+                self._ready.append(sandbox)
+
+    async def _next(self) -> Sandbox:
+        while True:
+            await self.start()
+            sandbox = self._ready.pop()
+            if not self._ready:
+                self._stand_by()
+            if sandbox.alive:
+                return sandbox
+
+    async def _started(self) -> None:
+        """Wait until the one that is being started is ready."""
+        starting = self._stand_by()
+        await asyncio.wait([starting])  # whoever waits may go; the process is for the next one then
+        if error := starting.result():
+            raise error
+
+    def _stand_by(self) -> "asyncio.Task[PippinError | None]":
+        """Start one more, unless one is being started."""
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start(), name="start of a sandbox")
+        return self._starting
+
+    async def _start(self) -> PippinError | None:
+        try:
+            self._ready.append(await Sandbox.start(self._server, self._job, self._bounds))
+        except (Broken, NotReady, Overloaded) as error:
+            log.error("A process for %s could not be started: %s", self._job, error)
+            return NotReady(f"A sandbox could not be started: {error}.") if isinstance(error, Broken) else error
+        return None

@@ -1,0 +1,86 @@
+"""What a model's sandbox does for a gateway: reads the tokenizer and the chat template, renders, and encodes.
+
+Templates may loop or double, take exponential time to be compiled, and tokenizers may hold any regular expression.
+"""
+
+import json
+import marshal
+from array import array
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from node.core.errors import ContextExceeded, ModelBroken, PippinError
+from node.text.encoding import Encoding, check_length
+from node.text.sandboxed import Answer
+from node.text.template import ControlString, Segment
+
+TOKENS, ERROR = b"\0", b"\1"
+"""The first byte of an answer: token ids, of 4 bytes each in this machine's order, or an error of the tree as JSON."""
+MOST_TEMPLATE = 256 * 2**10
+"""Characters of a chat template. The longest of today's have some 30,000."""
+_PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100, "1" * 100, "\0\x7f\u2028")
+"""Texts that show at once whether a tokenizer panics."""
+
+
+def make_texts() -> Answer:
+    """Answers requests, marshalled: the name of a method of `_Texts`, its arguments, how many tokens it may give, and the
+    parameter that the text is from.
+    """
+    texts = _Texts()
+
+    def answer(request: bytes) -> bytes:
+        name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
+        try:
+            tokens = getattr(texts, name)(**given)
+            if len(tokens) > most:  # the node would have to take them all to find that out
+                raise ContextExceeded(
+                    f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
+                    param=param,
+                )
+            return TOKENS + array("I", tokens).tobytes()
+        except PippinError as error:
+            told = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
+            return ERROR + json.dumps(told).encode()
+
+    return answer
+
+
+class _Texts:
+    """The first to be asked is `load`, then `know`."""
+
+    def __init__(self) -> None:
+        self._hf: Any = None
+        self._encoding: Any = None
+
+    def load(self, directory: str) -> list[int]:
+        """Reads the files, and tries what the node will do with them in its own process. Raises ModelBroken."""
+        self._hf = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
+        template = self._hf.chat_template
+        if isinstance(template, str) and len(template) > MOST_TEMPLATE:
+            raise ModelBroken(f"The chat template has {len(template):,} characters; {MOST_TEMPLATE:,} are the most.")
+        encoding = Encoding(self._hf, self._hf, ())
+        for text in _PROBES:
+            encoding.encode_inside(text)
+            self._hf.decode(encoding.encode(text))
+        return []
+
+    def know(self, controls: list[list[Any]]) -> list[int]:
+        """The control strings, which the node knows by the model's family, too."""
+        self._encoding = Encoding(self._hf, self._hf, [ControlString(*each) for each in controls])
+        return []
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding.encode(text)  # type: ignore[no-any-return]
+
+    def join(self, pieces: list[list[Any]]) -> list[int]:
+        return self._encoding.join(pieces)  # type: ignore[no-any-return]
+
+    def segments(self, segments: list[list[Any]]) -> list[int]:
+        return self._encoding.tokens([Segment(*each) for each in segments])  # type: ignore[no-any-return]
+
+    def chat(self, messages: Any, tools: Any, more: dict[str, Any], context: int, longest: int) -> list[int]:
+        segments = self._encoding.rendered(messages, tools, **more)
+        check_length(sum(len(segment.text) for segment in segments), context, longest, param="messages")
+        return self._encoding.tokens(segments)  # type: ignore[no-any-return]

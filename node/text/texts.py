@@ -1,0 +1,175 @@
+"""A model's texts as a gateway needs them: to tokens in a sandbox of the model's, back from tokens in the node itself."""
+
+import asyncio
+import json
+import marshal
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.core.errors import ModelBroken, ModelChanged, Overloaded, error_from
+from node.core.pool import Pool
+from node.text.encoding import check_length
+from node.text.sandbox import Bounds, Broken, Sandbox, SandboxServer
+from node.text.text_job import TOKENS
+from node.text.tokenizer import Tokenizer
+
+_JOB = "node.text.text_job:make_texts"
+BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
+"""Of one request; reading a tokenizer is one. The largest take a second and 0.5 GB."""
+_MOST_WAITING = 256
+
+
+class Texts:
+    """Of one model. One text is encoded at a time, in order of arrival; `open` comes before anything else."""
+
+    tokenizer: Tokenizer
+    """For what is no text of a request: tokens to text, and what is known of the model's family."""
+
+    def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
+        self.pool = pool
+        """For work on long texts that needs no sandbox."""
+        self._server = server
+        self._directory = directory
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._loading: asyncio.Task[Sandbox] | None = None
+        """The last start of the sandbox."""
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        return hasattr(self, "tokenizer")
+
+    async def open(self) -> None:
+        """Raises ModelBroken when the tokenizer can't be read within limits, NotReady. When this is cancelled, it is read
+        all the same, for the next one that needs it.
+        """
+        try:
+            await self._ready()
+        except Broken as error:
+            raise ModelBroken(f"The tokenizer of {self._directory.name} can't be used: {error}.") from error
+
+    async def close(self) -> None:
+        """Whoever still asks gets ModelChanged."""
+        self._closed = True
+        if self._loading:
+            self._loading.add_done_callback(_end)  # also if this is cancelled
+            await asyncio.wait([self._loading])
+        await asyncio.sleep(0)  # its transport closes in the loop's next turn
+
+    async def encode(self, text: str, *, context: int, param: str) -> list[int]:
+        """See Tokenizer.encode. Raises ContextExceeded for a text far longer than `context` tokens, naming `param`;
+        ModelBroken, Overloaded, NotReady.
+        """
+        check_length(len(text), context, self.tokenizer.longest, param=param)
+        return await self._ask("encode", context, param, text=text)
+
+    async def join(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
+        """See Tokenizer.join. Raises as `encode` does."""
+        size = sum(len(text) for text, _ in pieces)
+        check_length(size, context, self.tokenizer.longest, param="messages")
+        return await self._ask("join", context, "messages", pieces=pieces)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        more: Mapping[str, Any],
+        *,
+        context: int,
+    ) -> list[int]:
+        """See Tokenizer.chat; `more` reaches the template. Raises BadRequest, and as `encode` does."""
+        longest = self.tokenizer.longest
+        if self.tokenizer.in_python:
+            segments = await self.pool.run(self.tokenizer.rendered, messages, tools, **more)
+            check_length(sum(len(text) for text, _ in segments), context, longest, param="messages")
+            return await self._ask("segments", context, "messages", segments=list(map(tuple, segments)))
+        given = {"messages": messages, "tools": tools, "more": more, "context": context, "longest": longest}
+        return await self._ask("chat", context, "messages", **given)
+
+    async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
+        """At most so many tokens."""
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} texts already wait for this model's tokenizer.")
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            # It is finished also if its client goes away: to start anew would keep the others waiting for longer.
+            reply = await (await self._ready()).ask(_request(name, given, most, param), finish=True)
+        except Broken as error:
+            if self._closed:
+                raise self._changed() from error
+            self._start()
+            what = "The model's chat template or tokenizer failed on this text"
+            raise ModelBroken(f"{what}: {error}.") from error
+        finally:
+            self._turn.release()
+        return _tokens(reply)
+
+    async def _ready(self) -> Sandbox:
+        """Raises Broken, ModelBroken, ModelChanged, NotReady, Overloaded."""
+        while not self._closed:
+            loading = self._loading
+            if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
+                loading = self._start()
+            await asyncio.wait([loading])  # it goes on if who waits is gone: the next one needs it
+            sandbox = loading.result()
+            await sandbox.rested()
+            if sandbox.alive:
+                return sandbox
+        raise self._changed()
+
+    def _changed(self) -> ModelChanged:
+        return ModelChanged(f"The model in {self._directory.name} is used no more.", hint="Send the request again.")
+
+    def _start(self) -> asyncio.Task[Sandbox]:
+        self._loading = asyncio.create_task(self._load(), name=f"sandbox of {self._directory.name}")
+        return self._loading
+
+    async def _load(self) -> Sandbox:
+        sandbox = await vetted(self._server, self._directory)
+        try:
+            if not self.is_open:
+                self.tokenizer = await self.pool.run(Tokenizer, self._directory)
+            controls = list(map(tuple, self.tokenizer.control_strings))
+            _tokens(await sandbox.ask(_request("know", {"controls": controls})))
+        except BaseException:
+            sandbox.end()
+            raise
+        return sandbox
+
+
+async def vetted(server: SandboxServer, directory: Path) -> Sandbox:
+    """A sandbox that has read the tokenizer of a directory, so that this process may.
+
+    Raises Broken, ModelBroken, NotReady, Overloaded.
+    """
+    sandbox = await Sandbox.start(server, _JOB, BOUNDS)
+    try:
+        _tokens(await sandbox.ask(_request("load", {"directory": str(directory)})))
+    except BaseException:
+        sandbox.end()
+        raise
+    return sandbox
+
+
+def _end(loading: asyncio.Task[Sandbox]) -> None:
+    if not loading.cancelled() and not loading.exception():
+        loading.result().end()
+
+
+def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -> bytes:
+    return marshal.dumps((name, given, most, param))  # as JSON, the largest would hold up the event loop
+
+
+def _tokens(reply: bytes) -> list[int]:
+    """Raises the error that the job tells."""
+    if reply[:1] != TOKENS:
+        told = json.loads(reply[1:])
+        raise error_from(told["code"], told["message"], hint=told["hint"], param=told["param"])
+    return array("I", reply[1:]).tolist()

@@ -1,0 +1,186 @@
+import shutil
+
+import pytest
+
+from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
+from node.core.types import HeldModel, Shard
+from node.model.catalogue import Catalogue
+from node.model.file_names import DESCRIPTION
+from node.model.weights import Weights
+
+COMMIT = "c" * 40
+SECOND = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture
+def places(tmp_path):
+    for name in ("builtin", "mine", "data", "cache"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def catalogue(places):
+    return Catalogue(places / "builtin", [places / "mine", places / "absent"], places / "data", places / "cache")
+
+
+def ids(catalogue):
+    return tuple(dict.fromkeys(held.id for held in catalogue.local()))
+
+
+def snapshot(places, name, commit, *, main=True):
+    folder = places / "cache" / name
+    if main:
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text(commit)
+    return folder / "snapshots" / commit
+
+
+def test_all_the_places(places, catalogue, make_model):
+    make_model(places / "builtin" / "pippin-demo")
+    make_model(places / "mine" / "My model")
+    make_model(places / "mine" / "org" / "model")
+    make_model(places / "data" / "fetched" / COMMIT / "org" / "fetched")
+    make_model(snapshot(places, "models--hub--model", "c0ffee"))
+    make_model(places / "mine" / ".hidden")
+    make_model(places / "mine" / "a\u00a0blank")  # Option-Space on a Mac: peers would refuse to hear such a name
+    make_model(places / "mine" / "no-weights", {"config.json": b"{}"})
+    (places / "mine" / "no-config").mkdir()
+    (make_model(places / "mine" / "cut-short") / SECOND).unlink()
+    catalogue.refresh()
+    assert ids(catalogue) == ("pippin-demo", "My model", "org/model", "org/fetched", "hub/model")
+    for model_id in ids(catalogue):
+        folder = catalogue.whole(model_id)
+        assert HeldModel(model_id, folder.revision) in catalogue.local()
+        assert catalogue.directory_for(Shard(model_id, 1, 2, folder.revision), ends=False) == folder.path
+        assert catalogue.directory_for(Shard(model_id, 1, 2, "another"), ends=False) is None
+        assert catalogue.created(model_id) > 1_700_000_000
+    assert catalogue.whole("cut-short") is None
+    assert catalogue.created("absent") == 0
+    assert catalogue.target("org/fetched", COMMIT) == catalogue.whole("org/fetched").path
+
+
+def test_what_was_found_last_is_told_until_the_next_search(places, catalogue, make_model):
+    model = make_model(places / "mine" / "model")
+    assert ids(catalogue) == ()
+    catalogue.refresh()
+    shutil.rmtree(model)
+    assert ids(catalogue) == ("model",)
+    catalogue.refresh()
+    assert ids(catalogue) == ()
+
+
+def test_a_part_serves_its_stage_only(places, catalogue, make_model):
+    directory = make_model(catalogue.target("org/model", COMMIT))
+    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / "model.safetensors.index.json").unlink()
+    (directory / SECOND).rename(directory / f"{SECOND}.part")
+    catalogue.refresh()
+    assert ids(catalogue) == ()
+    assert catalogue.whole("org/model") is None
+    assert catalogue.partial("org/model", COMMIT) == directory
+    assert catalogue.directory_for(Shard("org/model", 0, 1, COMMIT), ends=True) == directory
+    assert catalogue.directory_for(Shard("org/model", 3, 4, COMMIT), ends=False) == directory
+    assert catalogue.directory_for(Shard("org/model", 0, 2, COMMIT), ends=False) is None
+
+
+def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model, make_safetensors):
+    files = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": b'{"weight_map": {"lm_head.weight": "model-text.safetensors",'
+        b' "vision_tower.layers.0.w": "model-vision.safetensors"}}',
+        "model-text.safetensors": make_safetensors({"lm_head.weight": 3}),
+    }
+    directory = make_model(places / "mine" / "model", files)
+    catalogue.refresh()
+    assert ids(catalogue) == ("model",)
+    assert Weights.read(directory).ends_bytes == 3
+
+
+def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogue, make_model):
+    old = make_model(snapshot(places, "models--hub--model", "aaa"))
+    make_model(snapshot(places, "models--hub--model", "bbb"), {"config.json": b"{}"})
+    catalogue.refresh()
+    assert ids(catalogue) == ("hub/model",)
+    assert catalogue.whole("hub/model").path == old
+
+
+def test_a_damaged_model_is_not_listed(places, catalogue, make_model):
+    directory = make_model(places / "mine" / "model")
+    (directory / "model.safetensors.index.json").write_text("{")
+    catalogue.refresh()
+    assert ids(catalogue) == ()
+
+
+def test_find(places, catalogue, make_model):
+    make_model(places / "mine" / "Llama-3.2-1B-Instruct-4bit")
+    make_model(places / "mine" / "mlx-community" / "Qwen3-8B-4bit")
+    make_model(places / "builtin" / "pippin-demo")
+    catalogue.refresh()
+    assert catalogue.find("pippin-demo") == "pippin-demo"
+    assert catalogue.find("Pippin-Demo") == "pippin-demo"
+    assert catalogue.find("Llama-3.2-1B-Instruct-4bit") == "Llama-3.2-1B-Instruct-4bit"
+    assert catalogue.find("qwen3:8b") == "mlx-community/Qwen3-8B-4bit"
+    assert catalogue.find("qwen3-8b-4bit") == "mlx-community/Qwen3-8B-4bit"
+    assert catalogue.find("qwen3:4b") == "mlx-community/Qwen3-4B-4bit", "not here: to be fetched"
+    assert catalogue.find("org/anything") == "org/anything"
+    with pytest.raises(ModelNotFound, match="Did you mean pippin-demo") as caught:
+        catalogue.find("pipin-demo")
+    assert caught.value.param == "model"
+
+
+def test_a_name_without_end_is_refused_before_anything_is_compared_with_it(catalogue):
+    for name in ("a" * 1_000_000, "-it" * 300_000, "x/" + "y" * 1_000_000):
+        with pytest.raises(ModelNotFound, match="512 are the most") as caught:
+            catalogue.find(name)
+        assert len(caught.value.message) < 200
+
+
+def test_a_folder_that_is_no_model_is_told_why(places, catalogue, make_model):
+    make_model(places / "mine" / "Qwen3-8B-GGUF", {"qwen3-8b-q4_k_m.gguf": b"GGUF"})
+    make_model(places / "mine" / "org" / "old", {"config.json": b"{}", "pytorch_model.bin": b"PK"})
+    (make_model(places / "mine" / "broken") / SECOND).unlink()
+    with pytest.raises(ModelUnsupported, match="GGUF, the format of llama.cpp"):
+        catalogue.find("Qwen3-8B-GGUF")
+    with pytest.raises(ModelBroken, match=f"{SECOND} is missing"):
+        catalogue.find("broken")
+    assert "PyTorch" in str(catalogue.flaw("org/old"))
+    assert catalogue.flaw("org/none") is None
+
+
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        "../mine/model",
+        "..",
+        ".",
+        "",
+        "/",
+        "/etc",
+        "mine/../model",
+        "a/b/c",
+        "a\0b",
+        "a\\b",
+        ".x",
+        "x/",
+        "/x",
+        "a\nb",
+        "x" * 300,
+    ],
+)
+def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
+    make_model(places / "mine" / "model")
+    for refuse in (catalogue.whole, catalogue.known, catalogue.find):
+        with pytest.raises(ModelNotFound):
+            refuse(model_id)
+    for refuse in (catalogue.partial, catalogue.target):
+        with pytest.raises(ModelNotFound):
+            refuse(model_id, COMMIT)
+    with pytest.raises(ModelNotFound):
+        catalogue.directory_for(Shard(model_id, 0, 1, COMMIT), ends=False)
+
+
+@pytest.mark.parametrize("revision", ["..", "", "a/b", "/etc", ".x", "a\\b", "a\0b", "x" * 300])
+def test_revisions_that_lead_elsewhere(catalogue, revision):
+    with pytest.raises(ModelNotFound):
+        catalogue.target("org/model", revision)

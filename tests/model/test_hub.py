@@ -1,0 +1,232 @@
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from node.core.errors import (
+    HubUnavailable,
+    ModelBroken,
+    ModelGated,
+    ModelNotFound,
+    ModelUnsupported,
+    NoCapacity,
+    PippinError,
+)
+from node.core.types import Shard
+from node.model.catalogue import Catalogue
+from node.model.file_names import DESCRIPTION
+from node.model.hub import Hub
+from node.model.hub_errors import translated
+from node.model.weights import Weights
+
+FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
+
+
+@pytest.fixture
+def hub(fake_hub, tmp_path):
+    return Hub(endpoint=fake_hub.url, token="good", cache_dir=tmp_path / "cache")
+
+
+def test_metadata_downloads_no_weights(fake_hub, hub, tmp_path, make_model):
+    metadata = hub.metadata("org/model")
+    assert metadata.config["num_hidden_layers"] == 4
+    assert metadata.weights == Weights.read(make_model(tmp_path / "local", fake_hub.repos["org/model"]))
+    assert fake_hub.fetched() == []
+    assert {path.name for path in metadata.directory.iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+        DESCRIPTION,
+    }
+
+
+def test_metadata_a_second_time_asks_for_the_commit_only(fake_hub, hub):
+    first = hub.metadata("org/model")
+    fake_hub.log.clear()
+    assert hub.metadata("org/model") == first
+    assert fake_hub.log == ["HEAD /org/model/resolve/main/config.json"]
+
+
+def test_each_node_fetches_only_its_files(fake_hub, hub, tmp_path):
+    told = []
+    directory = hub.fetch("org/model", 1, 3, ends=False, progress=lambda done, total: told.append((done, total)))
+    assert fake_hub.fetched() == [SECOND]
+    size = len(fake_hub.repos["org/model"][SECOND])
+    assert (directory / SECOND).read_bytes() == fake_hub.repos["org/model"][SECOND]
+    assert told[0] == (0, size)
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
+    assert not (directory / "modeling_evil.py").exists()
+
+    driver = Hub(endpoint=fake_hub.url, token="good", cache_dir=tmp_path / "driver")
+    fake_hub.log.clear()
+    driver.fetch("org/model", 0, 1, ends=True)
+    assert fake_hub.fetched() == [FIRST, THIRD]
+
+
+def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
+    directory = hub.fetch("org/model", 1, 2, ends=False)
+    catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
+    catalogue.refresh()
+    assert catalogue.local() == ()
+    assert catalogue.directory_for(Shard("org/model", 2, 3, directory.name), ends=False) == directory
+    assert catalogue.directory_for(Shard("org/model", 2, 4, directory.name), ends=False) is None
+    fake_hub.log.clear()
+
+    told = []
+    hub.fetch("org/model", 0, 4, ends=True, progress=lambda done, total: told.append((done, total)))
+    assert fake_hub.fetched() == [FIRST, THIRD]
+    sizes = [len(fake_hub.repos["org/model"][file]) for file in (FIRST, SECOND, THIRD)]
+    assert told[0] == (sizes[1], sum(sizes))
+    assert told[-1] == (sum(sizes), sum(sizes))
+    catalogue.refresh()
+    assert [held.id for held in catalogue.local()] == ["org/model"]
+    assert catalogue.whole("org/model").path == directory
+
+
+def test_a_download_that_breaks_off_is_resumed(fake_hub, hub, make_safetensors):
+    tensors = {f"model.layers.{n}.mlp.weight": 6_000_000 for n in range(4)}
+    fake_hub.repos["org/big"] = {"config.json": b"{}", "model.safetensors": make_safetensors(tensors)}
+    fake_hub.breaks["model.safetensors"] = 15_000_000
+    directory = hub.fetch("org/big", 0, 4, ends=True)
+    assert (directory / "model.safetensors").read_bytes() == fake_hub.repos["org/big"]["model.safetensors"]
+    assert fake_hub.begins("model.safetensors") == [0, 15_000_000]
+
+
+def test_progress_can_break_it_off(fake_hub, hub):
+    class Stop(Exception):
+        pass
+
+    def progress(done, total):
+        if done:
+            raise Stop
+
+    with pytest.raises(Stop):
+        hub.fetch("org/model", 0, 4, ends=True, progress=progress)
+    fake_hub.log.clear()
+    hub.fetch("org/model", 0, 4, ends=True)
+    assert set(fake_hub.fetched()) >= {SECOND, THIRD}
+
+
+@pytest.mark.parametrize(
+    ("bound", "files"),
+    [
+        ("_MOST_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
+        ("_MOST_SMALL_BYTES", {"x.json": b" " * 5000}),
+    ],
+)
+def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
+    monkeypatch.setattr(f"node.model.hub.{bound}", 20 if bound == "_MOST_SMALL" else 5000)
+    fake_hub.repos["org/model"] |= files
+    with pytest.raises(ModelBroken, match="small files of"):
+        hub.metadata("org/model")
+    assert not any(name in entry for entry in fake_hub.log for name in files)
+
+
+def test_a_commit_can_be_pinned(fake_hub, hub):
+    first = hub.fetch("org/model", 1, 2, ends=False)
+    fake_hub.repos["org/model"]["README.md"] = b"# A better card"
+    second = hub.fetch("org/model", 1, 2, ends=False)
+    assert second != first
+    assert hub.fetch("org/model", 1, 2, ends=False, revision=first.name) == first
+    assert fake_hub.fetched() == [SECOND], "the same blob serves both commits"
+
+
+def test_unknown(hub):
+    with pytest.raises(ModelNotFound, match="no model 'org/other' on the hub"):
+        hub.metadata("org/other")
+
+
+@pytest.mark.parametrize("model_id", ["../../etc", "a/b/c", "org/mo del", "org/..", "a\0b", ""])
+def test_ids_that_are_none(hub, model_id):
+    with pytest.raises(ModelNotFound):
+        hub.metadata(model_id)
+
+
+def test_gated(fake_hub, tmp_path, hub):
+    fake_hub.gated.add("org/model")
+    stranger = Hub(endpoint=fake_hub.url, token="bad", cache_dir=tmp_path / "stranger")
+    with pytest.raises(ModelGated) as caught:
+        stranger.metadata("org/model")
+    assert "HF_TOKEN" in caught.value.hint
+    assert "https://huggingface.co/org/model" in caught.value.hint
+    assert hub.metadata("org/model").config
+
+
+def test_a_token_that_is_refused(fake_hub, hub):
+    fake_hub.status = 401
+    with pytest.raises(ModelGated, match="401"):
+        hub.metadata("org/model")
+
+
+@pytest.mark.parametrize("files", [{"model.gguf": b"GGUF"}, {"config.json": b"{}", "pytorch_model.bin": b"PK"}])
+def test_other_formats(fake_hub, hub, files):
+    fake_hub.repos["org/gguf"] = files
+    with pytest.raises(ModelUnsupported) as caught:
+        hub.metadata("org/gguf")
+    assert "mlx-community" in caught.value.hint
+
+
+def test_damaged_config(fake_hub, hub):
+    fake_hub.repos["org/model"]["config.json"] = b"{"
+    with pytest.raises(ModelBroken, match=r"config\.json"):
+        hub.metadata("org/model")
+
+
+@pytest.mark.parametrize("header", [b"{", b"[]", b'{"a": {}}', b'{"a": {"dtype": "U8"}}', b'{"a": 1}', None])
+def test_damaged_header(fake_hub, hub, header):
+    content = b"\xff" * 100 if header is None else len(header).to_bytes(8, "little") + header
+    fake_hub.repos["org/model"][SECOND] = content
+    with pytest.raises(ModelBroken):
+        hub.metadata("org/model")
+
+
+def test_an_index_that_names_absent_files_is_passed_over(fake_hub, hub, make_safetensors):
+    files = {**fake_hub.repos["org/model"], "model.safetensors": make_safetensors({"model.layers.0.w": 5})}
+    fake_hub.repos["org/model"] = {name: files[name] for name in files if "-of-" not in name}
+    assert hub.metadata("org/model").weights.layers == 1
+
+
+def test_no_connection(tmp_path):
+    with pytest.raises(HubUnavailable, match="cannot be reached"):
+        Hub(endpoint="http://127.0.0.1:9", cache_dir=tmp_path).metadata("org/model")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_hub_in_trouble(fake_hub, hub, status):
+    fake_hub.status = status
+    with pytest.raises(HubUnavailable, match=str(status)):
+        hub.metadata("org/model")
+
+
+def test_without_connection_the_cache_answers(fake_hub, hub, tmp_path):
+    directory = hub.fetch("org/model", 1, 3, ends=False)
+    offline = Hub(endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+    assert offline.fetch("org/model", 1, 3, ends=False) == directory
+    assert offline.metadata("org/model").weights.layers == 4
+
+
+def test_offline_by_choice(tmp_path):
+    script = (
+        "from pathlib import Path; from node.model.hub import Hub\n"
+        f"try: Hub(endpoint='http://127.0.0.1:9', cache_dir=Path({str(tmp_path)!r})).metadata('org/model')\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("HubUnavailable org/model is not on this node, and HF_HUB_OFFLINE")
+
+
+def test_disk_full_before_and_during(fake_hub, hub):
+    metadata = hub.metadata("org/model")
+    huge = Weights(metadata.weights.tensors, dict.fromkeys(metadata.weights.sizes, 10**18))
+    (metadata.directory / DESCRIPTION).write_bytes(huge.to_json())
+    with pytest.raises(NoCapacity, match=r"needs 888\.2 PB more on disk"):
+        hub.fetch("org/model", 1, 2, ends=False)
+    assert fake_hub.fetched() == []
+    error = translated(OSError(errno.ENOSPC, "No space left on device"), "org/model")
+    assert isinstance(error, NoCapacity)
+    assert type(translated(PermissionError(errno.EACCES, "denied"), "org/model")) is PippinError

@@ -1,0 +1,198 @@
+"""Sandboxes: whatever a job does, the node goes on, knows why it has no answer, and has the next process at once."""
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from node.core.errors import NotReady, Overloaded
+from node.text.sandbox import Bounds, Broken, Sandbox, Sandboxes, SandboxServer
+
+MB = 2**20
+JOB = "tests.text.sandbox_jobs:make_harmful"
+BOUNDS = Bounds(seconds=30, memory=64 * MB, reply=MB, kept=16 * MB)
+QUICK = Bounds(seconds=0.3, memory=64 * MB, reply=MB)
+
+
+@pytest.fixture
+async def start(sandbox_server):
+    """Start a sandbox; all are ended with the test."""
+    started = []
+
+    async def start(bounds=BOUNDS, job=JOB):
+        started.append(await Sandbox.start(sandbox_server, job, bounds))
+        return started[-1]
+
+    yield start
+    for sandbox in started:
+        sandbox.end()
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def make(sandbox_server):
+    """Make sandboxes for a job; all are ended with the test."""
+    made = []
+
+    def make(bounds=BOUNDS, most=2, most_waiting=10, job=JOB):
+        made.append(Sandboxes(sandbox_server, job, bounds, most, most_waiting))
+        return made[-1]
+
+    yield make
+    for sandboxes in made:
+        await sandboxes.end()
+
+
+async def gone(process):
+    for _ in range(2000):
+        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{process} is there still")
+
+
+async def test_one_process_answers_one_request_after_the_other(start):
+    sandbox = await start()
+    assert await sandbox.ask(b"hello") == b"hello"
+    assert await sandbox.ask(b"") == b""
+    large = os.urandom(MB - 1)
+    assert await sandbox.ask(large) == large
+    assert int(await sandbox.ask(b"pid")) != os.getpid()
+    assert sandbox.alive
+
+
+@pytest.mark.parametrize(
+    ("harm", "bounds", "reason"),
+    [
+        (b"loop", QUICK, "it took more than 0.3 s"),
+        (b"crash", BOUNDS, "its process crashed, or needed more than 64.0 MB of memory"),
+        (b"exit", BOUNDS, "its process crashed"),
+        (b"raise PanicException", BOUNDS, "it failed with Panic: PanicException"),
+        (b"keep 200000000", BOUNDS, "MemoryError|more than 64.0 MB"),
+        (b"make 2000000", BOUNDS, "what it made is larger than 1.0 MB"),
+    ],
+)
+async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
+    sandbox = await start(bounds)
+    process = int(await sandbox.ask(b"pid"))
+    with pytest.raises(Broken, match=reason):
+        await sandbox.ask(harm)
+    assert not sandbox.alive
+    await gone(process)
+    with pytest.raises(Broken):
+        await sandbox.ask(b"more")
+
+
+async def test_memory_is_looked_at_where_the_system_does_not_limit_it(start, monkeypatch):
+    sandbox = await start(BOUNDS)
+    used = sandbox._used()
+    monkeypatch.setattr(sandbox, "_used", lambda: used + 65 * MB)
+    with pytest.raises(Broken, match="it took more than 64.0 MB of memory"):
+        await sandbox.ask(b"loop")
+
+
+async def test_who_hangs_up_ends_the_process(start):
+    sandbox = await start()
+    process = int(await sandbox.ask(b"pid"))
+    asking = asyncio.create_task(sandbox.ask(b"loop"))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await gone(process)
+
+
+async def test_a_process_that_has_ended_unseen(start, sandbox_server):
+    sandbox = await start()
+    asking = asyncio.create_task(sandbox.ask(b"loop"))
+    await asyncio.sleep(0)
+    os.kill(sandbox._process, signal.SIGKILL)
+    while psutil.pid_exists(sandbox._process):  # the event loop stands still, while the server lets go of it
+        sandbox_server._fork(JOB, MB)[1].close()
+    with pytest.raises(Broken, match="its process crashed"):
+        await asyncio.wait_for(asking, BOUNDS.seconds / 2)
+
+
+async def test_a_start_that_fails_is_no_fault_of_who_asks(make):
+    sandboxes = make(job="tests.text.sandbox_jobs:make_nothing")
+    with pytest.raises(NotReady, match="could not be started"):
+        await sandboxes.ask(b"hello")
+
+
+async def test_signals_for_all_processes_are_for_the_node(start, sandbox_server):
+    sandbox = await start()
+    for process in (sandbox._process, sandbox_server._process.pid):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process, number)
+    assert await sandbox.ask(b"hello") == b"hello"
+    assert await (await start()).ask(b"hello") == b"hello"
+
+
+async def test_a_sandbox_sees_nothing_of_the_nodes_environment(monkeypatch):
+    monkeypatch.setenv("PIPPIN_SECRET", "hush-hush")
+    monkeypatch.setenv("HF_TOKEN", "hf_hush")
+    server = SandboxServer()
+    sandbox = await Sandbox.start(server, JOB, BOUNDS)
+    assert b"hush" not in await sandbox.ask(b"environment")
+    sandbox.end()
+    await asyncio.sleep(0)
+    server.close()
+
+
+async def test_a_job_that_can_not_be_made_is_no_hang(start):
+    with pytest.raises(Broken):
+        await start(job="tests.text.sandbox_jobs:make_nothing")
+
+
+async def test_a_server_that_has_ended_is_not_started_again():
+    server = SandboxServer()
+    psutil.Process(server._process.pid).kill()
+    server._process.wait()
+    for _ in range(2):
+        with pytest.raises(NotReady, match="has ended") as refused:
+            await Sandbox.start(server, JOB, BOUNDS)
+        assert refused.value.hint == "Restart the node."
+    server.close()
+
+
+async def test_the_next_one_stands_by_when_one_is_killed(make):
+    sandboxes = make(QUICK)
+    await sandboxes.start()
+    for _ in range(3):
+        with pytest.raises(Broken):
+            await sandboxes.ask(b"loop")
+        assert any(each.alive for each in sandboxes._ready)
+        assert await sandboxes.ask(b"hello") == b"hello"
+
+
+async def test_no_more_work_at_once_than_is_said_and_who_hangs_up_makes_room(make):
+    sandboxes = make(most=2, most_waiting=3)
+    busy = [asyncio.create_task(sandboxes.ask(b"loop")) for _ in range(2)]
+    waiting = [asyncio.create_task(sandboxes.ask(b"hello")) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await sandboxes.ask(b"hello")
+    waiting.pop().cancel()
+    await asyncio.sleep(0.05)
+    waiting.append(asyncio.create_task(sandboxes.ask(b"hello")))
+    await asyncio.sleep(0)
+    for task in busy:
+        task.cancel()
+    assert await asyncio.gather(*waiting) == [b"hello"] * 3
+
+
+async def test_a_process_that_has_grown_is_not_asked_again(make):
+    sandboxes = make(most=1)
+    little = int(await sandboxes.ask(b"keep 1000"))
+    assert little in [each._process for each in sandboxes._ready]
+    much = int(await sandboxes.ask(b"keep 30000000"))
+    assert much not in [each._process for each in sandboxes._ready]
+    await gone(much)
+
+
+async def test_a_sandbox_ends_with_its_node(start):
+    sandbox = await start()
+    process = int(await sandbox.ask(b"pid"))
+    sandbox._transport.abort()  # what the system does for a node that is killed
+    await gone(process)

@@ -1,0 +1,243 @@
+"""Tokenizers and chat templates of strangers: each is used, or refused as broken within limits, and the node goes on."""
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChanged
+from node.core.pool import Pool
+from node.text import texts as limits
+from node.text.texts import Texts
+from tests.text.test_constraint import DEMO
+
+MB = 2**20
+HELLO = [{"role": "user", "content": "Hello <|im_end|> there"}]
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% if b > 99999 %}x{% endif %}{% endfor %}{% endfor %}"
+DOUBLING = (
+    "{% set ns = namespace(x='x' * 1024) %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
+)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The demo model's small files, of which a test breaks some: JSON, text, or a function of the JSON that is there."""
+
+    def files(**changed):
+        for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(DEMO / name, tmp_path)
+        shutil.copy(DEMO / "chat_template.jinja", tmp_path)
+        for key, change in changed.items():
+            name = "chat_template.jinja" if key == "template" else f"{key}.json"
+            if callable(change):
+                content = json.loads((tmp_path / name).read_text())
+                change(content)
+                (tmp_path / name).write_text(json.dumps(content))
+            else:
+                (tmp_path / name).write_bytes(change if isinstance(change, bytes) else change.encode())
+        return tmp_path
+
+    return files
+
+
+@pytest.fixture
+async def opened(sandbox_server):
+    made = []
+
+    async def opened(directory):
+        texts = Texts(sandbox_server, directory, Pool("text", 2, 10))
+        made.append(texts)
+        await texts.open()
+        return texts
+
+    yield opened
+    for texts in made:
+        await texts.close()
+
+
+async def test_tokens_are_those_of_the_tokenizer(opened):
+    texts = await opened(DEMO)
+    tokenizer = texts.tokenizer
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for messages in (HELLO, [*HELLO, {"role": "assistant", "content": "Well, I"}]):
+        for given in (None, tools):
+            expected = tokenizer.chat(messages, given)
+            assert await texts.chat(messages, given, {}, context=2048) == expected
+    assert await texts.encode("Hello <|im_end|> äöü", context=2048, param="x") == tokenizer.encode(
+        "Hello <|im_end|> äöü"
+    )
+    pieces = [("<|im_start|>", False), ("Hi <|im_end|>", True)]
+    assert await texts.join(pieces, context=2048) == tokenizer.join(pieces)
+    assert await texts.encode("", context=2048, param="x") == tokenizer.encode("")
+
+
+async def test_what_a_person_typed_is_no_control_token_there_either(opened):
+    texts = await opened(DEMO)
+    control = texts.tokenizer.control_strings[0].text
+    plain = await texts.chat([{"role": "user", "content": "x"}], None, {}, context=2048)
+    typed = await texts.chat([{"role": "user", "content": f"x{control}"}], None, {}, context=2048)
+    count = [[token in texts.tokenizer.control for token in tokens].count(True) for tokens in (plain, typed)]
+    assert count[0] == count[1] > 0
+
+
+async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_made_of_it(opened):
+    texts = await opened(DEMO)
+    most = 100 * texts.tokenizer.longest
+    begun = time.monotonic()
+    for asked in (
+        lambda text: texts.encode(text, context=100, param="prompt"),
+        lambda text: texts.join([(text, True)], context=100),
+        lambda text: texts.chat([{"role": "user", "content": text}], None, {}, context=100),
+    ):
+        with pytest.raises(
+            ContextExceeded, match=rf"context length is 100 tokens.* {30 * MB}|{30 * MB + 1}|\d{{8}} char"
+        ):
+            await asked("x" * 30 * MB)
+        with pytest.raises(ContextExceeded, match=r"context length is 100 tokens, but the text has \d+ tokens"):
+            await asked("x" * (most // 2))
+        assert await asked("x")
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (LOOP, "it took more than 2 s"),
+        (DOUBLING, "MemoryError|memory|context length"),
+        ("{{ 'x' * 10 ** 12 }}", "MemoryError|memory"),
+    ],
+)
+async def test_a_template_without_end_is_a_broken_model_and_the_next_request_is_answered(
+    opened, files, monkeypatch, template, reason
+):
+    monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=2.0, memory=512 * MB))
+    texts = await opened(files(template="{% if messages[0].content == 'harm' %}" + template + "{% endif %}ok"))
+    for _ in range(2):
+        with pytest.raises((ModelBroken, BadRequest), match=reason):
+            await texts.chat([{"role": "user", "content": "harm"}], None, {}, context=2048)
+        assert texts.tokenizer.decode(await texts.chat(HELLO, None, {}, context=2048)) == "ok"
+
+
+async def test_a_template_that_takes_exponential_time_to_be_compiled(opened, files, monkeypatch):
+    monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=2.0, memory=512 * MB))
+    texts = await opened(
+        files(template="{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}" + "{{ 2 ** 2 ** 2 ** 99 ** 99 }}")
+    )
+    with pytest.raises((ModelBroken, BadRequest)):
+        await texts.chat(HELLO, None, {}, context=2048)
+    assert await texts.encode("x", context=10, param="x")
+
+
+def pattern(regex):
+    return lambda content: content.update(
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": regex},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    )
+
+
+def doubling(content):
+    content["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+    }
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"tokenizer": ""},
+        {"tokenizer": "{"},
+        {"tokenizer": "[]"},
+        {"tokenizer": "null"},
+        {"tokenizer": '{"version": "1.0"}'},
+        {"tokenizer": b"\xff\xfe\x00"},
+        {"tokenizer": "[" * 100_000},
+        {"tokenizer": pattern("(a+)+$(?<!x)((((")},
+        {"tokenizer": lambda content: content["model"].update(type="Nothing")},
+        {"tokenizer": lambda content: content["model"].update(vocab=[])},
+        {"tokenizer": lambda content: content.update(added_tokens=5)},
+        {"tokenizer_config": "{"},
+        {"tokenizer_config": "[]"},
+        {"tokenizer_config": "5"},
+        {"tokenizer_config": lambda content: content.update(chat_template_type="no_such_type")},
+        {"tokenizer_config": lambda content: content.update(tool_parser_type="no_such_type")},
+        {"tokenizer_config": lambda content: content.update(tokenizer_class=5)},
+        {"tokenizer_config": lambda content: content.update(eos_token=[1, 2])},
+        {"generation_config": "["},
+        {"generation_config": "[]"},
+        {"generation_config": '{"eos_token_id": {"a": []}}'},
+        {"template": "x" * (2**18 + 1)},
+        {"template": b"\xff\xfe"},
+        {"tokenizer": doubling},
+    ],
+)
+async def test_files_that_can_not_be_used_are_a_broken_model(opened, files, broken, monkeypatch):
+    monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, memory=512 * MB))
+    with pytest.raises(ModelBroken) as refused:
+        await opened(files(**broken))
+    assert len(refused.value.message) < 800
+
+
+async def test_a_regular_expression_without_end_is_a_broken_model(opened, files):
+    """The tokenizer panics, when it is tried or when a text meets it."""
+    with pytest.raises(ModelBroken, match="tokenizer failed"):
+        await opened(files(tokenizer=pattern("(a+)+b")))
+    texts = await opened(files(tokenizer=pattern("(z+)+b")))
+    for _ in range(2):
+        with pytest.raises(ModelBroken, match="tokenizer failed"):
+            await texts.encode("z" * 5000 + "c", context=2048, param="x")
+    with pytest.raises(ModelBroken, match="tokenizer failed"):
+        texts.tokenizer.encode("z" * 5000 + "c")
+    assert await texts.encode("Hi", context=10, param="x")
+
+
+async def test_a_template_without_end_whose_client_has_gone_harms_nobody_else(opened, files, monkeypatch):
+    monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=1.0, memory=512 * MB))
+    texts = await opened(files(template="{% if messages[0].content == 'harm' %}" + LOOP + "{% endif %}ok"))
+    asking = asyncio.create_task(texts.chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert texts.tokenizer.decode(await texts.chat(HELLO, None, {}, context=2048)) == "ok"
+
+
+async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(opened, files):
+    texts = await opened(files(template=LOOP))
+    asking = [asyncio.create_task(texts.chat(HELLO, None, {}, context=2048)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await texts.close()
+    for each in asking:
+        with pytest.raises(ModelChanged):
+            await each
+    assert not texts._loading.result().alive
+
+
+async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
+    broken = files(tokenizer="")
+    threads = []
+    for _ in range(4):
+        with pytest.raises(ModelBroken):
+            await opened(broken)
+        threads.append(threading.active_count())
+    assert threads[-1] == threads[0]
+
+
+async def test_a_text_whose_client_has_gone_is_finished_and_the_next_waits_for_it(opened):
+    texts = await opened(DEMO)
+    sandbox = texts._loading.result()
+    asking = asyncio.create_task(texts.encode("Hello " * 2000, context=20_000, param="x"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert await texts.encode("Hi", context=10, param="x") == texts.tokenizer.encode("Hi")
+    assert texts._loading.result() is sandbox
+    assert sandbox.alive
