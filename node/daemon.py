@@ -22,7 +22,7 @@ from node.cluster.draining import Draining, is_missed
 from node.cluster.head import Head
 from node.cluster.service import ControlService
 from node.cluster.specs import Specs
-from node.core.addresses import host_port
+from node.core.addresses import join_host_port
 from node.core.errors import PippinError
 from node.core.pool import Pools
 from node.core.retried import Retried
@@ -207,11 +207,10 @@ class Daemon:
         await self._grammars.start()
         self._preload = tuple(self._known(name) for name in self._options.models)
         await self._rpc.start(self._control, self._rings, self._files)
-        peers = [host_port(host, port) for host, port in self._options.peers]
         async with asyncio.TaskGroup() as group:
             parts = (
                 self._agent.run(),
-                self._contacts.run(self._agent, peers),
+                self._contacts.run(self._agent, self._options.peers),
                 self._rings.run(),
                 self._head.run(),
                 self._keep_listing(listing),
@@ -268,7 +267,7 @@ class Daemon:
                     await self._agent.changed.wait()
 
     def _url(self) -> str:
-        return f"http://{host_port(self._options.host or 'localhost', self._api.port)}/v1"
+        return f"http://{join_host_port(self._options.host or 'localhost', self._api.port)}/v1"
 
     # --- what this node says of itself --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.cluster.membership import FAIL_AFTER_S
-from node.core.addresses import host_in
+from node.core.addresses import host_in, split_host_port
 from node.core.types import LONGEST_NAME
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
@@ -398,13 +398,14 @@ def _interface(text: str) -> str:
 
 def _peer(text: str) -> tuple[str, int]:
     """host:port, 192.168.1.5:52416 or [fd00::5]:52416."""
-    match = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})", text)
-    if match is None or not 0 < int(match["port"]) < 65536:
+    has_form = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", text)
+    host, port = split_host_port(text) if has_form else ("", 0)
+    if not 0 < port < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} must be HOST:PORT, the port being the other node's --grpc-port")
     try:
-        return (str(ipaddress.IPv6Address(match["six"])) if match["six"] else match["host"], int(match["port"]))
+        return str(ipaddress.IPv6Address(host)) if text.startswith("[") else host, port
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{match['six']!r} is no IPv6 address") from error
+        raise argparse.ArgumentTypeError(f"{host!r} is no IPv6 address") from error
 
 
 def _hostname() -> str:

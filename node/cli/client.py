@@ -9,6 +9,8 @@ import re
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from node.core.addresses import join_host_port
+
 DEFAULT_API = "http://127.0.0.1:52415"
 SCHEMA = 1
 TIMEOUT_S = 5.0
@@ -44,8 +46,7 @@ class Api(NamedTuple):
     """API key; empty: none is sent."""
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{join_host_port(self.host, self.port)}"
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
         """The cluster's status. Raises NoNode or StatusFailed."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from node.cluster.race import race
 from node.cluster.topology import Topology
-from node.core.addresses import host_port
+from node.core.addresses import join_host_port
 from node.core.clock import now
 from node.core.errors import PeerTimeout, PippinError
 from node.core.retried import Retried
@@ -83,4 +83,4 @@ class Beat:
 
 
 def at(hint: PeerHint, address: str) -> Address:
-    return Address(host_port(address, hint.grpc_port), hint.id)
+    return Address(join_host_port(address, hint.grpc_port), hint.id)

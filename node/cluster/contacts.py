@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from node.cluster.beat import EXCHANGE_TIMEOUT_S, Beat, Talk, at
 from node.cluster.topology import Topology
-from node.core.addresses import host_port, is_near
+from node.core.addresses import is_near, join_host_port
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerUnavailable, PippinError
 from node.core.retried import Retried
@@ -184,11 +184,11 @@ class Contacts:
         self._news += 1
         self._urgent.notify()
 
-    async def run(self, talk: Talk, peers: Sequence[str]) -> None:
-        """`peers`: `host:port` of nodes to contact without discovery."""
+    async def run(self, talk: Talk, peers: Sequence[tuple[str, int]]) -> None:
+        """`peers`: host and port of nodes to contact without discovery."""
         async with asyncio.TaskGroup() as group:
-            for peer in peers:
-                group.create_task(self._seek(peer, talk), name=f"seek {peer}")
+            for host, port in peers:
+                group.create_task(self._seek(host, port, talk), name=f"seek {host}")
             while True:
                 for node in self._hints.keys() - self._kept.keys():
                     self._kept[node] = group.create_task(self._contact(node, talk), name=f"contact {node}")
@@ -201,25 +201,29 @@ class Contacts:
             group.create_task(self._measure_all(node, talk), name=f"probe {node}")
             group.create_task(self._notice_loss(node, talk), name=f"watch {node}")
 
-    async def _seek(self, peer: str, talk: Talk) -> None:
+    async def _seek(self, host: str, port: int, talk: Talk) -> None:
         """Find out who is at an address that the user gave; contact is kept by its id from then on.
 
         What is said there is a hint only, as any member may be there and pose as any node: heard is who proves its id.
         """
-        host, _, port = peer.rpartition(":")
         told: set[str] = set()
         while True:
             try:
-                address, answer = await self._call_any(host.strip("[]"), int(port), talk)
+                address, answer = await self._call_any(host, port, talk)
             except PippinError as error:
-                log.log(logging.DEBUG if str(error) in told else logging.WARNING, "--peer %s: %s", peer, error)
+                log.log(
+                    logging.DEBUG if str(error) in told else logging.WARNING,
+                    "--peer %s: %s",
+                    join_host_port(host, port),
+                    error,
+                )
                 told.add(str(error))
             else:
                 told.clear()
                 info = answer.report.info
                 if info.cluster == self._cluster and info.id not in self._hints:
                     others = filter(self._may_call, info.addresses)
-                    self._learn(PeerHint(info.id, tuple(dict.fromkeys((address, *others))), int(port)))
+                    self._learn(PeerHint(info.id, tuple(dict.fromkeys((address, *others))), port))
             await asyncio.sleep(GONE_INTERVAL_S)
 
     async def _call_any(self, host: str, port: int, talk: Talk) -> tuple[str, Heartbeat]:
@@ -232,7 +236,7 @@ class Contacts:
                         f"Without a secret, only private and link-local addresses are called, not {address}.",
                         hint="Start all nodes with one --secret-file.",
                     )
-                peer = Address(host_port(address, port))
+                peer = Address(join_host_port(address, port))
                 return address, await self._client.exchange(peer, talk.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
             except PippinError as error:
                 failure = error

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from node.cluster.agent import Agent
 from node.cluster.contacts import Contacts
-from node.core.addresses import host_port
+from node.core.addresses import join_host_port
 from node.core.clock import now
 from node.core.errors import PippinError
 from node.core.types import Address, NodeInfo
@@ -66,7 +66,7 @@ class Doubles:
     async def _look(self, address: str, port: int) -> NodeInfo | None:
         """The double that is there."""
         info = self._agent.info
-        peer = Address(host_port(address, port), info.id)
+        peer = Address(join_host_port(address, port), info.id)
         if (address in info.addresses and port == info.grpc_port) or not self._is_due(peer.target):
             return None
         nonce = secrets.token_bytes(32)

@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.cluster.readiness import HERE, load_of, ring_state
-from node.core.addresses import host_port
+from node.core.addresses import join_host_port
 from node.core.health import Issue, diagnose
 from node.core.types import ClusterView, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
 
@@ -159,7 +159,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "reason": "version" if peer.state is NodeState.REFUSED else "",
         "roles": _roles(peer, view),
         "version": info.version,
-        "address": host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
+        "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
         "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
@@ -224,4 +224,4 @@ def _warning(issue: Issue) -> Json:
 
 
 def _api_of(info: NodeInfo) -> str:
-    return f"http://{host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else ""
+    return f"http://{join_host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else ""

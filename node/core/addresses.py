@@ -55,9 +55,15 @@ def host_in(authority: str) -> str | None:
     return (match[1] or match[2]).lower() if match else None
 
 
-def host_port(host: str, port: int) -> str:
-    """As `--peer`, gRPC and URLs have it: an IPv6 address goes in brackets."""
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, or `[IPv6]:port`, as gRPC, URLs and `--peer` write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Inverse of `join_host_port`; without a colon: ("", 0). Raises ValueError if the port is no number."""
+    host, colon, port = text.rpartition(":")
+    return host.strip("[]"), int(port) if colon else 0
 
 
 @lru_cache(1024)  # each request names several, and parsing one takes 20 µs

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from node.core.addresses import split_host_port
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
@@ -103,10 +104,10 @@ class RpcClient:
 
     async def refuses(self, peer: Address) -> bool:
         """Whether the peer's machine refuses a new TCP connection now. gRPC's channel state may be outdated."""
-        host, _, port = peer.target.rpartition(":")
+        host, port = split_host_port(peer.target)
         try:
             async with asyncio.timeout(REFUSE_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                _, writer = await asyncio.open_connection(host, port)
         except ConnectionRefusedError:
             return True
         except (OSError, TimeoutError):

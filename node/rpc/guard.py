@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from node.core.addresses import is_near
+from node.core.addresses import is_near, split_host_port
 from node.core.errors import BadRequest, NotAdmitted
 from node.core.types import Caller
 from node.rpc.boundary import answering
@@ -88,8 +88,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 def host_of(peer: str) -> str:
     """Host of a gRPC peer such as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
-    host, _, _ = unquote(peer).partition(":")[2].rpartition(":")
-    return host.strip("[]")
+    return split_host_port(unquote(peer).partition(":")[2])[0]
 
 
 def caller_of(context: Context) -> Caller:

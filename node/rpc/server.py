@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from node.core.addresses import host_port
+from node.core.addresses import join_host_port
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
 from node.rpc.boundary import quiet_hang_ups
@@ -60,7 +60,7 @@ class RpcServer:
             self.port = self._bind(host)
 
     def _bind(self, host: str) -> int:
-        address = host_port(host, self.port)
+        address = join_host_port(host, self.port)
         try:
             if self._credentials:
                 return self._server.add_secure_port(address, self._credentials)

@@ -298,7 +298,7 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
     monkeypatch.setattr(module, "_addresses_of", addresses_of)
     client = Client(["[fd00::5]:7001"])
     known = contacts(client, anywhere=anywhere)
-    async with running(known, "mini-2.local:7001"):
+    async with running(known, ("mini-2.local", 7001)):
         await until(lambda: known.hint_of("peer"))
     assert client.called[: len(called)] == called
     assert known.hint_of("peer").addresses == ("fd00::5", "192.168.1.5")
@@ -306,7 +306,7 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
 
 async def test_a_far_peer_is_not_called_without_a_secret(caplog):
     client = Client()
-    async with running(contacts(client), "203.0.113.9:7001"):
+    async with running(contacts(client), ("203.0.113.9", 7001)):
         await until(lambda: caplog.records)
     assert "203.0.113.9" in caplog.text
     assert "--secret-file" in caplog.text
@@ -317,7 +317,7 @@ async def test_why_a_peer_does_not_answer_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(module, "GONE_INTERVAL_S", 0.0)
     client = Client()
     with caplog.at_level(logging.WARNING):
-        async with running(contacts(client), "192.168.1.5:7001"):
+        async with running(contacts(client), ("192.168.1.5", 7001)):
             await until(lambda: len(client.called) > 5)
             client.failure = SecretMismatch("192.168.1.5:7001 has another secret.")
             await until(lambda: len(caplog.records) > 1)
@@ -371,7 +371,7 @@ async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
 
     known = contacts(Member())
     talk = SimpleNamespace(**{**vars(TALK), "heard": lambda answer: told.append(called[-1])})
-    async with running(known, "192.168.1.5:7001", talk=talk):
+    async with running(known, ("192.168.1.5", 7001), talk=talk):
         await until(lambda: told)
     assert called[0] == Address("192.168.1.5:7001")
     assert set(told) == {Address("192.168.1.5:7001", "peer")}

@@ -222,7 +222,7 @@ class Process:
         self.main.add_done_callback(self._ended)
 
     async def _run(self) -> None:
-        peers = [f"{m.address}:{PORT}" for m in self.world.machines.values() if m is not self.machine]
+        peers = [(m.address, PORT) for m in self.world.machines.values() if m is not self.machine]
         async with asyncio.TaskGroup() as group:
             group.create_task(self.agent.run(), name="agent")
             group.create_task(self.contacts.run(self.agent, peers), name="contacts")
