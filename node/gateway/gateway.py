@@ -1,4 +1,4 @@
-"""What the API asks of a node: models, tokens, evaluations, and how the cluster is."""
+"""Answers the API: models, tokens, evaluations, and the cluster's status."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -18,8 +18,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pools
 from node.core.types import Address, HeldModel, ModelEntry, PeerView, Ring, Work
-from node.gateway.finding import Finder
-from node.gateway.router import OPEN_WAIT_S, Requests
+from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
@@ -29,20 +28,20 @@ from node.text.texts import Texts
 from node.text.tokenizer import Tokenizer
 
 BROKEN_S = 60.0
-"""For how long a tokenizer that can't be read is not read again: to find it out may take 10 s."""
+"""A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model that has a ring which is ready."""
+    """A model with a ring that is ready."""
 
     id: str
     context: int
     texts: Texts
     revision: str
-    """Of the ring and of the texts' tokenizer."""
+    """Of the ring and of the tokenizer."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -50,7 +49,7 @@ class OpenModel:
 
 
 class Gateway:
-    """Any node is one, whoever is head."""
+    """Every node has one, whoever is head."""
 
     def __init__(
         self,
@@ -81,21 +80,20 @@ class Gateway:
         self._pools = pools
         self.grammars = grammars
         self._sandboxes = sandboxes
-        self._finder = Finder(agent, contacts, client, want)
-        self._requests = Requests(agent, contacts, rings, client, self._finder)
+        self._router = Router(agent, contacts, rings, client, want)
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
         self._open: dict[str, tuple[str, Texts]] = {}
-        """Of each model that was asked for, with the revision that it is of."""
+        """Revision and texts of each model that a request named."""
         self._broken: dict[tuple[str, str], tuple[float, str]] = {}
-        """When and why a tokenizer could not be read, by model and revision."""
+        """Time and reason of a tokenizer's failure, by model and revision."""
         self._opening: dict[str, asyncio.Lock] = {}
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def models(self) -> Sequence[ModelEntry]:
-        """All that some node of the cluster holds or serves, and that a request may use."""
+        """Models that some node of the cluster holds or serves, and that a request may use."""
         return [
             ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin")
             for model in self._allowed.among(self._held())
@@ -109,9 +107,9 @@ class Gateway:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
     async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
-        """Have a node's work moved away, or take it into use again; tells the node's id.
+        """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.
 
-        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady.
+        Raises NodeNotFound, NotReady, NoCapacity when a model would have no place without the node.
         """
         return {"node": await self._draining.ask(node, draining=draining), "draining": draining}
 
@@ -127,18 +125,18 @@ class Gateway:
     def work(self) -> Work:
         rings, agent = self._rings, self._agent
         job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
-        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._requests.recoveries, agent.lag_s, job_s)
+        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s)
 
-    # --- asking a model -----------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     async def open(self, model_id: str) -> OpenModel:
         """Waits until a ring of the model is ready.
 
-        Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, … and NotReady when it takes longer than a client may wait.
+        Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
         """
         model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
         self._allowed.check(model)
-        ring = (await self._finder.wait(model, OPEN_WAIT_S))[0]
+        ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._texts(ring), ring.revision)
 
     async def _texts(self, ring: Ring) -> Texts:
@@ -158,7 +156,7 @@ class Gateway:
             return texts
 
     async def _replace(self, ring: Ring) -> None:
-        """Begin the texts of a ring's model; end those of its other revision, and of models that are served no more."""
+        """Make the texts of a ring's model. Close those of its other revision, and of models without a ring."""
         address = self._contacts.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
@@ -167,13 +165,13 @@ class Gateway:
         self._open[ring.model] = ring.revision, Texts(self._sandboxes, directory, self._pools.texts)
 
     async def close(self) -> None:
-        """End the processes of the models that were opened."""
+        """End the processes of the open models."""
         for _, texts in self._open.values():
             await texts.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields each token once, whatever befalls the ring."""
-        return self._requests.generate(request)
+        """Yields each token once, also when the ring is lost."""
+        return self._router.generate(request)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        return await self._requests.evaluate(request)
+        return await self._router.evaluate(request)

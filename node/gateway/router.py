@@ -1,69 +1,93 @@
-"""Requests on their way through the cluster: each asks a ring, and another one when that is full or lost."""
+"""Routes requests to rings: finds a model's rings, demands one of the head, and goes on with another ring when one is full or lost."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from node.cluster.agent import Agent
 from node.cluster.contacts import Contacts
+from node.cluster.readiness import driver_out_of_reach, usable_rings
 from node.core.clock import now
-from node.core.errors import NoCapacity, Overloaded, PeerUnavailable, PippinError, RingLost, StaleFence
+from node.core.errors import (
+    ModelChanged,
+    NoCapacity,
+    NotReady,
+    Overloaded,
+    PeerUnavailable,
+    PippinError,
+    RingLost,
+    StaleFence,
+)
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, NodeState, Ring
-from node.gateway.affinity import Router
-from node.gateway.finding import Finder
+from node.gateway.balancer import Balancer
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
 OPEN_WAIT_S = 60.0
-"""A first request waits this long for its model to load; then the client is told to come back."""
+"""A new request waits this long for its model to load; then the client is told to come back."""
 RECOVER_WAIT_S = 30.0
-"""A running request waits this long for its ring to be replaced."""
+"""A running request waits this long for a ring that replaces its own."""
 FRUITLESS_TRIES = 5
-"""A request that is taken up more often, and for `RECOVER_WAIT_S`, without a new token is not going to succeed: it may be
-what ends its rings. A link that comes and goes for some seconds costs none.
+"""A request fails when it was tried more often than this, and for longer than `RECOVER_WAIT_S`, without a new token: it may
+be the cause of its rings' ends. A link that fails for some seconds fails no request.
 """
-ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
-"""What one ring says, and another one may not."""
+TRY_ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
+"""Errors of one ring after which another ring may serve the request."""
 
 
 @dataclass(slots=True)
 class Tries:
-    """The rings that one request was not served by."""
+    """The failed tries of one request."""
 
     full: set[str] = field(default_factory=set)
+    """Ids of the rings that had no place for it."""
     lost: set[str] = field(default_factory=set)
+    """Ids of the rings that were lost under it."""
     fruitless: int = 0
-    """How often it was to no avail since the last new token, and since when."""
+    """Tries since the last new token."""
     since: float = 0.0
+    """Time of the first of these."""
 
     def others(self, rings: Sequence[Ring]) -> list[Ring]:
+        """The rings that were not tried."""
         return [ring for ring in rings if ring.id not in self.full | self.lost]
 
 
-class Requests:
-    """Those of one gateway."""
+class Router:
+    """Routes the requests of one gateway."""
 
-    def __init__(self, agent: Agent, contacts: Contacts, rings: Rings, client: RpcClient, finder: Finder) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        contacts: Contacts,
+        rings: Rings,
+        client: RpcClient,
+        want_here: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`want_here` asks this node's own head, which refuses when another node is the cluster's head."""
         self._agent = agent
         self._contacts = contacts
         self._rings = rings
         self._client = client
-        self._finder = finder
-        self._router = Router()
+        self._want_here = want_here
+        self._balancer = Balancer()
         self.recoveries = 0
-        """How often one lost its ring."""
+        """How many times a request lost its ring."""
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields each token once. When the ring is lost on the way, goes on with another, from the tokens there are."""
+        """Yields each token once. When the ring is lost, another one continues after the tokens that there are."""
         done: list[int] = []
         tries = Tries()
         while True:
-            ring = await self._ring(request, tries)
+            ring = await self._choose(request, tries)
             before = len(done)
             try:
                 async with aclosing(self._events(ring, _resumed(request, done, ring))) as events:
@@ -73,40 +97,54 @@ class Requests:
                         if event.finish:
                             return
                 raise RingLost("The driver ended the stream early.")
-            except ELSEWHERE as error:
+            except TRY_ELSEWHERE as error:
                 tries.fruitless = 0 if len(done) > before else tries.fruitless
-                self._note(error, ring, request, tries)
+                self._note_failure(error, ring, request, tries)
             await self._pause(request, tries)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """When the ring is lost on the way, asks another one for the whole."""
+        """When the ring is lost, another one evaluates the whole text."""
         tries = Tries()
         while True:
-            ring = await self._ring(request, tries)
+            ring = await self._choose(request, tries)
             try:
-                return await self._evaluation(ring, request)
-            except ELSEWHERE as error:
-                self._note(error, ring, request, tries)
+                if ring.driver == self._agent.info.id:
+                    return await self._rings.evaluate(ring.id, request)
+                return await self._client.evaluate(self._driver_address(ring), ring.id, request)
+            except TRY_ELSEWHERE as error:
+                self._note_failure(error, ring, request, tries)
             await self._pause(request, tries)
 
-    async def _ring(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
-        """The one to ask; not one that was tried before, if there are others."""
+    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        if ring.driver == self._agent.info.id:
+            return self._rings.generate(ring.id, request)
+        return self._client.generate(self._driver_address(ring), ring.id, request)
+
+    def _driver_address(self, ring: Ring) -> Address:
+        address = self._contacts.address_of(ring.driver)
+        if address is None:
+            raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
+        return address
+
+    async def _choose(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
+        """A ring for the next try: one that was not tried, if there is one."""
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
-        ready = await self._finder.wait(request.model, wait_s, request.revision)
+        ready = await self.wait_for_rings(request.model, wait_s, request.revision)
         view = self._agent.view()
-        reports = [peer.report for peer in view.peers]
-        loads = {load.ring: load.running + load.queued for report in reports for load in report.rings}
+        loads = {load.ring: load.running + load.queued for peer in view.peers for load in peer.report.rings}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
-        return self._router.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
+        return self._balancer.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
 
-    def _note(self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
-        """That a ring did not serve a request. Raises the error if there is no sense in another try.
+    def _note_failure(
+        self, error: PippinError, ring: Ring, request: GenerateRequest | EvaluateRequest, tries: Tries
+    ) -> None:
+        """Records a failed try. Raises the error when another try makes no sense.
 
-        A request that was taken once is not refused because the other rings are full: it waits for a place.
+        A request that once ran is not refused because the other rings are full: it waits for a place.
         """
         if isinstance(error, Overloaded):
             tries.full.add(ring.id)
-            if tries.others(self._finder.ready(request.model, request.revision)):
+            if tries.others(self.ready_rings(request.model, request.revision)):
                 return
             if not tries.lost:
                 raise error
@@ -120,41 +158,82 @@ class Requests:
             raise error
 
     async def _pause(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> None:
-        """Until another try is worth it: as soon as there is another ring.
+        """Waits until a ring is ready that was not tried.
 
-        Else with the same one: the first time at any news, then later and later, as news come many a second.
+        The first time the wait ends with any change of the cluster. Later it ends after one second more each time, as a
+        cluster changes many times a second.
         """
         first, deadline = tries.fruitless <= 1, now() + max(tries.fruitless - 1, 1)
-        while not tries.others(self._finder.ready(request.model, request.revision)):
+        while not tries.others(self.ready_rings(request.model, request.revision)):
             if not await self._agent.changed.wait(deadline - now()) or first:
                 return
 
-    # --- one try ------------------------------------------------------------------------------------------------------
+    # --- rings -------------------------------------------------------------------------------------------------------
 
-    def _events(self, ring: Ring, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        if ring.driver == self._agent.info.id:
-            return self._rings.generate(ring.id, request)
-        return self._client.generate(self._driver_address(ring), ring.id, request)
+    def ready_rings(self, model: str, revision: str) -> Sequence[Ring]:
+        return [ring for ring in usable_rings(self._agent.view(), model) if ring.revision == revision]
 
-    async def _evaluation(self, ring: Ring, request: EvaluateRequest) -> Evaluation:
-        if ring.driver == self._agent.info.id:
-            return await self._rings.evaluate(ring.id, request)
-        return await self._client.evaluate(self._driver_address(ring), ring.id, request)
+    async def wait_for_rings(self, model: str, wait_s: float, revision: str | None = None) -> Sequence[Ring]:
+        """One or more rings of the model that are ready; of the revision, if one is given.
 
-    def _driver_address(self, ring: Ring) -> Address:
-        address = self._contacts.address_of(ring.driver)
-        if address is None:
-            raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
-        return address
+        Raises NotReady after `wait_s`, ModelChanged when there are only rings of another revision, PeerUnavailable when
+        this node reaches none of their drivers, and the head's error for a model that it cannot place: ModelNotFound,
+        NoCapacity, ModelBroken, ...
+        """
+        deadline = now() + wait_s
+        asked = False
+        while (left := deadline - now()) > 0:
+            view = self._agent.view()
+            if ready := usable_rings(view, model):
+                return _of_revision(ready, revision)
+            if driver := driver_out_of_reach(view, model):
+                raise PeerUnavailable(
+                    f"This node does not reach {driver.report.info.name}, which serves {model}; the head does.",
+                    hint="Send the request to another node, and look at `cluster status` for the network between the two.",
+                )
+            if not view.head or any(ring.model == model for ring in view.placement.rings):
+                await self._agent.changed.wait(left)
+                continue
+            if asked:  # the placement may be on its way here; if the head refuses the model, asking again tells why
+                await self._agent.changed.wait(min(left, 1.0))
+            try:
+                async with asyncio.timeout(left):
+                    asked = await self._ask_head(view.head, model)
+            except TimeoutError:
+                break
+        raise NotReady(f"{model} is still loading after {wait_s:.0f} s.", hint="See `cluster status`; try again later.")
+
+    async def _ask_head(self, head: str, model: str) -> bool:
+        """Has the head place a model. False when the head was not reached."""
+        try:
+            if head == self._agent.info.id:
+                await self._want_here(model)
+            elif address := self._contacts.address_of(head):
+                await self._client.want(address, model)
+        except (PeerUnavailable, NotReady) as error:
+            log.info("the head could not be asked for %s: %s", model, error)
+            await self._agent.changed.wait(1.0)
+            return False
+        return True
+
+
+def _of_revision(rings: Sequence[Ring], revision: str | None) -> Sequence[Ring]:
+    fitting = [ring for ring in rings if revision in (None, ring.revision)]
+    if not fitting:
+        raise ModelChanged(
+            f"{rings[0].model} is served from revision {rings[0].revision}; this request began with {revision}.",
+            hint="Send the request again.",
+        )
+    return fitting
 
 
 def _resumed(request: GenerateRequest, done: Sequence[int], ring: Ring) -> GenerateRequest:
-    """What is left of a request for a ring, whose context may be shorter than the one that the request was made for."""
+    """The rest of a request, for a ring whose context may be shorter than that of the ring before."""
     room = min(request.max_tokens, ring.context - len(request.prompt))
     if done and room <= len(done):
         raise NoCapacity(
             f"The nodes that are left hold {ring.context} tokens; this answer has come to "
             f"{len(request.prompt) + len(done)}."
         )
-    # Without room for one token the driver refuses it, in numbers.
+    # The driver refuses a prompt that leaves no room for a token, and its error has the numbers.
     return replace(request, resume=tuple(done), max_tokens=max(room, 1))

@@ -23,7 +23,7 @@ from node.core.types import (
     Shard,
     StageSpec,
 )
-from node.gateway.finding import Finder
+from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.files import Files
@@ -225,10 +225,10 @@ class FetchHub(Hub):
 
 async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
     rings = [Ring(f"r{revision}", "m", (StageSpec("me", 0, 1),), 9, 1, revision=revision) for revision in (OLD, NEW)]
-    monkeypatch.setattr("node.gateway.finding.usable_rings", lambda *_: rings)
-    finder = Finder(SimpleNamespace(info=INFO, view=Placement), None, None, None)
-    assert await finder.wait("m", 1, OLD) == rings[:1]
-    assert await finder.wait("m", 1) == rings
-    assert finder.ready("m", NEW) == rings[1:]
+    monkeypatch.setattr("node.gateway.router.usable_rings", lambda *_: rings)
+    router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None, None)
+    assert await router.wait_for_rings("m", 1, OLD) == rings[:1]
+    assert await router.wait_for_rings("m", 1) == rings
+    assert router.ready_rings("m", NEW) == rings[1:]
     with pytest.raises(ModelChanged, match="Send the request again"):
-        await finder.wait("m", 1, "local-0")
+        await router.wait_for_rings("m", 1, "local-0")

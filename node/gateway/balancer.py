@@ -1,4 +1,4 @@
-"""Which of a model's rings takes a request: one that served a prompt that begins alike, unless others have less to do.
+"""Balances requests over a model's rings: a ring that served a prompt with the same beginning, unless others have less to do.
 
 Pure: rings, their loads and the time in, a ring out. The idea is that of SGLang's cache-aware router
 (https://lmsys.org/blog/2024-12-04-sglang-v0-4/), with hashes of blocks instead of a tree.
@@ -10,27 +10,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from node.core.types import Ring, StageSpec
 
 BLOCK = 32
-"""Tokens of a prompt that are remembered as one."""
+"""Tokens of a prompt that share one entry."""
 BLOCKS = 16384
-"""How many are remembered: half a million tokens, some megabytes."""
+"""Entries: half a million tokens, some megabytes."""
 IMBALANCE = 4
-"""Requests that a ring may have more than the idlest and still be preferred for its prefix: a batch of so many more is not
-much slower, but computing a long prompt anew is."""
+"""A ring is preferred for its prefix while it has at most this many requests more than the idlest: so much larger a batch
+is hardly slower, but a long prompt takes long to compute."""
 REPORT_S = 1.0
-"""What began less than this ago may be missing from the loads that drivers report."""
-
+"""The loads that drivers report may lack requests that are younger than this."""
 
 Place = tuple[str, tuple[StageSpec, ...]]
-"""A model and the stages that hold it: a ring's successor has their KV."""
+"""A model and the stages that hold it: a ring's successor has its KV."""
 
 
-class Router:
-    """One for each gateway: it knows what it sent where."""
+class Balancer:
+    """Remembers the requests that one gateway sent, and the places to which it sent them."""
 
     def __init__(self) -> None:
         self._served: OrderedDict[int, Place] = OrderedDict()
-        """By the hash of a prompt up to a block's end, where the last one went; the last used at the end."""
+        """The last place of a prompt, by the prompt's hash up to the end of a block; in the order of use."""
         self._begun: deque[tuple[float, str]] = deque()
+        """Time and ring of the latest requests."""
 
     def choose(
         self,
@@ -40,9 +40,10 @@ class Router:
         now: float,
         suspect: Collection[str],
     ) -> Ring:
-        """Of rings that are ready; `tokens` are the prompt, `loads` requests at each ring by what its driver reports.
+        """Choose among rings that are ready.
 
-        Rings with a node that is `suspect` are taken only if there are no others.
+        `tokens`: of the prompt. `loads`: requests of each ring, as its driver reports them. `suspect`: ids of nodes; a
+        ring with one of them is chosen only if there is no other.
         """
         sound = [ring for ring in rings if not any(stage.node in suspect for stage in ring.stages)] or rings
         while self._begun and now - self._begun[0][0] > REPORT_S:
@@ -58,7 +59,7 @@ class Router:
         return chosen
 
     def _last_served(self, tokens: Sequence[int], rings: Mapping[Place, Ring]) -> Ring | None:
-        """Of these rings, the one that got the prompt with the longest common beginning."""
+        """The ring that served the prompt with the longest common beginning, if it is among these."""
         found = None
         for block in _blocks(tokens):
             if block not in self._served:
@@ -79,7 +80,7 @@ def _place(ring: Ring) -> Place:
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[int]:
-    """A hash for the beginning up to the end of each whole block."""
+    """Hashes of the tokens up to the end of each whole block."""
     seen = 0
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
         seen = hash((seen, *tokens[end - BLOCK : end]))
