@@ -1,4 +1,4 @@
-"""Interface between the HTTP side and the rest of a node. `node.serving` implements it; tests script it."""
+"""Interface between the HTTP side and the rest of a node. `node.gateway` implements it; tests script it."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
