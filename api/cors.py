@@ -63,8 +63,8 @@ class Cors:
     def check(self, request: web.BaseRequest) -> None:
         """Raises OriginNotAllowed.
 
-        Browsers send `Origin` with every method but GET, and with a GET whose answer the page could read; other clients
-        need not send it. CORS response headers alone would not do: they keep a page from reading the answer, but do not
+        Any method is checked. Browsers send `Origin` with all but GET and HEAD, and with those whose answer the page could
+        read; other clients need not send it. CORS response headers alone would not do: they keep a page from reading the answer, but do not
         keep a browser from sending simple requests.
         """
         self._check(request, request.method)
