@@ -7,7 +7,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import ModelEntry, Work
 from node.text.grammars import Grammars
-from node.text.texts import Texts
+from node.text.sandboxed_encoder import SandboxedEncoder
 from node.text.tokenizer import Tokenizer
 
 
@@ -23,10 +23,10 @@ class Model(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """For single tokens; use `texts` to tokenize the texts of requests."""
+        """For single tokens; use `encoder` for the texts of requests."""
 
     @property
-    def texts(self) -> Texts: ...
+    def encoder(self) -> SandboxedEncoder: ...
 
     @property
     def revision(self) -> str:

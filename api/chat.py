@@ -30,14 +30,14 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
     """Prepare the choices of a chat request."""
     guide = await make_guide(env.backend.grammars, body.tool_use, body.form)
     model = await open_model(env, request, body)
-    texts, context = model.texts, model.context
+    encoder, context = model.encoder, model.context
     if body.adapter:
-        prompt = await texts.join(list(body.adapter.pieces(body.messages)), context=context)
+        prompt = await encoder.join(list(body.adapter.pieces(body.messages)), context=context)
     else:
         kwargs = guide.template_kwargs(body.template_kwargs)
-        prompt = await texts.chat(body.messages_for_template, guide.use.for_template, kwargs, context=context)
+        prompt = await encoder.chat(body.messages_for_template, guide.use.for_template, kwargs, context=context)
         if guide.grammar and (opening := model.tokenizer.dialect.opening):
-            prompt = [*prompt, *await texts.encode(opening, context=context, param="messages")]
+            prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
     job = Job(

@@ -59,7 +59,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None) -> Echo:
     text = prompt if isinstance(prompt, str) else None
-    return Echo(await model.texts.pool.run(spell, model.tokenizer, tokens, text), text, wanted)
+    return Echo(await model.encoder.pool.run(spell, model.tokenizer, tokens, text), text, wanted)
 
 
 async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequence[int]:
@@ -67,7 +67,7 @@ async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequen
     if isinstance(prompt, list):
         check_tokens(model, prompt, param=param)
         return prompt
-    tokens = await model.texts.encode(prompt, context=model.context, param=param)
+    tokens = await model.encoder.encode(prompt, context=model.context, param=param)
     if tokens:
         return tokens
     start = model.tokenizer.start

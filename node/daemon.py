@@ -29,7 +29,7 @@ from node.core.retried import Retried
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
 from node.engine.device import device_memory
-from node.engine.watch import Watch
+from node.engine.watchdog import Watchdog
 from node.gateway.gateway import Gateway
 from node.host import memory
 from node.host.chip import chip_name
@@ -103,7 +103,7 @@ class Daemon:
         self._rpc = RpcServer(hosts, options.grpc_port, security)
         info = self._info(data, facts.chip, _addresses(interfaces))
         self._compute = Compute()
-        self._watch = Watch(self._compute, options.step_timeout)
+        self._watchdog = Watchdog(self._compute, options.step_timeout)
         self._client = RpcClient(security)
         self._catalogue = Catalogue(BUILTIN, options.models_dirs, data.path)
         self._preload: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ class Daemon:
             models=self._catalogue.local(),
             preload=self._preload,
             min_stages=self._options.stages or 1,
-            job_s=self._watch.age_s,
+            job_s=self._watchdog.age_s,
         )
 
     def _known(self, name: str) -> str:
@@ -333,7 +333,7 @@ class Daemon:
 
     async def _keep_computing(self) -> None:
         """A job that never ends holds up all others, and only the end of the process ends it."""
-        stuck = await self._watch.stuck()
+        stuck = await self._watchdog.stuck()
         log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_STUCK, stuck)
         self._code = EXIT_STUCK
         self._agent.set_draining(True)

@@ -12,7 +12,7 @@ from node.engine.plan import make_plan
 from node.model.catalogue import Catalogue
 from node.model.config import read_config
 from node.model.hub import Hub
-from node.model.listing import Folder
+from node.model.scanner import Folder
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
 
@@ -40,7 +40,7 @@ class Specs:
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """
-        folder = await self._pools.files.run(self._catalogue.known, model, revision)
+        folder = await self._pools.files.run(self._catalogue.described, model, revision)
         if folder is None:
             raise ModelNotFound(f"{model} is not on this node.")
         return await self._of_folder(model, folder)
@@ -61,7 +61,7 @@ class Specs:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
             raise failure  # what a holder says of its files is worth more than that the hub is not reached
-        if begun := await self._pools.files.run(self._catalogue.known, model):
+        if begun := await self._pools.files.run(self._catalogue.described, model):
             return await self._of_folder(model, begun)
         flaw = await self._pools.files.run(self._catalogue.flaw, model)
         if "/" not in model:

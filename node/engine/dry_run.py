@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 from node.core.errors import ModelUnsupported
 from node.engine.caches import parts
 from node.engine.ghosts import Layer, fill, find_layers, pattern_of
-from node.engine.trace import arrays_in, sources
+from node.engine.graph import arrays_in, sources
 
 ROWS, LENGTH = -1, -2
 _PREFILL, _LONG, _DECODE = 5, 300, 1
@@ -50,7 +50,7 @@ class DryRun:
         self._alive: list[mx.array] = []  # so that no id is used twice
         self._given: list[set[tuple[int, int]]] = [set() for _ in layers]
         self._patterns: list[Any] = []
-        weights = hollow(model, layers, dtype)
+        weights = replace_weights(model, layers, dtype)
         self._live[:] = [Layer(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
         logits = []
@@ -181,7 +181,7 @@ class DryRun:
         return tuple(found)
 
 
-def hollow(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights, mx.array]:
+def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights, mx.array]:
     """Replace all weights by zeros that take no memory, whatever a model may evaluate in its forward pass.
 
     Each is a scalar, broadcast. The scalars are returned: one for all weights of a layer, one for each module elsewhere.

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from node.core.errors import ModelUnsupported
-from node.engine.trace import arrays_in
+from node.engine.graph import arrays_in
 
 
 class Leaf:
@@ -87,7 +87,7 @@ def fill(pattern: Any, arrays: dict[int, mx.array]) -> Any:
     return None
 
 
-class Cut:
+class PartialModel:
     """A model of which only the layers [start, end) run; `start == end == N` leaves its tail: norm and head."""
 
     def __init__(

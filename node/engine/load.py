@@ -23,9 +23,9 @@ from node.core.types import Tensor
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import find_layers
+from node.engine.graph import sources, weights_in
 from node.engine.plan import Plan, make_plan
 from node.engine.stage import Stage
-from node.engine.trace import sources, weights_in
 from node.model.config import read_config
 
 _WARM_UP = (8, 1)
@@ -66,7 +66,7 @@ def load_stage(directory: Path, start: int, end: int, tensors: Mapping[str, Tens
         )
     dtype, size = _dtype(by_name.values()), sum(weight.nbytes for weight in weights)
     del by_name
-    _hollow_rest(model, set(names))
+    _replace_other_weights(model, set(names))
     yield 0.0
     try:
         yield from _read(weights, directory)
@@ -175,7 +175,7 @@ def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) 
     return [name for name, value in weights_in(model) if is_own(name, value)]
 
 
-def _hollow_rest(model: Module, own: set[str]) -> None:
+def _replace_other_weights(model: Module, own: set[str]) -> None:
     """Let go of all other weights: zeros without memory take their place.
 
     A stage computes nothing with them, but models look at their shapes and dtypes on the way.

@@ -18,8 +18,8 @@ from node.core.failures import FAILURES
 from node.core.types import KvCost
 from node.engine.architectures import ALONE, CHUNKED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
+from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import DryRun
-from node.engine.sizes import check_sizes, check_weights
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -83,10 +83,10 @@ def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None) -> Pla
     all proportion, by itself or to the bytes of the weights.
     """
     model_type = check_supported(config)
-    check_sizes(config)
+    check_config(config)
     model = build(config)
     if weight_bytes is not None:
-        check_weights(model, weight_bytes)
+        check_weight_count(model, weight_bytes)
     try:
         return _plan(model_type, model, config)
     except FAILURES as error:

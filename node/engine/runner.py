@@ -15,9 +15,9 @@ from node.core.evaluation import Findings, Question, Score
 from node.core.failures import FAILURES
 from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
-from node.engine.codec import pack, token_array, unpack
 from node.engine.sampling import NOTHING, History, Sampled, sample, score
 from node.engine.stage import Stage
+from node.engine.tensor_codec import pack, token_array, unpack
 from node.text.constraint import Constraint, Constraints
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from node.core.errors import ModelUnsupported, PippinError
 from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
-from node.engine.ghosts import Cut, find_layers
+from node.engine.ghosts import PartialModel, find_layers
+from node.engine.hidden_states import record_outputs
 from node.engine.lanes import Kept, Lanes
 from node.engine.plan import Plan
-from node.engine.trunk import watched
 
 
 class Stage:
@@ -34,8 +34,8 @@ class Stage:
         self.weight_bytes = weight_bytes
         self.model = model
         layers = list(find_layers(model))
-        self._body = Cut(model, layers, start, end, plan.patterns, plan.carried)
-        self._tail = Cut(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
+        self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
+        self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
         self._choose_caches()
         self.kept = Kept()
         self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
@@ -122,7 +122,7 @@ class Stage:
         """
         rows, length = self._check(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
-        with watched(self.model) as seen:
+        with record_outputs(self.model) as seen:
             self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
         found = next((array for array in reversed(seen) if array.shape == shape), None)
         if found is None or not self.plan.embeds:

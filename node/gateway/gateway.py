@@ -24,7 +24,7 @@ from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
-from node.text.texts import Texts
+from node.text.sandboxed_encoder import SandboxedEncoder
 from node.text.tokenizer import Tokenizer
 
 BROKEN_S = 60.0
@@ -39,13 +39,13 @@ class OpenModel:
 
     id: str
     context: int
-    texts: Texts
+    encoder: SandboxedEncoder
     revision: str
     """Of the ring and of the tokenizer."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.texts.tokenizer
+        return self.encoder.tokenizer
 
 
 class Gateway:
@@ -84,8 +84,8 @@ class Gateway:
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
-        self._open: dict[str, tuple[str, Texts]] = {}
-        """Revision and texts of each model that a request named."""
+        self._open: dict[str, tuple[str, SandboxedEncoder]] = {}
+        """Revision and encoder of each model that a request named."""
         self._broken: dict[tuple[str, str], tuple[float, str]] = {}
         """Time and reason of a tokenizer's failure, by model and revision."""
         self._opening: dict[str, asyncio.Lock] = {}
@@ -137,37 +137,37 @@ class Gateway:
         model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
         self._allowed.check(model)
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
-        return OpenModel(model, ring.context, await self._texts(ring), ring.revision)
+        return OpenModel(model, ring.context, await self._encoder(ring), ring.revision)
 
-    async def _texts(self, ring: Ring) -> Texts:
+    async def _encoder(self, ring: Ring) -> SandboxedEncoder:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
             failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
             if why and now() - failed_at < BROKEN_S:
                 raise ModelBroken(why)
             if self._open.get(ring.model, ("", None))[0] != ring.revision:
                 await self._replace(ring)
-            _, texts = self._open[ring.model]
+            _, encoder = self._open[ring.model]
             try:
-                if not texts.is_open:
-                    await texts.open()
+                if not encoder.is_open:
+                    await encoder.open()
             except ModelBroken as error:
                 self._broken[ring.model, ring.revision] = now(), error.message
                 raise
-            return texts
+            return encoder
 
     async def _replace(self, ring: Ring) -> None:
-        """Make the texts of a ring's model. Close those of its other revision, and of models without a ring."""
+        """Make the encoder of a ring's model. Close those of its other revision, and of models without a ring."""
         address = self._contacts.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:
             await self._open.pop(unused)[1].close()
-        self._open[ring.model] = ring.revision, Texts(self._sandboxes, directory, self._pools.texts)
+        self._open[ring.model] = ring.revision, SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
 
     async def close(self) -> None:
         """End the processes of the open models."""
-        for _, texts in self._open.values():
-            await texts.close()
+        for _, encoder in self._open.values():
+            await encoder.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once, also when the ring is lost."""

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from node.core.errors import ModelBroken, ModelNotFound, PippinError
 from node.core.types import LONGEST_NAME, MOST_MODELS, HeldModel, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
-from node.model.listing import Folder, Listing
+from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical
 from node.model.weights import Weights
 
@@ -28,7 +28,7 @@ class Catalogue:
         self._fetched = data_dir / "fetched"
         self._roots = (builtin, *models_dirs, data_dir / "models")
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
-        self._listing = Listing()
+        self._scanner = FolderScanner()
         self._local: tuple[HeldModel, ...] = ()
         self._created: dict[str, int] = {}
 
@@ -39,7 +39,7 @@ class Catalogue:
         """
         local: dict[HeldModel, None] = {}
         created: dict[str, int] = {}
-        for model_id, folder in self._listing.search(self._roots, self._fetched, self._hub_cache):
+        for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
             if folder.whole and len(local) < MOST_MODELS:
                 local[HeldModel(model_id, folder.revision)] = None
                 created.setdefault(model_id, folder.created)
@@ -82,7 +82,7 @@ class Catalogue:
         """Folder of the complete model, or None; without `revision`, the first one found."""
         return next((folder for folder in self._places(model_id, revision) if folder.whole), None)
 
-    def known(self, model_id: str, revision: str = "") -> Folder | None:
+    def described(self, model_id: str, revision: str = "") -> Folder | None:
         """Folder with at least the config and all tensor headers, which suffice to place the model; else None."""
         places = self._places(model_id, revision)
         return next((folder for folder in places if folder.whole or DESCRIPTION in folder.files), None)
@@ -90,7 +90,7 @@ class Catalogue:
     def directory_for(self, shard: Shard, ends: bool) -> Path | None:
         """Directory with the files of one stage: of the complete model, or of the part that the stage needs."""
         places = self._places(shard.model, shard.revision)
-        has_stage = self._listing.has_stage
+        has_stage = self._scanner.has_stage
         return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
 
     def flaw(self, model_id: str) -> PippinError | None:
@@ -108,7 +108,7 @@ class Catalogue:
                 continue
         return None
 
-    def partial(self, model_id: str, revision: str) -> Path | None:
+    def tokenizer_directory(self, model_id: str, revision: str) -> Path | None:
         """A directory with the model's small files (config and tokenizer), and maybe weights."""
         return next((folder.path for folder in self._places(model_id, revision) if folder.has_tokenizer), None)
 
@@ -124,9 +124,9 @@ class Catalogue:
 
     def _every_place(self, parts: Sequence[str]) -> Iterator[Folder]:
         for root in self._roots:
-            if folder := self._listing.look(root.joinpath(*parts)):
+            if folder := self._scanner.look(root.joinpath(*parts)):
                 yield folder
-        for root in self._listing.folders(self._fetched):
-            if folder := self._listing.look(root.joinpath(*parts), root.name):
+        for root in self._scanner.folders(self._fetched):
+            if folder := self._scanner.look(root.joinpath(*parts), root.name):
                 yield folder
-        yield from self._listing.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")
+        yield from self._scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")

@@ -15,8 +15,8 @@ from huggingface_hub import get_session
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
 from node.core.errors import HubUnavailable, ModelBroken, NotReady
-from node.model.hub_errors import HUB_ERRORS, first_line, passes
-from node.model.incoming import Incoming
+from node.model.hub_errors import HUB_ERRORS, first_line, is_temporary
+from node.model.partial_file import PartialFile
 
 log = logging.getLogger(__name__)
 
@@ -52,66 +52,66 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
     """
     while not blob.exists():
         try:
-            with Incoming(blob, source.size) as incoming:
-                _complete(source, incoming, progress)
+            with PartialFile(blob, source.size) as partial:
+                _complete(source, partial, progress)
         except NotReady:
             progress(0)
             time.sleep(_LOOK_S)
 
 
-def _complete(source: Source, incoming: Incoming, progress: Callable[[int], None]) -> None:
+def _complete(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:
     sha256 = source.etag if _SHA256.fullmatch(source.etag) else None
-    is_resumed = incoming.offset > 0
-    _fill(source, incoming, progress)
+    is_resumed = partial.offset > 0
+    _fill(source, partial, progress)
     try:
-        incoming.finish(sha256)
+        partial.finish(sha256)
     except ModelBroken:
         if not is_resumed:
             raise
         log.warning("%s: what an earlier try left was damaged; fetching it anew", source.url)
-        incoming.restart()
-        _fill(source, incoming, progress)
-        incoming.finish(sha256)
+        partial.restart()
+        _fill(source, partial, progress)
+        partial.finish(sha256)
 
 
-def _fill(source: Source, incoming: Incoming, progress: Callable[[int], None]) -> None:
+def _fill(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:
     failures = 0
-    while incoming.offset < source.size:
-        before = incoming.offset
+    while partial.offset < source.size:
+        before = partial.offset
         try:
-            for chunk in _chunks(source, incoming):
-                incoming.write(chunk)
-                progress(incoming.offset)
-            if incoming.offset > before:
+            for chunk in _chunks(source, partial):
+                partial.write(chunk)
+                progress(partial.offset)
+            if partial.offset > before:
                 continue  # a server may send less than was asked for
             raise HubUnavailable(f"The hub sends nothing of {source.url} from byte {before:,} on.")
         except HUB_ERRORS as error:
-            failures = 1 if incoming.offset > before else failures + 1
-            if failures >= TRIES or not passes(error):
+            failures = 1 if partial.offset > before else failures + 1
+            if failures >= TRIES or not is_temporary(error):
                 raise
             log.warning(
-                "%s at byte %d of %d: %s; trying again", source.url, incoming.offset, source.size, first_line(error)
+                "%s at byte %d of %d: %s; trying again", source.url, partial.offset, source.size, first_line(error)
             )
-        _pause(min(2.0 ** (failures - 1), _LONGEST_PAUSE_S), incoming, progress)
+        _pause(min(2.0 ** (failures - 1), _LONGEST_PAUSE_S), partial, progress)
 
 
-def _chunks(source: Source, incoming: Incoming) -> Iterator[bytes]:
-    """Yield the bytes from the incoming file's offset on, as they arrive."""
-    last = min(source.size, incoming.offset + _PIECE) - 1
-    headers = {**source.headers, "Accept-Encoding": "identity", "Range": f"bytes={incoming.offset}-{last}"}
+def _chunks(source: Source, partial: PartialFile) -> Iterator[bytes]:
+    """Yield the bytes from the partial file's offset on, as they arrive."""
+    last = min(source.size, partial.offset + _PIECE) - 1
+    headers = {**source.headers, "Accept-Encoding": "identity", "Range": f"bytes={partial.offset}-{last}"}
     with get_session().stream("GET", source.url, headers=headers, timeout=STALL_S) as response:
         hf_raise_for_status(response)
         if response.status_code != 206:
-            if incoming.offset:
+            if partial.offset:
                 log.warning("%s: the server can't send a part of it; fetching it anew", source.url)
-                incoming.restart()
-        elif not response.headers.get("Content-Range", "").startswith(f"bytes {incoming.offset}-"):
-            raise HubUnavailable(f"The hub sends another part of {source.url} than byte {incoming.offset:,} on.")
+                partial.restart()
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {partial.offset}-"):
+            raise HubUnavailable(f"The hub sends another part of {source.url} than byte {partial.offset:,} on.")
         yield from response.iter_raw()
 
 
-def _pause(seconds: float, incoming: Incoming, progress: Callable[[int], None]) -> None:
+def _pause(seconds: float, partial: PartialFile, progress: Callable[[int], None]) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        progress(incoming.offset)
+        progress(partial.offset)
         time.sleep(min(left, _LOOK_S))

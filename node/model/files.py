@@ -13,9 +13,9 @@ from node.core.types import Address, HeldModel, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_commit
 from node.model.hub import Hub
-from node.model.incoming import Incoming
-from node.model.transfer import File, Receiver, needed, offer, read, small
-from node.model.weights import Weights, described
+from node.model.partial_file import PartialFile
+from node.model.transfer import File, has_file, needed, offer, open_partial, read, small
+from node.model.weights import Weights, read_description
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Files:
             yield chunk
 
     def _here(self, model: str, revision: str) -> Path:
-        directory = self._catalogue.partial(model, revision)
+        directory = self._catalogue.tokenizer_directory(model, revision)
         if directory is None:
             raise ModelNotFound(f"{model} of revision {revision[:100]!r} is not on this node.")
         return directory
@@ -123,7 +123,7 @@ class Files:
 
         Raises PeerUnavailable when no address of it is known.
         """
-        directory = await self._pools.files.run(self._catalogue.partial, model.id, model.revision)
+        directory = await self._pools.files.run(self._catalogue.tokenizer_directory, model.id, model.revision)
         if directory:
             return directory
         if peer is None:
@@ -139,7 +139,7 @@ class Files:
         target = self._catalogue.target(model.id, model.revision)
         for file in small(offered):
             await self._copy(peer, model, file, target, lambda _: None)
-        weights = await self._pools.files.run(described, target)
+        weights = await self._pools.files.run(read_description, target)
         if weights is None:
             raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
         files = needed(offered, weights, shard.start, shard.end, ends)
@@ -156,27 +156,27 @@ class Files:
     async def _copy(
         self, peer: Address, model: HeldModel, file: File, target: Path, progress: Callable[[int], None]
     ) -> None:
-        receiver, pool = Receiver(target), self._pools.downloads
-        while not await self._pools.files.run(receiver.holds, file):
+        pool = self._pools.downloads
+        while not await self._pools.files.run(has_file, target, file):
             try:
-                incoming = await pool.run(receiver.open, file)
+                part = await pool.run(open_partial, target, file)
             except NotReady:  # another load or request fetches it
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
-                await self._receive(peer, model, file.name, incoming, progress)
+                await self._receive(peer, model, file.name, part, progress)
             finally:
-                pool.submit(incoming.close)  # a write may be under way
+                pool.submit(part.close)  # a write may be under way
 
     async def _receive(
-        self, peer: Address, model: HeldModel, name: str, incoming: Incoming, progress: Callable[[int], None]
+        self, peer: Address, model: HeldModel, name: str, part: PartialFile, progress: Callable[[int], None]
     ) -> None:
         sha256 = ""
-        async for data, sha256 in self._client.read(peer, model.id, model.revision, name, incoming.offset):  # noqa: B007
+        async for data, sha256 in self._client.read(peer, model.id, model.revision, name, part.offset):  # noqa: B007
             if data:
-                await self._pools.downloads.run(incoming.write, data)
-                progress(incoming.offset)
-        await self._pools.downloads.run(incoming.finish, sha256)
+                await self._pools.downloads.run(part.write, data)
+                progress(part.offset)
+        await self._pools.downloads.run(part.finish, sha256)
 
 
 def _tell(progress: Progress, before: int, total: int, count: int) -> None:

@@ -28,9 +28,9 @@ from node.core.units import format_bytes
 from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.model.formats import unloadable
-from node.model.headers import make_tensor
 from node.model.hub_errors import HUB_ERRORS, translated
-from node.model.weights import Weights, described, read_index
+from node.model.safetensors_header import make_tensor
+from node.model.weights import Weights, read_description, read_index
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Hub:
         """
         with _told(model_id):
             directory = self._resolved(model_id, revision)
-            weights = described(directory) or self._described(model_id, directory)
+            weights = read_description(directory) or self._describe(model_id, directory)
         try:
             config = json.loads((directory / "config.json").read_bytes())
         except (ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ class Hub:
             self._api.model_info(model_id, revision=revision, timeout=_TIMEOUT_S)
         return Path(self._download(model_id, "config.json", revision=revision)).parent
 
-    def _described(self, model_id: str, directory: Path) -> Weights:
+    def _describe(self, model_id: str, directory: Path) -> Weights:
         """Download the small files, read the headers of the weights, and write a description for the next time."""
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}

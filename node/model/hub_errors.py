@@ -40,7 +40,7 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 """HTTP statuses that indicate a temporary failure."""
 
 
-def passes(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Whether a retry may succeed: the connection broke, or the hub has a temporary failure."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _PASSING

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.model.file_names import DESCRIPTION, is_small, is_weights
-from node.model.incoming import Incoming
+from node.model.partial_file import PartialFile
 from node.model.weights import Weights
 
 _CHUNK = 1 << 20
@@ -83,36 +83,32 @@ def _chunks(file: BinaryIO, offset: int) -> Iterator[tuple[bytes, str]]:
 # --- the receiver ---------------------------------------------------------------------------------------------------
 
 
-def small(listing: Sequence[File]) -> list[File]:
+def small(offered: Sequence[File]) -> list[File]:
     """The small files that a peer offers. config.json comes last, as a folder counts as a model once it has one."""
-    return sorted((file for file in listing if is_small(file.name)), key=lambda file: file.name == "config.json")
+    return sorted((file for file in offered if is_small(file.name)), key=lambda file: file.name == "config.json")
 
 
-def needed(listing: Sequence[File], weights: Weights, start: int, end: int, ends: bool) -> list[File]:
+def needed(offered: Sequence[File], weights: Weights, start: int, end: int, ends: bool) -> list[File]:
     """The small files that a peer offers, and its weights of the stage [start, end).
 
     Raises ModelNotFound if the peer lacks some of them itself.
     """
     files = weights.files_for(start, end, ends)
-    if lacking := files - {file.name for file in listing}:
+    if lacking := files - {file.name for file in offered}:
         raise ModelNotFound(f"The peer lacks {len(lacking)} of the stage's {len(files)} files, {min(lacking)} for one.")
-    return [*small(listing), *(file for file in listing if file.name in files)]
+    return [*small(offered), *(file for file in offered if file.name in files)]
 
 
-class Receiver:
-    """Receives files into a directory."""
+def has_file(directory: Path, file: File) -> bool:
+    """Whether the directory has the file already, at its full size."""
+    path = directory / _plain(file.name)
+    return path.is_file() and path.stat().st_size == file.size
 
-    def __init__(self, target: Path) -> None:
-        self._target = target
 
-    def holds(self, file: File) -> bool:
-        path = self._target / _plain(file.name)
-        return path.is_file() and path.stat().st_size == file.size
-
-    def open(self, file: File) -> Incoming:
-        """Open a file to be written from its `offset` on. To be used in a `with` block."""
-        self._target.mkdir(parents=True, exist_ok=True)
-        return Incoming(self._target / _plain(file.name), file.size)
+def open_partial(directory: Path, file: File) -> PartialFile:
+    """Open a file that a peer offers, to be written from its `offset` on. Use it in a `with` block."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return PartialFile(directory / _plain(file.name), file.size)
 
 
 def _plain(name: str) -> str:

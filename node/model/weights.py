@@ -13,7 +13,7 @@ from node.core.errors import ModelBroken
 from node.core.types import Tensor
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_weights
 from node.model.formats import unloadable
-from node.model.headers import make_tensor, read_header
+from node.model.safetensors_header import make_tensor, read_header
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 
@@ -155,7 +155,7 @@ class Weights:
 
     @classmethod
     def _read(cls, directory: Path) -> Self:
-        known = described(directory)
+        known = read_description(directory)
         expected = weight_map(directory)
         needed = text_files(expected)
         absent = {file for file in expected.values() if not (directory / file).is_file()}
@@ -182,7 +182,7 @@ class Weights:
         return cls(tensors, sizes)
 
 
-def described(directory: Path) -> Weights | None:
+def read_description(directory: Path) -> Weights | None:
     """The description file of a partially fetched model, or None. Raises OSError, ModelBroken."""
     try:
         return Weights.from_json((directory / DESCRIPTION).read_bytes())
@@ -195,7 +195,7 @@ def weight_map(directory: Path) -> dict[str, str]:
 
     Raises OSError, ModelBroken, and ModelUnsupported for weights in an unsupported format.
     """
-    known = described(directory)
+    known = read_description(directory)
     if known is not None:
         return known.weight_map
     present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name) and path.is_file()}

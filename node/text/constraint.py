@@ -11,7 +11,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from node.core.errors import BadRequest, PippinError
-from node.text.proof import LIMITS
+from node.text.grammar_job import LIMITS
 from node.text.tokenizer import Tokenizer
 
 

@@ -15,8 +15,8 @@ from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function
-from node.text.sandbox import Bounds, Broken, Sandboxes, SandboxServer
-from node.text.texts import vetted
+from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
+from node.text.sandboxed_encoder import start_tokenizer_sandbox
 
 MOST_BYTES = 256 * 2**10
 """Of all names, texts and numbers of a request's schemas."""
@@ -45,16 +45,16 @@ class Grammars:
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
         """`seconds`: that a grammar may take to be made."""
         bounds = Bounds(seconds, _MEMORY, reply=16 * MOST_TEXT, kept=_LEAST_HELD)
-        self._sandboxes = Sandboxes(server, "node.text.proof:make_prover", bounds, _AT_ONCE, _WAITING)
+        self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, _AT_ONCE, _WAITING)
         self._server = server
-        self._vetted: set[Path] = set()
+        self._tokenizers_checked: set[Path] = set()
         """Directories of models whose tokenizers can be read within limits."""
-        self._vetting = asyncio.Lock()
+        self._checking_tokenizer = asyncio.Lock()
         # One at a time: while it is compiled, a grammar takes many times the memory that it keeps.
         self._compiling = Pool("grammar", 1, 256, 30)
-        self._made: Latest[bytes, str] = Latest(512)
+        self._made: LruCache[bytes, str] = LruCache(512)
         """Grammars by what was asked."""
-        self._memory: Latest[bytes, int] = Latest(4096)
+        self._memory: LruCache[bytes, int] = LruCache(4096)
         """Of grammars that were proven, by their text."""
         self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
         self._beginning: list[int] = []
@@ -100,7 +100,7 @@ class Grammars:
     async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
         """A session's constraint, to be closed with it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
         memory = max(_LEAST_HELD, await self._proven(grammar))
-        await self._vet(constraints.directory)
+        await self._check_tokenizer(constraints.directory)
         held = [each.memory for each in self._held if each.memory] + self._beginning
         if sum(held) + memory > MOST_HELD:
             raise Overloaded(f"The grammars of {len(held)} requests take {format_bytes(sum(held))}.")
@@ -113,17 +113,17 @@ class Grammars:
         self._held.add(constraint)
         return constraint
 
-    async def _vet(self, directory: Path) -> None:
+    async def _check_tokenizer(self, directory: Path) -> None:
         """Have a sandbox read a model's tokenizer before this process does; one at a time, as some take 0.5 GB."""
-        async with self._vetting:
-            if directory in self._vetted:
+        async with self._checking_tokenizer:
+            if directory in self._tokenizers_checked:
                 return
             try:
-                sandbox = await vetted(self._server, directory)
-            except Broken as error:
+                sandbox = await start_tokenizer_sandbox(self._server, directory)
+            except SandboxFailed as error:
                 raise ModelBroken(f"The tokenizer of {directory.name} can't be used: {error}.") from error
             sandbox.end()
-            self._vetted.add(directory)
+            self._tokenizers_checked.add(directory)
 
     async def _proven(self, grammar: str) -> int:
         """The bytes that it takes. A grammar may come from another node."""
@@ -137,7 +137,7 @@ class Grammars:
     async def _prove(self, request: bytes, what: str, param: str | None) -> str:
         try:
             reply = json.loads(await self._sandboxes.ask(request))
-        except Broken as error:
+        except SandboxFailed as error:
             hint = "Make it smaller or simpler."
             raise BadRequest(f"{what} can't be followed: {error}.", hint=hint, param=param) from error
         if "error" in reply:
@@ -147,7 +147,7 @@ class Grammars:
         return grammar
 
 
-class Latest(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """The values that were used last, `most` of them."""
 
     def __init__(self, most: int) -> None:

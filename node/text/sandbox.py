@@ -19,7 +19,7 @@ import psutil
 from node.core.errors import NotReady, Overloaded, PippinError
 from node.core.pool import Pool
 from node.core.units import format_bytes
-from node.text.sandboxed import ANSWERED, ASKED, SIZE, START, STARTED
+from node.text.sandbox_server import ANSWERED, ASKED, SIZE, START, STARTED
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 }
 
 
-class Broken(Exception):
+class SandboxFailed(Exception):
     """The process of a sandbox was ended, and has given no answer. Says why, as "it took more than 2 s"."""
 
 
@@ -64,7 +64,7 @@ class SandboxServer:
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _SHOWN if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, "-P", "-m", "node.text.sandboxed", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "node.text.sandbox_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -116,7 +116,7 @@ class Sandbox(asyncio.Protocol):
 
     @classmethod
     async def start(cls, server: SandboxServer, job: str, bounds: Bounds) -> "Sandbox":
-        """One that is ready. `job`, "module:function", makes what answers in it. Raises Broken, NotReady, Overloaded."""
+        """One that is ready. `job`, "module:function", makes what answers in it. Raises SandboxFailed, NotReady, Overloaded."""
         process, channel = await server.fork(job, bounds.memory)
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
@@ -125,17 +125,17 @@ class Sandbox(asyncio.Protocol):
         return sandbox
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
-        """What the job answers. Raises Broken. When this is cancelled, the process ends; or, to `finish`, goes on with
-        what nobody waits for: the next request comes after `rested`.
+        """What the job answers. Raises SandboxFailed. When this is cancelled, the process ends; or, to `finish`, goes on with
+        what nobody waits for: the next request comes after `wait_idle`.
         """
         if not self.alive:
-            raise Broken("its process has ended")
+            raise SandboxFailed("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
         # The kernel's limit is for when the node is there no more to keep its own.
         self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
         return await self._replied(self._bounds.seconds, finish=finish)
 
-    async def rested(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing is computed that nobody waits for. The process may have ended over it."""
         if not self._reply.done():
             await asyncio.wait([self._reply])
@@ -159,7 +159,7 @@ class Sandbox(asyncio.Protocol):
                 self._looking.cancel()
         if reply[:1] != ANSWERED:
             self.end()
-            raise Broken(f"it failed with {reply[1:].decode(errors='replace')}")
+            raise SandboxFailed(f"it failed with {reply[1:].decode(errors='replace')}")
         return reply[1:]
 
     def _look(self, deadline: float, seconds: float) -> None:
@@ -194,7 +194,7 @@ class Sandbox(asyncio.Protocol):
                 os.kill(self._process, signal.SIGKILL)
             self._transport.abort()
         if not self._reply.done():
-            self._reply.set_exception(Broken(reason))
+            self._reply.set_exception(SandboxFailed(reason))
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Sandboxes:
         await asyncio.sleep(0)  # their transports close in the loop's next turn
 
     async def ask(self, request: bytes) -> bytes:
-        """Raises Broken, Overloaded, NotReady. When this is cancelled, what is being done for it ends."""
+        """Raises SandboxFailed, Overloaded, NotReady. When this is cancelled, what is being done for it ends."""
         if self._waiting >= self._most_waiting:
             raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
         self._waiting += 1
@@ -294,7 +294,7 @@ class Sandboxes:
     async def _start(self) -> PippinError | None:
         try:
             self._ready.append(await Sandbox.start(self._server, self._job, self._bounds))
-        except (Broken, NotReady, Overloaded) as error:
+        except (SandboxFailed, NotReady, Overloaded) as error:
             log.error("A process for %s could not be started: %s", self._job, error)
-            return NotReady(f"A sandbox could not be started: {error}.") if isinstance(error, Broken) else error
+            return NotReady(f"A sandbox could not be started: {error}.") if isinstance(error, SandboxFailed) else error
         return None

@@ -12,7 +12,7 @@ from mlx_lm import tokenizer_utils
 from node.core.errors import ModelBroken
 from node.model.config import check_small
 from node.text.dialect import Dialect
-from node.text.encoding import Encoding, panics_told
+from node.text.encoder import Encoder, panics_as_errors
 from node.text.template import ControlString
 
 Symbol = str | int
@@ -26,10 +26,10 @@ class Detokenizer(Protocol):
         """The text that this token completes; empty for a control token."""
 
 
-class Tokenizer(Encoding):
+class Tokenizer(Encoder):
     """A model's tokenizer and chat template, from its directory. Safe to use from several threads.
 
-    The files may be a stranger's: have a sandbox read them first, see `node.text.texts`, as some take all memory.
+    The files may be a stranger's: have a sandbox read them first, see `node.text.sandboxed_encoder`, as some take all memory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -96,7 +96,7 @@ class Tokenizer(Encoding):
         if name is None:
             return b""
         if self._to_bytes is None:
-            with self._lock, panics_told():
+            with self._lock, panics_as_errors():
                 text: str = self._hf.decode([token])
             return text.encode()
         return self._to_bytes(name)
@@ -105,7 +105,7 @@ class Tokenizer(Encoding):
         """The text of a whole sequence, without control tokens."""
         shown = [token for token in tokens if token not in self.control]
         if self._to_bytes is None:
-            with self._lock, panics_told():
+            with self._lock, panics_as_errors():
                 text: str = self._hf.decode(shown, clean_up_tokenization_spaces=False)
             return text
         return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller, ModelEntry, Work
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
-from node.text.texts import Texts
+from node.text.sandboxed_encoder import SandboxedEncoder
 from node.text.tokenizer import Tokenizer
 
 MODEL = "bench"
@@ -94,23 +94,28 @@ class FakeEngine:
 class FakeModel:
     id: str
     context: int
-    texts: Texts
+    encoder: SandboxedEncoder
     revision: str = ""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.texts.tokenizer
+        return self.encoder.tokenizer
 
 
 class FakeBackend:
     """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
 
     def __init__(
-        self, engine: FakeEngine, texts: Texts, grammars: Grammars, client: RpcClient | None, driver: Address
+        self,
+        engine: FakeEngine,
+        encoder: SandboxedEncoder,
+        grammars: Grammars,
+        client: RpcClient | None,
+        driver: Address,
     ) -> None:
         self._engine = engine
         self.grammars = grammars
-        self._model = FakeModel(MODEL, 8192, texts)
+        self._model = FakeModel(MODEL, 8192, encoder)
         self._client = client
         self._driver = driver
 

@@ -24,7 +24,7 @@ from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
-from node.text.texts import Texts
+from node.text.sandboxed_encoder import SandboxedEncoder
 
 DEMO = ROOT / "node" / "builtin" / "pippin-demo"
 
@@ -44,16 +44,16 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            grammars, texts = Grammars(sandboxes), Texts(sandboxes, DEMO, Pools().texts)
-            await texts.open()
+            grammars, encoder = Grammars(sandboxes), SandboxedEncoder(sandboxes, DEMO, Pools().texts)
+            await encoder.open()
             remote = client if options.driver else None
-            backend = FakeBackend(engine, texts, grammars, remote, Address(options.driver))
+            backend = FakeBackend(engine, encoder, grammars, remote, Address(options.driver))
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop()
             await grammars.end()
-            await texts.close()
+            await encoder.close()
     sandboxes.close()
     running.cancel()
 

@@ -17,8 +17,8 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller, Fence
-from node.engine.codec import pack, unpack
 from node.engine.compute import Compute
+from node.engine.tensor_codec import pack, unpack
 from node.host.node_key import new_key
 from node.rpc.client import RpcClient
 from node.rpc.frame_codec import decode, encode

@@ -22,7 +22,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.pool import Pool
 from node.core.types import ModelEntry, RingLoad, Work
-from node.text.encoding import check_length
+from node.text.encoder import check_length
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
 from tests.strict import check_answer
@@ -42,7 +42,7 @@ class ScriptedModel:
     pool: Pool = field(default_factory=lambda: Pool("text", 4, 256))
 
     @property
-    def texts(self) -> Self:
+    def encoder(self) -> Self:
         return self
 
     async def encode(self, text: str, *, context: int, param: str) -> list[int]:

@@ -14,10 +14,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
-from node.engine.codec import pack, unpack
 from node.engine.load import load_stage
 from node.engine.plan import build, make_plan
 from node.engine.stage import Stage
+from node.engine.tensor_codec import pack, unpack
 from node.model.config import read_config
 from node.model.file_names import DESCRIPTION
 from node.model.weights import Weights, layer_of

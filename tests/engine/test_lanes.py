@@ -6,8 +6,8 @@ import pytest
 from node.core.errors import PippinError
 from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse
 from node.engine.architectures import ALONE
-from node.engine.codec import token_array
 from node.engine.plan import make_plan
+from node.engine.tensor_codec import token_array
 from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
 

@@ -78,7 +78,7 @@ def test_a_part_serves_its_stage_only(places, catalogue, make_model):
     catalogue.refresh()
     assert ids(catalogue) == ()
     assert catalogue.whole("org/model") is None
-    assert catalogue.partial("org/model", COMMIT) == directory
+    assert catalogue.tokenizer_directory("org/model", COMMIT) == directory
     assert catalogue.directory_for(Shard("org/model", 0, 1, COMMIT), ends=True) == directory
     assert catalogue.directory_for(Shard("org/model", 3, 4, COMMIT), ends=False) == directory
     assert catalogue.directory_for(Shard("org/model", 0, 2, COMMIT), ends=False) is None
@@ -170,10 +170,10 @@ def test_a_folder_that_is_no_model_is_told_why(places, catalogue, make_model):
 )
 def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
     make_model(places / "mine" / "model")
-    for refuse in (catalogue.whole, catalogue.known, catalogue.find):
+    for refuse in (catalogue.whole, catalogue.described, catalogue.find):
         with pytest.raises(ModelNotFound):
             refuse(model_id)
-    for refuse in (catalogue.partial, catalogue.target):
+    for refuse in (catalogue.tokenizer_directory, catalogue.target):
         with pytest.raises(ModelNotFound):
             refuse(model_id, COMMIT)
     with pytest.raises(ModelNotFound):

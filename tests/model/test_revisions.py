@@ -71,8 +71,8 @@ def test_a_load_of_what_was_changed_meanwhile_finds_nothing(tmp_path, catalogue,
     assert catalogue.directory_for(shard, ends=False) == directory
     (directory / "tokenizer.json").write_text("{}")
     assert catalogue.directory_for(shard, ends=False) is None
-    assert catalogue.partial("org/model", shard.revision) is None
-    assert catalogue.partial("org/model", revision(catalogue)) == directory
+    assert catalogue.tokenizer_directory("org/model", shard.revision) is None
+    assert catalogue.tokenizer_directory("org/model", revision(catalogue)) == directory
 
 
 def test_two_snapshots_are_two(tmp_path, catalogue, make_model):
@@ -87,7 +87,7 @@ def test_two_snapshots_are_two(tmp_path, catalogue, make_model):
     (first / FIRST).unlink()
     assert catalogue.directory_for(Shard("org/model", 0, 1, COMMITS[0]), ends=True) is None
     assert catalogue.directory_for(Shard("org/model", 0, 1, COMMITS[1]), ends=True) == second
-    assert catalogue.known("org/model", COMMITS[0]) is None, "not all headers are here"
+    assert catalogue.described("org/model", COMMITS[0]) is None, "not all headers are here"
 
 
 def test_what_peers_gave_keeps_its_revision(tmp_path, catalogue, make_model):
@@ -103,7 +103,7 @@ def test_what_peers_gave_keeps_its_revision(tmp_path, catalogue, make_model):
     (part / DESCRIPTION).write_bytes(Weights.read(part).to_json())
     (part / FIRST).unlink()
     assert catalogue.whole("org/model").path == catalogue.target("org/model", COMMITS[1])
-    assert catalogue.known("org/model", COMMITS[0]).path == part
+    assert catalogue.described("org/model", COMMITS[0]).path == part
 
 
 def test_a_part_without_a_name_is_of_no_use(tmp_path, catalogue, make_model):
@@ -113,5 +113,5 @@ def test_a_part_without_a_name_is_of_no_use(tmp_path, catalogue, make_model):
     (directory / FIRST).unlink()
     catalogue.refresh()
     assert catalogue.local() == ()
-    assert catalogue.known("org/model") is None
+    assert catalogue.described("org/model") is None
     assert catalogue.directory_for(Shard("org/model", 1, 2, ""), ends=False) is None

@@ -8,7 +8,7 @@ from node.core.errors import BadRequest, ModelBroken, ModelNotFound, NoCapacity,
 from node.core.types import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
-from node.model.transfer import File, Receiver, needed, offer, read, small
+from node.model.transfer import File, has_file, needed, offer, open_partial, read, small
 from node.model.weights import Weights
 
 COMMIT = "c" * 40
@@ -27,11 +27,11 @@ def content_of(directory, name, offset=0):
     return b"".join(chunk for chunk, _ in chunks)
 
 
-def copy(source, receiver, file):
-    with receiver.open(file) as incoming:
-        for chunk, sha256 in read(source, file.name, incoming.offset):  # noqa: B007
-            incoming.write(chunk)
-        return incoming.finish(sha256)
+def copy(source, directory, file):
+    with open_partial(directory, file) as partial:
+        for chunk, sha256 in read(source, file.name, partial.offset):  # noqa: B007
+            partial.write(chunk)
+        return partial.finish(sha256)
 
 
 def test_offer(source):
@@ -39,23 +39,23 @@ def test_offer(source):
     (source / "folder.json").mkdir()
     (source / f"{FIRST}.incomplete").touch()
     (source / ".secret.json").touch()
-    listing = offer(source)
-    assert {file.name for file in listing} == SMALL | {FIRST, SECOND, THIRD}
-    assert all(file.size == len(content_of(source, file.name)) for file in listing)
-    assert {file.name for file in small(listing)} == SMALL
+    offered = offer(source)
+    assert {file.name for file in offered} == SMALL | {FIRST, SECOND, THIRD}
+    assert all(file.size == len(content_of(source, file.name)) for file in offered)
+    assert {file.name for file in small(offered)} == SMALL
 
 
 def test_a_stage_goes_to_another_node(source, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
-    receiver = Receiver(catalogue.target("org/model", COMMIT))
-    listing = offer(source)
+    directory = catalogue.target("org/model", COMMIT)
+    offered = offer(source)
     weights = Weights.from_json(content_of(source, DESCRIPTION))
-    files = needed(listing, weights, 1, 3, ends=False)
+    files = needed(offered, weights, 1, 3, ends=False)
     assert {file.name for file in files} == SMALL | {SECOND}
     for file in files:
-        assert not receiver.holds(file)
-        assert copy(source, receiver, file).read_bytes() == content_of(source, file.name)
-        assert receiver.holds(file)
+        assert not has_file(directory, file)
+        assert copy(source, directory, file).read_bytes() == content_of(source, file.name)
+        assert has_file(directory, file)
     directory = catalogue.directory_for(Shard("org/model", 1, 3, COMMIT), ends=False)
     assert directory == catalogue.target("org/model", COMMIT)
     catalogue.refresh()
@@ -67,9 +67,9 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     with pytest.raises(ModelNotFound, match="lacks 2 of the stage's 2 files"):
         needed(third, weights, 0, 1, ends=True)
 
-    for file in needed(listing, weights, 0, 4, ends=True):
-        if not receiver.holds(file):
-            copy(source, receiver, file)
+    for file in needed(offered, weights, 0, 4, ends=True):
+        if not has_file(directory, file):
+            copy(source, directory, file)
     catalogue.refresh()
     assert [held.id for held in catalogue.local()] == ["org/model"]
 
@@ -109,11 +109,11 @@ def test_names_not_offered(source, tmp_path, name):
     "name", ["../config.json", "/tmp/config.json", "x.py", "config.json.incomplete", ".ssh.json", "a\nb.json"]
 )
 def test_names_not_taken(tmp_path, name):
-    receiver = Receiver(tmp_path / "target")
+    directory = tmp_path / "target"
     with pytest.raises(ModelBroken):
-        receiver.open(File(name, 1))
+        open_partial(directory, File(name, 1))
     with pytest.raises(ModelBroken):
-        receiver.holds(File(name, 1))
+        has_file(directory, File(name, 1))
 
 
 def test_large_files_come_in_chunks(tmp_path):
@@ -132,76 +132,76 @@ def test_large_files_come_in_chunks(tmp_path):
 def test_resume(source, tmp_path):
     content = (source / SECOND).read_bytes()
     file = File(SECOND, len(content))
-    receiver = Receiver(tmp_path / "target")
-    with receiver.open(file) as incoming:
-        assert incoming.offset == 0
-        incoming.write(content[:1_000])
-        incoming.write(content[1_000:1_500])
-    assert not receiver.holds(file)
-    with receiver.open(file) as incoming:
-        assert incoming.offset == 1_500
-        for chunk, sha256 in read(source, SECOND, incoming.offset):  # noqa: B007
-            incoming.write(chunk)
-        incoming.finish(sha256)
+    directory = tmp_path / "target"
+    with open_partial(directory, file) as partial:
+        assert partial.offset == 0
+        partial.write(content[:1_000])
+        partial.write(content[1_000:1_500])
+    assert not has_file(directory, file)
+    with open_partial(directory, file) as partial:
+        assert partial.offset == 1_500
+        for chunk, sha256 in read(source, SECOND, partial.offset):  # noqa: B007
+            partial.write(chunk)
+        partial.finish(sha256)
     assert (tmp_path / "target" / SECOND).read_bytes() == content
     assert [path.name for path in (tmp_path / "target").iterdir()] == [SECOND]
 
 
 def test_a_part_longer_than_the_file_is_dropped(tmp_path):
     (tmp_path / "config.json.incomplete").write_bytes(b"longer than that")
-    with Receiver(tmp_path).open(File("config.json", 2)) as incoming:
-        assert incoming.offset == 0
-        incoming.write(b"{}")
-        incoming.finish(hashlib.sha256(b"{}").hexdigest())
+    with open_partial(tmp_path, File("config.json", 2)) as partial:
+        assert partial.offset == 0
+        partial.write(b"{}")
+        partial.finish(hashlib.sha256(b"{}").hexdigest())
     assert (tmp_path / "config.json").read_bytes() == b"{}"
 
 
 def test_damage_is_noticed_and_the_next_try_starts_at_zero(source, tmp_path):
-    receiver, file = Receiver(tmp_path / "target"), File("config.json", 4)
-    with receiver.open(file) as incoming:
-        incoming.write(b"abcX")
+    directory, file = tmp_path / "target", File("config.json", 4)
+    with open_partial(directory, file) as partial:
+        partial.write(b"abcX")
         with pytest.raises(ModelBroken, match="damaged on its way"):
-            incoming.finish(hashlib.sha256(b"abcd").hexdigest())
-    assert not receiver.holds(file)
-    with receiver.open(file) as incoming:
-        assert incoming.offset == 0
+            partial.finish(hashlib.sha256(b"abcd").hexdigest())
+    assert not has_file(directory, file)
+    with open_partial(directory, file) as partial:
+        assert partial.offset == 0
 
 
 def test_too_short_and_too_long(tmp_path):
-    receiver, file = Receiver(tmp_path), File("config.json", 4)
-    with receiver.open(file) as incoming:
-        incoming.write(b"abc")
+    directory, file = tmp_path, File("config.json", 4)
+    with open_partial(directory, file) as partial:
+        partial.write(b"abc")
         with pytest.raises(ModelBroken, match="ended after 3 of 4 bytes"):
-            incoming.finish("")
-    with receiver.open(file) as incoming, pytest.raises(ModelBroken, match="longer than the 4 bytes"):
-        incoming.write(b"de")
-    with receiver.open(file) as incoming:
-        assert incoming.offset == 0
+            partial.finish("")
+    with open_partial(directory, file) as partial, pytest.raises(ModelBroken, match="longer than the 4 bytes"):
+        partial.write(b"de")
+    with open_partial(directory, file) as partial:
+        assert partial.offset == 0
 
 
 def test_one_at_a_time(tmp_path):
-    receiver, file = Receiver(tmp_path), File("config.json", 4)
-    with receiver.open(file), pytest.raises(NotReady, match="already being fetched"):
-        receiver.open(file)
-    with receiver.open(file):
+    directory, file = tmp_path, File("config.json", 4)
+    with open_partial(directory, file), pytest.raises(NotReady, match="already being fetched"):
+        open_partial(directory, file)
+    with open_partial(directory, file):
         pass
 
 
 def test_disk_full(tmp_path):
     """A limit on the size of files stands for the end of the disk: both refuse the write with an OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    receiver, file = Receiver(tmp_path), File("config.json", 1_000)
+    directory, file = tmp_path, File("config.json", 1_000)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with receiver.open(file) as incoming:
+    with open_partial(directory, file) as partial:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
         try:
             with pytest.raises(NoCapacity, match="byte 0 of 1,000"):
-                incoming.write(bytes(1_000))
+                partial.write(bytes(1_000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, handler)
-    with receiver.open(file) as incoming:
-        assert incoming.offset == 500, "what fitted is kept"
+    with open_partial(directory, file) as partial:
+        assert partial.offset == 500, "what fitted is kept"
 
 
 @pytest.mark.parametrize("name", [DESCRIPTION, "config.json", FIRST])

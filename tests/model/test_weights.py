@@ -6,7 +6,7 @@ import pytest
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.types import Tensor
 from node.model.file_names import DESCRIPTION
-from node.model.headers import read_header
+from node.model.safetensors_header import read_header
 from node.model.weights import Weights, files_for, is_foreign, layer_of, weight_map
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))

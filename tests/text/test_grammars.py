@@ -14,7 +14,7 @@ from node.text import grammars as limits
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function, json_grammar
 from node.text.grammars import MOST_BYTES, MOST_LEVELS, MOST_TEXT, MOST_VALUES, Grammars, check
-from node.text.texts import vetted
+from node.text.sandboxed_encoder import start_tokenizer_sandbox
 from node.text.tokenizer import Tokenizer
 from tests.text.test_constraint import DEMO, PERSON
 
@@ -170,9 +170,9 @@ async def test_sessions_that_begin_at_once_have_the_tokenizer_read_once(grammars
 
     async def watched(server, directory):
         read.append(directory)
-        return await vetted(server, directory)
+        return await start_tokenizer_sandbox(server, directory)
 
-    monkeypatch.setattr(limits, "vetted", watched)
+    monkeypatch.setattr(limits, "start_tokenizer_sandbox", watched)
     grammar = await grammars.json(PERSON, strict=True, param="x")
     await asyncio.gather(*(grammars.begin(constraints, grammar, ()) for _ in range(5)))
     assert read == [DEMO]

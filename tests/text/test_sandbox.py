@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from node.core.errors import NotReady, Overloaded
-from node.text.sandbox import Bounds, Broken, Sandbox, Sandboxes, SandboxServer
+from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 
 MB = 2**20
 JOB = "tests.text.sandbox_jobs:make_harmful"
@@ -77,11 +77,11 @@ async def test_one_process_answers_one_request_after_the_other(start):
 async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
     sandbox = await start(bounds)
     process = int(await sandbox.ask(b"pid"))
-    with pytest.raises(Broken, match=reason):
+    with pytest.raises(SandboxFailed, match=reason):
         await sandbox.ask(harm)
     assert not sandbox.alive
     await gone(process)
-    with pytest.raises(Broken):
+    with pytest.raises(SandboxFailed):
         await sandbox.ask(b"more")
 
 
@@ -89,7 +89,7 @@ async def test_memory_is_looked_at_where_the_system_does_not_limit_it(start, mon
     sandbox = await start(BOUNDS)
     used = sandbox._used()
     monkeypatch.setattr(sandbox, "_used", lambda: used + 65 * MB)
-    with pytest.raises(Broken, match="it took more than 64.0 MB of memory"):
+    with pytest.raises(SandboxFailed, match="it took more than 64.0 MB of memory"):
         await sandbox.ask(b"loop")
 
 
@@ -110,7 +110,7 @@ async def test_a_process_that_has_ended_unseen(start, sandbox_server):
     os.kill(sandbox._process, signal.SIGKILL)
     while psutil.pid_exists(sandbox._process):  # the event loop stands still, while the server lets go of it
         sandbox_server._fork(JOB, MB)[1].close()
-    with pytest.raises(Broken, match="its process crashed"):
+    with pytest.raises(SandboxFailed, match="its process crashed"):
         await asyncio.wait_for(asking, BOUNDS.seconds / 2)
 
 
@@ -141,7 +141,7 @@ async def test_a_sandbox_sees_nothing_of_the_nodes_environment(monkeypatch):
 
 
 async def test_a_job_that_can_not_be_made_is_no_hang(start):
-    with pytest.raises(Broken):
+    with pytest.raises(SandboxFailed):
         await start(job="tests.text.sandbox_jobs:make_nothing")
 
 
@@ -160,7 +160,7 @@ async def test_the_next_one_stands_by_when_one_is_killed(make):
     sandboxes = make(QUICK)
     await sandboxes.start()
     for _ in range(3):
-        with pytest.raises(Broken):
+        with pytest.raises(SandboxFailed):
             await sandboxes.ask(b"loop")
         assert any(each.alive for each in sandboxes._ready)
         assert await sandboxes.ask(b"hello") == b"hello"

@@ -102,7 +102,7 @@ def test_any_access_may_fail(places, share):
             for model_id in ALL:
                 catalogue.whole(model_id)
                 catalogue.directory_for(Shard(model_id, 1, 2, "bbb"), ends=False)
-                catalogue.partial(model_id, "bbb")
+                catalogue.tokenizer_directory(model_id, "bbb")
         assert found <= ALL
         assert found == ALL or disk.failures
         catalogue.refresh()
@@ -198,7 +198,7 @@ def test_a_change_is_seen_though_the_rest_is_not_read_again(places, monkeypatch)
     catalogue = made(places)
     catalogue.refresh()
     read = []
-    monkeypatch.setattr("node.model.listing.weight_map", lambda path: read.append(path) or {})
+    monkeypatch.setattr("node.model.scanner.weight_map", lambda path: read.append(path) or {})
     catalogue.refresh()
     assert read == []
     (places / "mine" / "single" / "model-00002-of-00003.safetensors").unlink()

@@ -11,11 +11,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from node.engine.ghosts import Layer, find_layers
-from node.engine.trace import arrays_in
+from node.engine.graph import arrays_in
 
 
 @contextmanager
-def watched(model: Module) -> Iterator[list[mx.array]]:
+def record_outputs(model: Module) -> Iterator[list[mx.array]]:
     """Inside, all arrays that the modules around the layers return are recorded, those of the outermost last."""
     seen: list[mx.array] = []
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import psutil
 
-Answer = Callable[[bytes], bytes]
+Job = Callable[[bytes], bytes]
 
-IMPORTED = ("node.text.proof", "node.text.text_job")
+IMPORTED = ("node.text.grammar_job", "node.text.tokenizer_job")
 """Modules of jobs."""
 START = struct.Struct("!Q64s")
 """Asks the server for a sandbox, and brings the sandbox's end of a socket: the bytes of memory that it may use beyond those
@@ -83,7 +83,7 @@ def _limit(memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _serve(channel: socket.socket, answer: Answer) -> None:
+def _serve(channel: socket.socket, answer: Job) -> None:
     """One request after the other, until the node hangs up."""
     _send(channel, ANSWERED)
     while head := _read(channel, ASKED.size):

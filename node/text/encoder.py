@@ -12,7 +12,7 @@ from node.core.errors import BadRequest, ContextExceeded, ModelBroken
 from node.text.template import ControlString, Marks, Segment
 
 
-class Encoding:
+class Encoder:
     """`renderer` has a Hugging Face tokenizer's `apply_chat_template`. Safe to use from several threads."""
 
     def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString]) -> None:
@@ -30,7 +30,7 @@ class Encoding:
         Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: who sends a raw prompt
         writes the template himself.
         """
-        with self._lock, panics_told():
+        with self._lock, panics_as_errors():
             tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
         return self._with_bos(tokens)
 
@@ -41,7 +41,7 @@ class Encoding:
 
     def encode_inside(self, text: str) -> list[int]:
         """A piece from the middle of a text, in which nothing is a control token."""
-        with self._lock, panics_told():
+        with self._lock, panics_as_errors():
             return self._encode_typed(text, first=False)
 
     def chat(
@@ -86,7 +86,7 @@ class Encoding:
 
     def tokens(self, segments: Iterable[Segment]) -> list[int]:
         tokens: list[int] = []
-        with self._lock, panics_told():
+        with self._lock, panics_as_errors():
             for segment in segments:
                 if segment.typed:
                     tokens += self._encode_typed(segment.text, first=not tokens)
@@ -143,7 +143,7 @@ class Encoding:
 
 
 @contextmanager
-def panics_told() -> Iterator[None]:
+def panics_as_errors() -> Iterator[None]:
     """A panic of the tokenizers library, which is no Exception, is raised as ModelBroken."""
     try:
         yield

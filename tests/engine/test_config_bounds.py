@@ -3,7 +3,7 @@
 import pytest
 
 from node.core.errors import ModelBroken
-from node.engine.sizes import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_sizes
+from node.engine.config_bounds import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_config
 from node.model.config import CONFIGS, read_config
 
 
@@ -19,19 +19,19 @@ from node.model.config import CONFIGS, read_config
 )
 def test_counts_are_known_by_their_names(name, most):
     for config in ({name: most}, {"text_config": {name: [most]}}):
-        check_sizes(config)
+        check_config(config)
     for config in ({name: most + 1}, {"text_config": {name: [most + 1]}}):
         with pytest.raises(ModelBroken, match=f"{name} of {most + 1}"):
-            check_sizes(config)
+            check_config(config)
 
 
 @pytest.mark.parametrize("name", ["layers_x", "head_dim", "num_experts_per_tok", "layers", "n", ""])
 def test_other_numbers_may_be_larger(name):
-    check_sizes({name: 10**9})
+    check_config({name: 10**9})
 
 
 def test_a_long_name_takes_no_longer_than_its_length():
-    check_sizes({"n_" * 500_000 + "x": 1, "num_" * 500_000 + "layerss": 1})
+    check_config({"n_" * 500_000 + "x": 1, "num_" * 500_000 + "layerss": 1})
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -24,7 +24,7 @@ class ComputeStuck(PippinError):
     retry_after = 2
 
 
-class Watch:
+class Watchdog:
     """Looks once a second. Only time in which this process ran counts: a machine that slept was at nothing."""
 
     def __init__(self, compute: Compute, step_timeout_s: float) -> None:

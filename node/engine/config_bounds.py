@@ -7,7 +7,7 @@ from typing import Any
 from mlx.nn.layers.base import Module
 
 from node.core.errors import ModelBroken
-from node.engine.trace import weights_in
+from node.engine.graph import weights_in
 
 MOST_LAYERS = 1024
 """The largest models have some 130."""
@@ -23,7 +23,7 @@ MOST_PER_BYTE = 16
 _MOST = {"layer": MOST_LAYERS, "expert": MOST_EXPERTS, "head": MOST_HEADS}
 
 
-def check_sizes(config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken when a number is larger than that of any model."""
     found = dict.fromkeys(_MOST, 0)
     for name, value in _numbers(config):
@@ -35,7 +35,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     _check("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
 
 
-def check_weights(model: Module, weight_bytes: int) -> None:
+def check_weight_count(model: Module, weight_bytes: int) -> None:
     """Raises ModelBroken when a model that was built is far larger than its files, before anything is made of it."""
     weights = 0
     for _, weight in weights_in(model):

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from node.core.errors import BadRequest
 from node.core.units import format_bytes
 from node.text.grammar import Function, calls_grammar, json_grammar
-from node.text.sandboxed import Answer
+from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 """What a driver computes for one token: some 20 ms at worst. The rest are llguidance's own."""
@@ -28,7 +28,7 @@ _STACK = 2**20
 """Bytes: less than any thread of a node has, so that a grammar that fits here fits there."""
 
 
-def make_prover() -> Answer:
+def make_job() -> Job:
     """What answers in the sandbox, with all read that it needs."""
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id], slices=None)
     threading.stack_size(_STACK)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from node.engine import watch as module
+from node.engine import watchdog as module
 from node.engine.compute import Compute, Job
-from node.engine.watch import LONGEST_PIECE_S, LOOK_S, ComputeStuck, Watch
+from node.engine.watchdog import LONGEST_PIECE_S, LOOK_S, ComputeStuck, Watchdog
 
 
 class Clock:
@@ -32,42 +32,42 @@ class Clock:
         self.time += seconds + self._late.get(self.looks, 0.0)
 
 
-async def found(monkeypatch, jobs, late=None, limit=10.0) -> tuple[ComputeStuck | None, Clock, Watch]:
+async def found(monkeypatch, jobs, late=None, limit=10.0) -> tuple[ComputeStuck | None, Clock, Watchdog]:
     compute = Compute()
     clock = Clock(monkeypatch, compute, jobs, late or {})
-    watch = Watch(compute, limit)
+    watchdog = Watchdog(compute, limit)
     try:
-        return await watch.stuck(), clock, watch
+        return await watchdog.stuck(), clock, watchdog
     except asyncio.CancelledError:
-        return None, clock, watch
+        return None, clock, watchdog
 
 
 async def test_one_job_without_end(monkeypatch):
-    stuck, clock, watch = await found(monkeypatch, [None, Job(), *[Job()] * 30])
+    stuck, clock, watchdog = await found(monkeypatch, [None, Job(), *[Job()] * 30])
     assert stuck
     assert "10 s" in stuck.message
     assert clock.looks == 2 + 11
-    assert watch.age_s == 10
+    assert watchdog.age_s == 10
 
 
 async def test_many_jobs_and_none(monkeypatch):
-    stuck, _, watch = await found(monkeypatch, [Job() for _ in range(50)] + [None] * 50)
+    stuck, _, watchdog = await found(monkeypatch, [Job() for _ in range(50)] + [None] * 50)
     assert stuck is None
-    assert watch.age_s == 0
+    assert watchdog.age_s == 0
 
 
 async def test_a_machine_that_slept_was_at_nothing(monkeypatch):
     job = Job()
-    stuck, _, watch = await found(monkeypatch, [job] * 6, late={3: 3600.0, 5: 3600.0})
+    stuck, _, watchdog = await found(monkeypatch, [job] * 6, late={3: 3600.0, 5: 3600.0})
     assert stuck is None
-    assert watch.age_s == 5 + 2 * LOOK_S
+    assert watchdog.age_s == 5 + 2 * LOOK_S
 
 
 async def test_a_piece_of_a_load_may_wait_for_its_disk(monkeypatch):
     piece = Job(piece=True)
-    stuck, _, watch = await found(monkeypatch, [piece] * 300)
+    stuck, _, watchdog = await found(monkeypatch, [piece] * 300)
     assert stuck is None
-    assert watch.age_s == 299
+    assert watchdog.age_s == 299
     stuck, clock, _ = await found(monkeypatch, [piece] * 1000)
     assert stuck
     assert clock.looks == LONGEST_PIECE_S + 1

@@ -11,8 +11,8 @@ import pytest
 
 from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChanged
 from node.core.pool import Pool
-from node.text import texts as limits
-from node.text.texts import Texts
+from node.text import sandboxed_encoder as limits
+from node.text.sandboxed_encoder import SandboxedEncoder
 from tests.text.test_constraint import DEMO
 
 MB = 2**20
@@ -49,49 +49,49 @@ async def opened(sandbox_server):
     made = []
 
     async def opened(directory):
-        texts = Texts(sandbox_server, directory, Pool("text", 2, 10))
-        made.append(texts)
-        await texts.open()
-        return texts
+        encoder = SandboxedEncoder(sandbox_server, directory, Pool("text", 2, 10))
+        made.append(encoder)
+        await encoder.open()
+        return encoder
 
     yield opened
-    for texts in made:
-        await texts.close()
+    for encoder in made:
+        await encoder.close()
 
 
 async def test_tokens_are_those_of_the_tokenizer(opened):
-    texts = await opened(DEMO)
-    tokenizer = texts.tokenizer
+    encoder = await opened(DEMO)
+    tokenizer = encoder.tokenizer
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for messages in (HELLO, [*HELLO, {"role": "assistant", "content": "Well, I"}]):
         for given in (None, tools):
             expected = tokenizer.chat(messages, given)
-            assert await texts.chat(messages, given, {}, context=2048) == expected
-    assert await texts.encode("Hello <|im_end|> äöü", context=2048, param="x") == tokenizer.encode(
+            assert await encoder.chat(messages, given, {}, context=2048) == expected
+    assert await encoder.encode("Hello <|im_end|> äöü", context=2048, param="x") == tokenizer.encode(
         "Hello <|im_end|> äöü"
     )
     pieces = [("<|im_start|>", False), ("Hi <|im_end|>", True)]
-    assert await texts.join(pieces, context=2048) == tokenizer.join(pieces)
-    assert await texts.encode("", context=2048, param="x") == tokenizer.encode("")
+    assert await encoder.join(pieces, context=2048) == tokenizer.join(pieces)
+    assert await encoder.encode("", context=2048, param="x") == tokenizer.encode("")
 
 
 async def test_what_a_person_typed_is_no_control_token_there_either(opened):
-    texts = await opened(DEMO)
-    control = texts.tokenizer.control_strings[0].text
-    plain = await texts.chat([{"role": "user", "content": "x"}], None, {}, context=2048)
-    typed = await texts.chat([{"role": "user", "content": f"x{control}"}], None, {}, context=2048)
-    count = [[token in texts.tokenizer.control for token in tokens].count(True) for tokens in (plain, typed)]
+    encoder = await opened(DEMO)
+    control = encoder.tokenizer.control_strings[0].text
+    plain = await encoder.chat([{"role": "user", "content": "x"}], None, {}, context=2048)
+    typed = await encoder.chat([{"role": "user", "content": f"x{control}"}], None, {}, context=2048)
+    count = [[token in encoder.tokenizer.control for token in tokens].count(True) for tokens in (plain, typed)]
     assert count[0] == count[1] > 0
 
 
 async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_made_of_it(opened):
-    texts = await opened(DEMO)
-    most = 100 * texts.tokenizer.longest
+    encoder = await opened(DEMO)
+    most = 100 * encoder.tokenizer.longest
     begun = time.monotonic()
     for asked in (
-        lambda text: texts.encode(text, context=100, param="prompt"),
-        lambda text: texts.join([(text, True)], context=100),
-        lambda text: texts.chat([{"role": "user", "content": text}], None, {}, context=100),
+        lambda text: encoder.encode(text, context=100, param="prompt"),
+        lambda text: encoder.join([(text, True)], context=100),
+        lambda text: encoder.chat([{"role": "user", "content": text}], None, {}, context=100),
     ):
         with pytest.raises(
             ContextExceeded, match=rf"context length is 100 tokens.* {30 * MB}|{30 * MB + 1}|\d{{8}} char"
@@ -115,21 +115,21 @@ async def test_a_template_without_end_is_a_broken_model_and_the_next_request_is_
     opened, files, monkeypatch, template, reason
 ):
     monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=2.0, memory=512 * MB))
-    texts = await opened(files(template="{% if messages[0].content == 'harm' %}" + template + "{% endif %}ok"))
+    encoder = await opened(files(template="{% if messages[0].content == 'harm' %}" + template + "{% endif %}ok"))
     for _ in range(2):
         with pytest.raises((ModelBroken, BadRequest), match=reason):
-            await texts.chat([{"role": "user", "content": "harm"}], None, {}, context=2048)
-        assert texts.tokenizer.decode(await texts.chat(HELLO, None, {}, context=2048)) == "ok"
+            await encoder.chat([{"role": "user", "content": "harm"}], None, {}, context=2048)
+        assert encoder.tokenizer.decode(await encoder.chat(HELLO, None, {}, context=2048)) == "ok"
 
 
 async def test_a_template_that_takes_exponential_time_to_be_compiled(opened, files, monkeypatch):
     monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=2.0, memory=512 * MB))
-    texts = await opened(
+    encoder = await opened(
         files(template="{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}" + "{{ 2 ** 2 ** 2 ** 99 ** 99 }}")
     )
     with pytest.raises((ModelBroken, BadRequest)):
-        await texts.chat(HELLO, None, {}, context=2048)
-    assert await texts.encode("x", context=10, param="x")
+        await encoder.chat(HELLO, None, {}, context=2048)
+    assert await encoder.encode("x", context=10, param="x")
 
 
 def pattern(regex):
@@ -190,34 +190,34 @@ async def test_a_regular_expression_without_end_is_a_broken_model(opened, files)
     """The tokenizer panics, when it is tried or when a text meets it."""
     with pytest.raises(ModelBroken, match="tokenizer failed"):
         await opened(files(tokenizer=pattern("(a+)+b")))
-    texts = await opened(files(tokenizer=pattern("(z+)+b")))
+    encoder = await opened(files(tokenizer=pattern("(z+)+b")))
     for _ in range(2):
         with pytest.raises(ModelBroken, match="tokenizer failed"):
-            await texts.encode("z" * 5000 + "c", context=2048, param="x")
+            await encoder.encode("z" * 5000 + "c", context=2048, param="x")
     with pytest.raises(ModelBroken, match="tokenizer failed"):
-        texts.tokenizer.encode("z" * 5000 + "c")
-    assert await texts.encode("Hi", context=10, param="x")
+        encoder.tokenizer.encode("z" * 5000 + "c")
+    assert await encoder.encode("Hi", context=10, param="x")
 
 
 async def test_a_template_without_end_whose_client_has_gone_harms_nobody_else(opened, files, monkeypatch):
     monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=1.0, memory=512 * MB))
-    texts = await opened(files(template="{% if messages[0].content == 'harm' %}" + LOOP + "{% endif %}ok"))
-    asking = asyncio.create_task(texts.chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
+    encoder = await opened(files(template="{% if messages[0].content == 'harm' %}" + LOOP + "{% endif %}ok"))
+    asking = asyncio.create_task(encoder.chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
     await asyncio.sleep(0.1)
     asking.cancel()
     await asyncio.wait([asking])
-    assert texts.tokenizer.decode(await texts.chat(HELLO, None, {}, context=2048)) == "ok"
+    assert encoder.tokenizer.decode(await encoder.chat(HELLO, None, {}, context=2048)) == "ok"
 
 
 async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(opened, files):
-    texts = await opened(files(template=LOOP))
-    asking = [asyncio.create_task(texts.chat(HELLO, None, {}, context=2048)) for _ in range(3)]
+    encoder = await opened(files(template=LOOP))
+    asking = [asyncio.create_task(encoder.chat(HELLO, None, {}, context=2048)) for _ in range(3)]
     await asyncio.sleep(0.1)
-    await texts.close()
+    await encoder.close()
     for each in asking:
         with pytest.raises(ModelChanged):
             await each
-    assert not texts._loading.result().alive
+    assert not encoder._loading.result().alive
 
 
 async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
@@ -231,13 +231,13 @@ async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(op
 
 
 async def test_a_text_whose_client_has_gone_is_finished_and_the_next_waits_for_it(opened):
-    texts = await opened(DEMO)
-    sandbox = texts._loading.result()
-    asking = asyncio.create_task(texts.encode("Hello " * 2000, context=20_000, param="x"))
+    encoder = await opened(DEMO)
+    sandbox = encoder._loading.result()
+    asking = asyncio.create_task(encoder.encode("Hello " * 2000, context=20_000, param="x"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait([asking])
-    assert await texts.encode("Hi", context=10, param="x") == texts.tokenizer.encode("Hi")
-    assert texts._loading.result() is sandbox
+    assert await encoder.encode("Hi", context=10, param="x") == encoder.tokenizer.encode("Hi")
+    assert encoder._loading.result() is sandbox
     assert sandbox.alive

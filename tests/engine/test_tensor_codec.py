@@ -3,7 +3,7 @@ import pytest
 
 from node.core.errors import PippinError
 from node.core.frames import Tensor
-from node.engine.codec import pack, token_array, unpack
+from node.engine.tensor_codec import pack, token_array, unpack
 
 DTYPES = [
     mx.bool_, mx.uint8, mx.uint16, mx.uint32, mx.int8, mx.int16, mx.int32, mx.int64, mx.float16, mx.bfloat16, mx.float32,

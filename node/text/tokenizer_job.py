@@ -12,8 +12,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from node.core.errors import ContextExceeded, ModelBroken, PippinError
-from node.text.encoding import Encoding, check_length
-from node.text.sandboxed import Answer
+from node.text.encoder import Encoder, check_length
+from node.text.sandbox_server import Job
 from node.text.template import ControlString, Segment
 
 TOKENS, ERROR = b"\0", b"\1"
@@ -24,7 +24,7 @@ _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100
 """Texts that show at once whether a tokenizer panics."""
 
 
-def make_texts() -> Answer:
+def make_job() -> Job:
     """Answers requests, marshalled: the name of a method of `_Texts`, its arguments, how many tokens it may give, and the
     parameter that the text is from.
     """
@@ -60,7 +60,7 @@ class _Texts:
         template = self._hf.chat_template
         if isinstance(template, str) and len(template) > MOST_TEMPLATE:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MOST_TEMPLATE:,} are the most.")
-        encoding = Encoding(self._hf, self._hf, ())
+        encoding = Encoder(self._hf, self._hf, ())
         for text in _PROBES:
             encoding.encode_inside(text)
             self._hf.decode(encoding.encode(text))
@@ -68,7 +68,7 @@ class _Texts:
 
     def know(self, controls: list[list[Any]]) -> list[int]:
         """The control strings, which the node knows by the model's family, too."""
-        self._encoding = Encoding(self._hf, self._hf, [ControlString(*each) for each in controls])
+        self._encoding = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
         return []
 
     def encode(self, text: str) -> list[int]:

@@ -16,7 +16,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 """errnos of file systems without locks. There two concurrent writers of a file damage it, which the digest reveals."""
 
 
-class Incoming:
+class PartialFile:
     """A partial file, named `<name>.incomplete` until it is complete. Without `finish`, `close` keeps it to be resumed.
 
     `close` may be called from a thread other than the writer's.

@@ -48,7 +48,7 @@ class Folder:
         return any("token" in name or name.startswith("vocab") or name.endswith(".model") for name in self.files)
 
 
-class Listing:
+class FolderScanner:
     """Reads the disk; all methods block. OSError is raised only when this process is short of descriptors or memory."""
 
     def __init__(self) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 
 from node.core.errors import ModelBroken, ModelChanged, Overloaded, error_from
 from node.core.pool import Pool
-from node.text.encoding import check_length
-from node.text.sandbox import Bounds, Broken, Sandbox, SandboxServer
-from node.text.text_job import TOKENS
+from node.text.encoder import check_length
+from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
 from node.text.tokenizer import Tokenizer
+from node.text.tokenizer_job import TOKENS
 
-_JOB = "node.text.text_job:make_texts"
+_JOB = "node.text.tokenizer_job:make_job"
 BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
 """Of one request; reading a tokenizer is one. The largest take a second and 0.5 GB."""
 _MOST_WAITING = 256
 
 
-class Texts:
+class SandboxedEncoder:
     """Of one model. One text is encoded at a time, in order of arrival; `open` comes before anything else."""
 
     tokenizer: Tokenizer
@@ -48,7 +48,7 @@ class Texts:
         """
         try:
             await self._ready()
-        except Broken as error:
+        except SandboxFailed as error:
             raise ModelBroken(f"The tokenizer of {self._directory.name} can't be used: {error}.") from error
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class Texts:
         try:
             # It is finished also if its client goes away: to start anew would keep the others waiting for longer.
             reply = await (await self._ready()).ask(_request(name, given, most, param), finish=True)
-        except Broken as error:
+        except SandboxFailed as error:
             if self._closed:
                 raise self._changed() from error
             self._start()
@@ -112,14 +112,14 @@ class Texts:
         return _tokens(reply)
 
     async def _ready(self) -> Sandbox:
-        """Raises Broken, ModelBroken, ModelChanged, NotReady, Overloaded."""
+        """Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
         while not self._closed:
             loading = self._loading
             if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
                 loading = self._start()
             await asyncio.wait([loading])  # it goes on if who waits is gone: the next one needs it
             sandbox = loading.result()
-            await sandbox.rested()
+            await sandbox.wait_idle()
             if sandbox.alive:
                 return sandbox
         raise self._changed()
@@ -132,7 +132,7 @@ class Texts:
         return self._loading
 
     async def _load(self) -> Sandbox:
-        sandbox = await vetted(self._server, self._directory)
+        sandbox = await start_tokenizer_sandbox(self._server, self._directory)
         try:
             if not self.is_open:
                 self.tokenizer = await self.pool.run(Tokenizer, self._directory)
@@ -144,10 +144,10 @@ class Texts:
         return sandbox
 
 
-async def vetted(server: SandboxServer, directory: Path) -> Sandbox:
+async def start_tokenizer_sandbox(server: SandboxServer, directory: Path) -> Sandbox:
     """A sandbox that has read the tokenizer of a directory, so that this process may.
 
-    Raises Broken, ModelBroken, NotReady, Overloaded.
+    Raises SandboxFailed, ModelBroken, NotReady, Overloaded.
     """
     sandbox = await Sandbox.start(server, _JOB, BOUNDS)
     try:
