@@ -13,13 +13,14 @@ from pathlib import Path
 from api.app import create_app
 from api.server import ApiServer
 from node import PROTOCOL, __version__
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowed import Allowed
-from node.cluster.contacts import Contacts
 from node.cluster.discovery import Discovery
 from node.cluster.doubles import Doubles
 from node.cluster.draining import Draining, is_missed
 from node.cluster.head import Head
+from node.cluster.heartbeats import Heartbeats
 from node.cluster.service import ControlService
 from node.cluster.specs import Specs
 from node.core.addresses import join_host_port
@@ -110,17 +111,18 @@ class Daemon:
         self._pools = Pools()
         self._grammars = Grammars(sandboxes, options.grammar_timeout)
         hub = Hub()
-        self._contacts = Contacts(info.id, info.cluster, self._client, interfaces, anywhere=security is not None)
+        self._book = AddressBook(info.id, self._client, interfaces, anywhere=security is not None)
         fingerprint = security.fingerprint if security else ""
-        discovery = Discovery(info, _multicast(interfaces), self._contacts.advert, fingerprint=fingerprint)
+        discovery = Discovery(info, _multicast(interfaces), self._book.add_advert, fingerprint=fingerprint)
         self._discovery = discovery if options.mdns else None
         self._agent = Agent(
-            info, data.identity.term, self._contacts, self._report, data.save_term, fail_after_s=options.fail_after
+            info, data.identity.term, self._book, self._report, data.save_term, fail_after_s=options.fail_after
         )
+        self._heartbeats = Heartbeats(self._agent, self._book, self._client)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
         self._rings = Rings(
             self._agent,
-            self._contacts,
+            self._book,
             self._compute,
             self._client,
             self._files.of_shard,
@@ -138,14 +140,14 @@ class Daemon:
             max_sessions=options.max_sessions,
             max_rings=options.max_rings,
         )
-        draining = Draining(self._agent, self._head, self._contacts, self._client)
+        draining = Draining(self._agent, self._head, self._book, self._client)
         allowed = Allowed(self._agent, options.allow_models)
         self._data = data
-        self._doubles = Doubles(self._agent, self._contacts, self._client, data.key, data.save_incarnation)
+        self._doubles = Doubles(self._agent, self._book, self._client, data.key, data.save_incarnation)
         self._control = ControlService(self._agent, self._head, allowed, specs, draining, self._doubles)
         self._gateway = Gateway(
             self._agent,
-            self._contacts,
+            self._book,
             self._rings,
             self._client,
             self._catalogue,
@@ -210,7 +212,7 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             parts = (
                 self._agent.run(),
-                self._contacts.run(self._agent, self._options.peers),
+                self._heartbeats.run(self._options.peers),
                 self._rings.run(),
                 self._head.run(),
                 self._keep_listing(listing),
@@ -252,7 +254,7 @@ class Daemon:
         end_within(EXIT_S, self._code)
         being_found.cancel()
         await asyncio.wait([being_found])
-        await self._agent.leave()
+        await self._heartbeats.leave()
 
     async def _wind_down(self) -> None:
         self._agent.set_draining(True)

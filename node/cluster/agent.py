@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.cluster.contacts import Contacts
+from node.cluster.address_book import AddressBook
 from node.cluster.election import (
     BecameHead,
     Effect,
@@ -40,6 +40,7 @@ from node.core.types import (
     NodeReport,
     NodeState,
     PeerHint,
+    PeerView,
     Placement,
 )
 from node.host.interfaces import Interface
@@ -61,7 +62,7 @@ class Agent:
         self,
         info: NodeInfo,
         term: int,
-        contacts: Contacts,
+        book: AddressBook,
         facts: Callable[[], NodeReport],
         save_term: Callable[[int], None],
         *,
@@ -70,18 +71,20 @@ class Agent:
         self.info = info
         self.placement = Placement()
         self.leaving = False
-        self._draining = False
+        self.draining = False
         self.joined_at = -math.inf
         """When a node came last."""
         self.reunion = Reunion()
         """As head: what nodes bring from another one."""
         self.changed = Signal()
         """Anything in the view changed."""
+        self.news = Signal()
+        """Something changed that the other nodes have to be told at once."""
         self.adopted = Signal()
         """What this node shall hold changed: there is a new placement, or its work shall be moved away."""
         self.head_due = Signal()
         """The head has reason to plan anew."""
-        self._contacts = contacts
+        self._book = book
         self._facts = facts
         self._terms = Terms(save_term)
         self._membership = Membership(info, fail_after_s=fail_after_s)
@@ -96,10 +99,6 @@ class Agent:
     @property
     def is_head(self) -> bool:
         return self._election.is_head and not self.leaving
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
 
     @property
     def term(self) -> int:
@@ -123,7 +122,7 @@ class Agent:
         nodes = [
             (report.info.id, held.revision) for report in self.alive() for held in report.models if held.id == model
         ]
-        return [(address, revision) for node, revision in nodes if (address := self._contacts.address_of(node))]
+        return [(address, revision) for node, revision in nodes if (address := self._book.address_of(node))]
 
     # --- what this node does ------------------------------------------------------------------------------------------
 
@@ -138,22 +137,18 @@ class Agent:
         """This node's own state changed."""
         self._step()
         self.changed.notify()
-        self._contacts.hurry()
+        self.news.notify()
 
     def set_draining(self, draining: bool) -> None:
         """Whether this node's work shall be moved away."""
-        self._draining = draining
+        self.draining = draining
         self.adopted.notify()
         self.touch()
-
-    def lead(self, placement: Placement) -> None:
-        """As the head: this holds from now on."""
-        self._adopt(placement)
 
     def readdress(self, addresses: tuple[str, ...], interfaces: Sequence[Interface]) -> None:
         """This machine's network changed: a cable was plugged, or Wi-Fi joined."""
         self.info = replace(self.info, addresses=addresses)
-        self._contacts.readdress(interfaces)
+        self._book.interfaces = interfaces
         self.touch()
 
     def outlive(self, double: NodeInfo) -> None:
@@ -167,11 +162,6 @@ class Agent:
         self.info = replace(self.info, incarnation=max(self.info.incarnation, double.incarnation + 1))
         self.touch()
 
-    async def leave(self) -> None:
-        """Say goodbye to all, so that nobody has to wait for this node to fail. As head, decides nothing any more."""
-        self.leaving = True
-        await self._contacts.say_goodbye([report.info.id for report in self.alive()], self.info.incarnation)
-
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
@@ -180,11 +170,11 @@ class Agent:
         if info.cluster != self.info.cluster:
             raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
-        if not self._contacts.knows(hint):
-            self._contacts.hint(hint)
+        if not self._book.knows(hint):
+            self._book.add(hint)
         if info.id == self.info.id:  # this node itself, or a double: not to be taken for what it says of itself
             return self.heartbeat_for(None)
-        self._contacts.called(info.id, caller.address)
+        self._book.note_caller(info.id, caller.address)
         self.heard(heartbeat)
         return self.heartbeat_for(info.id)
 
@@ -192,12 +182,15 @@ class Agent:
         """A peer told its state, in a call or in an answer."""
         self._note(self._membership.heard(within_reach(heartbeat.report, self.term), now()))
         for hint in heartbeat.report.peers:
-            if self._contacts.hint_of(hint.id) is None:
-                self._contacts.hint(hint)
+            if self._book.hint_of(hint.id) is None:
+                self._book.add(hint)
         self._step()
         offered = heartbeat.placement
-        if offered and offered.fence > self.placement.fence and self._is_of_head(heartbeat):
-            self._adopt(offered)
+        sender = heartbeat.report.info.id
+        # Only the head itself tells its placement.
+        is_of_head = offered and sender == offered.head == self.head and offered.fence.term == self.term
+        if offered and is_of_head and offered.fence > self.placement.fence:
+            self.adopt(offered)
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reunion.offered(offered)
             self.head_due.notify()
@@ -216,12 +209,7 @@ class Agent:
         self._note(self._membership.goodbye(node, now(), incarnation))
         self._step()
 
-    def _is_of_head(self, heartbeat: Heartbeat) -> bool:
-        """From the head itself: what others have of it is not theirs to tell."""
-        placement, sender = heartbeat.placement, heartbeat.report.info.id
-        return placement is not None and sender == placement.head == self.head and placement.fence.term == self.term
-
-    def _adopt(self, placement: Placement) -> None:
+    def adopt(self, placement: Placement) -> None:
         self.placement = placement
         for ring in placement.rings:
             stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
@@ -269,26 +257,29 @@ class Agent:
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
                     if state in (NodeState.FAILED, NodeState.LEFT):
-                        self._contacts.hang_up(node)
+                        self._book.disconnect(node)
                 case Forgotten(node):
-                    self._contacts.forget(node)
+                    self._book.forget(node)
                     self.reunion.forgotten(node)
             self._tell()
 
     def _tell(self) -> None:
         self.head_due.notify()
         self.changed.notify()
-        self._contacts.hurry()
+        self.news.notify()
 
     def _name(self, node: str) -> str:
-        views = self._membership.view(now())
-        return next((peer.report.info.name for peer in views if peer.report.info.id == node), node)
+        peer = self._peer(node)
+        return peer.report.info.name if peer else node
+
+    def _peer(self, node: str) -> PeerView | None:
+        return next((peer for peer in self._membership.view(now()) if peer.report.info.id == node), None)
 
     # --- what goes out ------------------------------------------------------------------------------------------------
 
     def state_of(self, node: str) -> NodeState | None:
-        views = self._membership.view(now())
-        return next((peer.state for peer in views if peer.report.info.id == node), None)
+        peer = self._peer(node)
+        return peer.state if peer else None
 
     def heartbeat_for(self, node: str | None) -> Heartbeat:
         """This node's state, with the placement if that node is to adopt it, or may find rings in it."""
@@ -303,14 +294,14 @@ class Agent:
         return self.head == theirs.info.id and not is_current
 
     def _report(self) -> NodeReport:
-        hints = (self._contacts.hint_of(report.info.id) for report in self.alive())
+        hints = (self._book.hint_of(report.info.id) for report in self.alive())
         return replace(
             self._facts(),
             term=self.term,
             head=self.head,
             fence=self.placement.fence,
-            draining=self._draining,
-            links=self._contacts.links(),
+            draining=self.draining,
+            links=self._book.links(),
             peers=tuple(hint for hint in hints if hint),
             lag_s=self.lag_s,
             disk_error=self._terms.error,

@@ -12,8 +12,8 @@ import logging
 import secrets
 from collections.abc import Callable
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.core.addresses import join_host_port
 from node.core.clock import now
 from node.core.errors import PippinError
@@ -36,13 +36,13 @@ class Doubles:
     def __init__(
         self,
         agent: Agent,
-        contacts: Contacts,
+        book: AddressBook,
         client: RpcClient,
         key: NodeKey,
         save_incarnation: Callable[[int], None],
     ) -> None:
         self._agent = agent
-        self._contacts = contacts
+        self._book = book
         self._client = client
         self._key = key
         self._save_incarnation = save_incarnation
@@ -56,7 +56,7 @@ class Doubles:
     async def older(self) -> NodeInfo:
         """Returns when there is a double before which this node has to give way; younger ones are told of."""
         while True:
-            hint = await self._contacts.namesakes.get()
+            hint = await self._book.own_hints.get()
             looks = [self._look(address, hint.grpc_port) for address in hint.addresses[:MOST_ADDRESSES]]
             for found in filter(None, await asyncio.gather(*looks)):
                 if _age(found) < _age(self._agent.info):

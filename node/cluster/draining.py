@@ -6,8 +6,8 @@ That a node is draining is part of its own report, so a new head knows it, and a
 import asyncio
 import logging
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.cluster.head import Head
 from node.core.errors import NodeNotFound, NotReady, PeerUnavailable
 from node.core.types import ClusterView, NodeState
@@ -20,10 +20,10 @@ SHOWN_S = 5.0
 
 
 class Draining:
-    def __init__(self, agent: Agent, head: Head, contacts: Contacts, client: RpcClient) -> None:
+    def __init__(self, agent: Agent, head: Head, book: AddressBook, client: RpcClient) -> None:
         self._agent = agent
         self._head = head
-        self._contacts = contacts
+        self._book = book
         self._client = client
 
     async def ask(self, name: str, *, draining: bool) -> str:
@@ -34,7 +34,7 @@ class Draining:
         node, head = self._find(name), self._agent.head
         if head == self._agent.info.id:
             await self.decide(node, draining=draining)
-        elif address := self._contacts.address_of(head):
+        elif address := self._book.address_of(head):
             await self._client.drain(address, node, draining=draining)
         else:
             raise NotReady("The cluster has no head that could decide it.", hint="Try again in a moment.")
@@ -48,7 +48,7 @@ class Draining:
             self._head.check_drain(node)
         if node == self._agent.info.id:
             self.set(node, draining=draining)
-        elif address := self._contacts.address_of(node):
+        elif address := self._book.address_of(node):
             await self._client.set_draining(address, node, draining=draining)
         await self._seen(node, draining=draining)
 

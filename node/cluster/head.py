@@ -183,7 +183,7 @@ class Head:
         plan = replace(plan, refused=(*plan.refused, *self._failures()), specs=specs)
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
-            self._agent.lead(plan)
+            self._agent.adopt(plan)
 
     def _with_successors(
         self, rings: Sequence[Ring], nodes: Sequence[NodeReport], fence: Fence, at: float

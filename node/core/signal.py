@@ -4,17 +4,20 @@ import asyncio
 
 
 class Signal:
-    """`notify` wakes all who wait at that moment. Waiters look at the state again: a signal carries none."""
+    """`notify` wakes all that wait at that moment. They look at the state again, as a signal carries none."""
 
     def __init__(self) -> None:
+        self.count = 0
+        """Notifications so far."""
         self._event = asyncio.Event()
 
     def notify(self) -> None:
+        self.count += 1
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """False when `timeout_s` went by without a notification."""
+        """Wait for a notification. Returns False if there is none within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowed import Allowed
-from node.cluster.contacts import Contacts
 from node.cluster.draining import Draining
 from node.cluster.readiness import usable_rings
 from node.cluster.status import build_status
@@ -54,7 +54,7 @@ class Gateway:
     def __init__(
         self,
         agent: Agent,
-        contacts: Contacts,
+        book: AddressBook,
         rings: Rings,
         client: RpcClient,
         catalogue: Catalogue,
@@ -71,7 +71,7 @@ class Gateway:
         other_secret: Callable[[], Sequence[PeerView]],
     ) -> None:
         self._agent = agent
-        self._contacts = contacts
+        self._book = book
         self._rings = rings
         self._catalogue = catalogue
         self._tokenizer_files = tokenizer_files
@@ -80,7 +80,7 @@ class Gateway:
         self._pools = pools
         self.grammars = grammars
         self._sandboxes = sandboxes
-        self._router = Router(agent, contacts, rings, client, want)
+        self._router = Router(agent, book, rings, client, want)
         self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
@@ -157,7 +157,7 @@ class Gateway:
 
     async def _replace(self, ring: Ring) -> None:
         """Make the encoder of a ring's model. Close those of its other revision, and of models without a ring."""
-        address = self._contacts.address_of(ring.driver)
+        address = self._book.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.cluster.readiness import driver_out_of_reach, usable_rings
 from node.core.clock import now
 from node.core.errors import (
@@ -65,14 +65,14 @@ class Router:
     def __init__(
         self,
         agent: Agent,
-        contacts: Contacts,
+        book: AddressBook,
         rings: Rings,
         client: RpcClient,
         want_here: Callable[[str], Awaitable[None]],
     ) -> None:
         """`want_here` asks this node's own head, which refuses when another node is the cluster's head."""
         self._agent = agent
-        self._contacts = contacts
+        self._book = book
         self._rings = rings
         self._client = client
         self._want_here = want_here
@@ -121,7 +121,7 @@ class Router:
         return self._client.generate(self._driver_address(ring), ring.id, request)
 
     def _driver_address(self, ring: Ring) -> Address:
-        address = self._contacts.address_of(ring.driver)
+        address = self._book.address_of(ring.driver)
         if address is None:
             raise PeerUnavailable(f"No address of the driver {ring.driver} is known.")
         return address
@@ -208,7 +208,7 @@ class Router:
         try:
             if head == self._agent.info.id:
                 await self._want_here(model)
-            elif address := self._contacts.address_of(head):
+            elif address := self._book.address_of(head):
                 await self._client.want(address, model)
         except (PeerUnavailable, NotReady) as error:
             log.info("the head could not be asked for %s: %s", model, error)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
 from node.core.evaluation import EvaluateRequest, Evaluation
@@ -74,7 +74,7 @@ class Rings:
     def __init__(
         self,
         agent: Agent,
-        contacts: Contacts,
+        book: AddressBook,
         compute: Compute,
         client: RpcClient,
         fetch: Fetch,
@@ -87,7 +87,7 @@ class Rings:
     ) -> None:
         """`usable`: bytes that this node may use for models."""
         self._agent = agent
-        self._contacts = contacts
+        self._book = book
         self._compute = compute
         self._client = client
         self._fetch = fetch
@@ -157,7 +157,7 @@ class Rings:
         part = self._parts.get(first.ring)
         if part is None:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
-        if not self._contacts.is_from(self._before_this(self._held[first.ring]), caller):
+        if not self._book.is_from(self._before_this(self._held[first.ring]), caller):
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await part.frames(first, frames)
 
@@ -319,7 +319,7 @@ class Rings:
     def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
-        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._contacts.address_of)
+        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._book.address_of)
         # A ring that takes the place of another may have the same layers here.
         runner = Runner(loaded.stage.sibling(), loaded.directory)
         on_ended = partial(self._ended, ring.id, shard)

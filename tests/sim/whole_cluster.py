@@ -30,7 +30,7 @@ PATCHES = {
     "node.ring.lifecycle.load_stage": fake_load,
     "node.ring.lifecycle.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.lifecycle.prefill_chunk": lambda: 16,
-    "node.cluster.contacts.interface_towards": lambda *_: None,
+    "node.cluster.heartbeats.interface_towards": lambda *_: None,
 }
 
 

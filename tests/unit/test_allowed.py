@@ -89,7 +89,7 @@ def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
         "want": want,
         "allowed": Allowed(agent(), patterns),
         "pools": Pools(),
-        **dict.fromkeys(("contacts", "rings", "client", "tokenizer_files", "draining", "grammars", "sandboxes")),
+        **dict.fromkeys(("book", "rings", "client", "tokenizer_files", "draining", "grammars", "sandboxes")),
     }
     return Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple), asked
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.cluster.service import ControlService
 from node.core.errors import NotAdmitted
 from node.core.frames import Frame
@@ -32,15 +32,15 @@ def info(node: str) -> NodeInfo:
     return NodeInfo(node, 1, node, "home", "1", 1, (f"10.0.0.{ord(node)}",), 7001, 7002)
 
 
-def contacts() -> Contacts:
+def book() -> AddressBook:
     nobody = SimpleNamespace(drop=lambda peer: None)
-    known = Contacts("c", "home", nobody, (Interface("en0", "ethernet", ("10.0.0.99",)),), anywhere=False)
+    known = AddressBook("c", nobody, (Interface("en0", "ethernet", ("10.0.0.99",)),), anywhere=False)
     for node in "ab":
-        known.hint(PeerHint(node, info(node).addresses, 7001))
+        known.add(PeerHint(node, info(node).addresses, 7001))
     return known
 
 
-def agent(known: Contacts) -> Agent:
+def agent(known: AddressBook) -> Agent:
     return Agent(info("c"), 0, known, lambda: NodeReport(info("c"), Memory(1, 1)), lambda _: None)
 
 
@@ -49,7 +49,7 @@ def beat(node: str, head: str, placement: Placement | None = None) -> Heartbeat:
 
 
 async def test_a_placement_is_taken_from_the_head_alone():
-    c = agent(contacts())
+    c = agent(book())
     c.exchange(beat("a", "a"), Caller("10.0.0.97", "a"))
     assert c.head == "a"
     made = Placement(Fence(3, 1), "a", (RING,))
@@ -90,9 +90,9 @@ def test_the_head_alone_takes_a_node_out_of_use():
 )
 async def test_frames_are_taken_from_the_stage_before(caller, taken):
     """By its certificate; without a secret, from its addresses, and from where its heartbeats come."""
-    known = contacts()
-    known.called("b", "192.168.7.7")
-    known.called("stranger", "10.0.0.66")
+    known = book()
+    known.note_caller("b", "192.168.7.7")
+    known.note_caller("stranger", "10.0.0.66")
     rings = Rings(
         SimpleNamespace(info=info("c")),
         known,
@@ -129,7 +129,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
 def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none():
     rings = Rings(
         SimpleNamespace(info=info("a")),
-        contacts(),
+        book(),
         None,
         None,
         None,
@@ -141,4 +141,4 @@ def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none(
     )
     assert rings._before_this(RING) == "c"
     assert rings._before_this(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
-    assert not contacts().is_from("c", Caller("10.0.0.99")), "a node does not call itself"
+    assert not book().is_from("c", Caller("10.0.0.99")), "a node does not call itself"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from node.cluster import doubles as module
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.contacts import Contacts
 from node.cluster.doubles import MOST_ADDRESSES, MOST_ASKED, Doubles
 from node.core.errors import PeerUnavailable
 from node.core.types import Address, Caller, Heartbeat, Memory, NodeInfo, NodeReport, PeerHint
@@ -59,11 +59,9 @@ class Process:
         )
         client = network.client(address)
         self.saved: list[int] = []
-        self.contacts = Contacts(
-            self.info.id, "home", client, (Interface("en0", "ethernet", (address,)),), anywhere=False
-        )
-        self.agent = Agent(self.info, 0, self.contacts, self._report, lambda _: None)
-        self.doubles = Doubles(self.agent, self.contacts, client, key, self.saved.append)
+        self.book = AddressBook(self.info.id, client, (Interface("en0", "ethernet", (address,)),), anywhere=False)
+        self.agent = Agent(self.info, 0, self.book, self._report, lambda _: None)
+        self.doubles = Doubles(self.agent, self.book, client, key, self.saved.append)
 
     def _report(self) -> NodeReport:
         return NodeReport(self.agent.info, Memory(1, 1))
@@ -107,7 +105,7 @@ async def test_of_two_the_younger_gives_way_whoever_is_told(told: int, port: int
     younger = network.start("10.0.0.2", 2000, port=port, incarnation=incarnation)
     both = (older, younger)
     async with looking(*both) as (first, second):
-        both[told].contacts.advert(both[1 - told].hint)
+        both[told].book.add_advert(both[1 - told].hint)
         assert await asyncio.wait_for(second, 5) == older.info
         await until(lambda: older.agent.view().double == younger.info.name)
         assert not first.done()
@@ -121,7 +119,7 @@ async def test_clocks_that_agree_to_the_millisecond_still_leave_one() -> None:
     network = Network()
     both = [network.start(f"10.0.0.{n}", 1000) for n in (1, 2)]
     async with looking(*both) as (first, second):
-        both[0].contacts.hint(both[1].hint)
+        both[0].book.add(both[1].hint)
         await asyncio.wait_for(second, 5)
         assert not first.done()
 
@@ -132,11 +130,11 @@ async def test_a_node_is_not_its_own_double() -> None:
     own = network.start("10.0.0.1", 1000)
     network.there["10.0.0.9:1"] = network.there["10.0.0.1:5"] = own
     async with looking(own) as (task,):
-        own.contacts.hint(own.hint)
+        own.book.add(own.hint)
         await settled()
         assert not network.asked
-        own.contacts.hint(PeerHint(own.info.id, ("10.0.0.1", "10.0.0.9"), 5))
-        own.contacts.hint(PeerHint(own.info.id, ("10.0.0.1", "10.0.0.9"), 1))
+        own.book.add(PeerHint(own.info.id, ("10.0.0.1", "10.0.0.9"), 5))
+        own.book.add(PeerHint(own.info.id, ("10.0.0.1", "10.0.0.9"), 1))
         await settled()
         assert len(network.asked) == 5, "10.0.0.1:5 and 10.0.0.9:1 by both calls, 10.0.0.9:5 where nobody is"
         assert not task.done()
@@ -155,7 +153,7 @@ async def test_nobody_without_the_key_is_a_double() -> None:
     )
     async with looking(own) as (task,):
         for address in ("10.0.0.2", "10.0.0.3"):
-            own.contacts.hint(PeerHint(own.info.id, (address,), 1))
+            own.book.add(PeerHint(own.info.id, (address,), 1))
         await settled()
         assert set(network.asked) == {"10.0.0.2:1", "10.0.0.3:1"}
         assert not task.done()
@@ -176,22 +174,22 @@ async def test_invented_places_cost_little(monkeypatch: pytest.MonkeyPatch) -> N
     own = network.start("10.0.0.1", 1000)
     many = tuple(f"10.0.{n // 200}.{2 + n % 200}" for n in range(1000))
     async with looking(own):
-        own.contacts.hint(PeerHint(own.info.id, many, 1))
+        own.book.add(PeerHint(own.info.id, many, 1))
         await until(lambda: network.asked)
         await settled()
         assert len(network.asked) == MOST_ADDRESSES
         for _ in range(20):
-            own.contacts.hint(PeerHint(own.info.id, many[:1], 1))
+            own.book.add(PeerHint(own.info.id, many[:1], 1))
             await settled()
         assert len(network.asked) == MOST_ADDRESSES, "not again so soon"
         for address in many:
-            own.contacts.hint(PeerHint(own.info.id, (address,), 1))
+            own.book.add(PeerHint(own.info.id, (address,), 1))
             await settled()
         assert len(own.doubles._asked) == MOST_ASKED
         monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
         before = len(network.asked)
-        own.contacts.hint(PeerHint(own.info.id, many[-1:], 1))
+        own.book.add(PeerHint(own.info.id, many[-1:], 1))
         await until(lambda: len(network.asked) > before)
     for _ in range(1000):
-        own.contacts.hint(PeerHint(own.info.id, many[:1], 1))
-    assert own.contacts.namesakes.full()
+        own.book.add(PeerHint(own.info.id, many[:1], 1))
+    assert own.book.own_hints.full()

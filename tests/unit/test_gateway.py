@@ -28,7 +28,7 @@ async def gateway(sandbox_server):
     agent = SimpleNamespace(placement=placed, info=SimpleNamespace(name="n1"), view=lambda: view)
     parts: dict[str, Any] = {
         "agent": agent,
-        "contacts": SimpleNamespace(address_of=lambda node: None),
+        "book": SimpleNamespace(address_of=lambda node: None),
         "pools": Pools(),
         "tokenizer_files": files,
         "sandboxes": sandbox_server,

@@ -46,7 +46,7 @@ class Specs:
 
 
 def head_and(specs) -> tuple[Head, Agent]:
-    nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, hurry=lambda: None, hang_up=lambda _: None)
+    nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, disconnect=lambda _: None)
     agent = Agent(INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL)), lambda _: None)
     return Head(agent, specs, context=None, max_sessions=None), agent
 

@@ -123,7 +123,7 @@ class World:
         monkeypatch.setattr(serving, "load_stage", self._load)
         monkeypatch.setattr(serving, "Runner", FakeRunner)
         monkeypatch.setattr(serving, "release_memory", self._release)
-        self.agent, contacts = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
+        self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
         options = {
             "usable": 4 * LAYER + RESERVE,
             "max_queue": 4,
@@ -131,7 +131,7 @@ class World:
             "step_timeout_s": 60,
             "grammars": None,
         }
-        self.rings = Rings(self.agent, contacts, FakeCompute(), None, self._fetch, **options)
+        self.rings = Rings(self.agent, book, FakeCompute(), None, self._fetch, **options)
 
     async def _fetch(self, *_: Any) -> Any:
         await self.go_on.wait()

@@ -60,9 +60,7 @@ def clock(monkeypatch):
 
 
 def agent_on(disk: Disk, term: int = 0) -> Agent:
-    nothing = SimpleNamespace(
-        hint_of=lambda _: None, hint=lambda _: None, links=tuple, hurry=lambda: None, hang_up=lambda _: None
-    )
+    nothing = SimpleNamespace(hint_of=lambda _: None, add=lambda _: None, links=tuple, disconnect=lambda _: None)
     return Agent(INFO, term, nothing, lambda: NodeReport(INFO, Memory(100, 100)), disk.write)
 
 

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowed import Allowed
-from node.cluster.contacts import Contacts
 from node.cluster.draining import Draining
 from node.cluster.head import Head
+from node.cluster.heartbeats import Heartbeats
 from node.cluster.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
@@ -182,11 +183,12 @@ class Process:
         sandboxes: Any = None
         specs: Any = FakeSpecs(self)
         catalogue: Any = FakeCatalogue()
-        self.contacts = Contacts(self.name, "home", client, (), anywhere=True)
-        self.agent = Agent(self.info, self.machine.term, self.contacts, self._report, self._save_term)
+        self.book = AddressBook(self.name, client, (), anywhere=True)
+        self.agent = Agent(self.info, self.machine.term, self.book, self._report, self._save_term)
+        self.heartbeats = Heartbeats(self.agent, self.book, client)
         self.rings = Rings(
             self.agent,
-            self.contacts,
+            self.book,
             compute,
             client,
             self._fetch,
@@ -197,13 +199,13 @@ class Process:
             grammars=grammars,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
-        draining = Draining(self.agent, self.head, self.contacts, client)
+        draining = Draining(self.agent, self.head, self.book, client)
         allowed = Allowed(self.agent, ())
         doubles: Any = None  # a machine's key is its own
         self.control = ControlService(self.agent, self.head, allowed, specs, draining, doubles)
         self.gateway = Gateway(
             self.agent,
-            self.contacts,
+            self.book,
             self.rings,
             client,
             catalogue,
@@ -225,7 +227,7 @@ class Process:
         peers = [(m.address, PORT) for m in self.world.machines.values() if m is not self.machine]
         async with asyncio.TaskGroup() as group:
             group.create_task(self.agent.run(), name="agent")
-            group.create_task(self.contacts.run(self.agent, peers), name="contacts")
+            group.create_task(self.heartbeats.run(peers), name="heartbeats")
             group.create_task(self.rings.run(), name="rings")
             group.create_task(self.head.run(), name="head")
 
@@ -238,7 +240,7 @@ class Process:
             self.world.timeline.violated(f"{self.name} ends by itself: {main.exception()!r}")
 
     async def leave(self) -> None:
-        await self.agent.leave()
+        await self.heartbeats.leave()
         self.loop.call_soon(self.machine.kill)
 
     # --- what it has instead of a disk, a hub and an engine -----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whom a node calls: what hints, adverts and --peer may lead it to."""
+"""Which nodes are called, where and when: hints, adverts, --peer, heartbeats, and connections that are lost."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cluster import contacts as module
-from node.cluster.contacts import Contacts
-from node.cluster.race import race
+from node.cluster import heartbeats as module
+from node.cluster.address_book import AddressBook
+from node.cluster.happy_eyeballs import happy_eyeballs
+from node.cluster.heartbeats import Heartbeats
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
+from node.core.signal import Signal
 from node.core.types import (
     MOST_ADDRESSES,
     MOST_NODES,
@@ -71,21 +73,26 @@ def report(node):
     return NodeReport(NodeInfo(node, 1, node, "home", "0.1.0", 1, ("192.168.1.5",), 7001, 7002), Memory(1, 1))
 
 
-def contacts(client=None, *, interfaces=(ETHERNET,), anywhere=False):
-    return Contacts("me", "home", client or Client(), interfaces, anywhere=anywhere)
+def book(client=None, *, interfaces=(ETHERNET,), anywhere=False):
+    return AddressBook("me", client or Client(), interfaces, anywhere=anywhere)
 
 
-TALK = SimpleNamespace(
-    heartbeat_for=lambda _: Heartbeat(report("me")),
-    heard=lambda _: None,
-    unreachable=lambda _, gone_at=None: None,
-    state_of=lambda _: NodeState.ALIVE,
-)
+def agent(**more):
+    """In place of an Agent, for which all nodes are alive."""
+    usual = {
+        "info": report("me").info,
+        "news": Signal(),
+        "heartbeat_for": lambda _: Heartbeat(report("me")),
+        "heard": lambda _: None,
+        "unreachable": lambda _, gone_at=None: None,
+        "state_of": lambda _: NodeState.ALIVE,
+    }
+    return SimpleNamespace(**(usual | more))
 
 
 @contextlib.asynccontextmanager
-async def running(known, *peers, talk=TALK):
-    task = asyncio.create_task(known.run(talk, peers))
+async def running(known, *peers, own=None):
+    task = asyncio.create_task(Heartbeats(own or agent(), known, known._client).run(peers))
     try:
         yield task
     finally:
@@ -111,19 +118,19 @@ async def until(ask):
 )
 def test_addresses_that_may_be_called(anywhere, interface, kept):
     """Without a secret those of one's own network; names, which a peer could have lead anywhere, never."""
-    known = contacts(interfaces=(interface,), anywhere=anywhere)
-    known.hint(PeerHint("peer", MIXED, 7001))
+    known = book(interfaces=(interface,), anywhere=anywhere)
+    known.add(PeerHint("peer", MIXED, 7001))
     assert known.hint_of("peer").addresses == kept
 
 
 async def test_an_advert_does_not_take_away_a_way_that_works():
-    known = contacts(Client(["192.168.1.5:7001"]))
-    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    known = book(Client(["192.168.1.5:7001"]))
+    known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known):
         await until(known.links)
-    known.advert(PeerHint("peer", ("192.168.1.66",), 6666))
+    known.add_advert(PeerHint("peer", ("192.168.1.66",), 6666))
     assert known.address_of("peer") == Address("192.168.1.5:7001", "peer")
-    known.advert(PeerHint("peer", ("192.168.1.66",), 7001))
+    known.add_advert(PeerHint("peer", ("192.168.1.66",), 7001))
     assert known.hint_of("peer").addresses == ("192.168.1.5", "192.168.1.66")
     assert known.address_of("peer") == Address("192.168.1.5:7001", "peer")
 
@@ -131,32 +138,32 @@ async def test_an_advert_does_not_take_away_a_way_that_works():
 async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
     """Without mDNS nobody else tells."""
     client = Client(["192.168.1.5:7001"])
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    known, own = book(client), agent()
+    known.add(PeerHint("peer", ("192.168.1.5",), 7001))
     moved = PeerHint("peer", ("192.168.1.6", "8.8.8.8"), 7001)
-    async with running(known):
+    async with running(known, own=own):
         await until(known.links)
         assert not known.knows(moved)
-        known.hint(moved)
+        known.add(moved)
         assert known.knows(moved)
         assert known.hint_of("peer").addresses == ("192.168.1.5", "192.168.1.6")
         client.answers = ["192.168.1.6:7001"]
-        known.hurry()
+        own.news.notify()
         await until(lambda: "192.168.1.6:7001" in client.called)
 
 
 def test_of_many_addresses_that_a_node_tells_so_many_are_called():
-    known = contacts()
+    known = book()
     addresses = tuple(f"192.168.{n // 250}.{n % 250 + 1}" for n in range(1024))
-    known.hint(PeerHint("peer", addresses, 7001))
+    known.add(PeerHint("peer", addresses, 7001))
     assert known.hint_of("peer").addresses == addresses[:MOST_ADDRESSES]
 
 
 def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
     client = Client()
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7005))
+    known = book(client)
+    known.add(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
+    known.add(PeerHint("peer", ("192.168.1.5",), 7005))
     assert client.dropped == ["192.168.1.5:7001", "192.168.1.6:7001"]
 
 
@@ -166,32 +173,32 @@ def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
 async def test_a_node_is_gone_when_its_port_is_closed_where_it_once_answered(answered, refusing, gone):
     """Elsewhere another machine may have the address by now."""
     told = asyncio.Queue()
-    talk = SimpleNamespace(**{**vars(TALK), "unreachable": lambda _, gone_at=None: told.put_nowait(gone_at)})
+    own = agent(unreachable=lambda _, gone_at=None: told.put_nowait(gone_at))
     client = Client(["192.168.1.5:7001"] if answered else [])
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
-    async with running(known, talk=talk):
+    known = book(client)
+    known.add(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, own=own):
         await until(known.links if answered else lambda: client.called)
         client.answers, client.refusing = [], refusing
-        known.hurry()
+        own.news.notify()
         gone_at = await asyncio.wait_for(told.get(), 5)
     assert (gone_at is not None) is gone
 
 
 async def test_an_advert_moves_a_node_that_does_not_answer():
-    known = contacts()
-    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
-    known.advert(PeerHint("peer", ("192.168.1.6",), 7005))
+    known = book()
+    known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    known.add_advert(PeerHint("peer", ("192.168.1.6",), 7005))
     assert known.address_of("peer") == Address("192.168.1.6:7005", "peer")
 
 
 async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer():
-    known = contacts(Client(["192.168.1.5:7001"]))
-    known.advert(PeerHint("peer", ("192.168.1.5",), 7001))
+    known = book(Client(["192.168.1.5:7001"]))
+    known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known):
         await until(known.links)
     for number in range(2 * MOST_NODES):
-        known.advert(PeerHint(f"x{number}", ("192.168.1.66",), 7001))
+        known.add_advert(PeerHint(f"x{number}", ("192.168.1.66",), 7001))
     kept = [node for node in ("peer", *(f"x{number}" for number in range(2 * MOST_NODES))) if known.hint_of(node)]
     assert len(kept) == MOST_NODES
     assert kept[0] == "peer"
@@ -202,13 +209,13 @@ async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
     """So many at once; those that are heard do not wait for them."""
     monkeypatch.setattr(module, "UNHEARD_INTERVAL_S", 1000.0)
     client = Client()
-    talk = SimpleNamespace(**{**vars(TALK), "state_of": lambda node: NodeState.ALIVE if node == "peer" else None})
-    known = contacts(client)
+    own = agent(state_of=lambda node: NodeState.ALIVE if node == "peer" else None)
+    known = book(client)
     for number in range(100):
-        known.advert(PeerHint(f"x{number}", (f"192.168.2.{number}",), 7001))
-    async with running(known, talk=talk):
+        known.add_advert(PeerHint(f"x{number}", (f"192.168.2.{number}",), 7001))
+    async with running(known, own=own):
         await until(lambda: len(set(client.called)) == module.UNHEARD_AT_ONCE)
-        known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+        known.add(PeerHint("peer", ("192.168.1.5",), 7001))
         await until(lambda: client.called.count("192.168.1.5:7001") > 3)
         assert len(set(client.called)) == module.UNHEARD_AT_ONCE + 1
     assert client.dropped, "many connections to nowhere are not kept"
@@ -217,10 +224,10 @@ async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
 
 async def test_a_node_that_takes_long_to_connect_to_is_not_hung_up_on():
     client = Client()
-    talk = SimpleNamespace(**{**vars(TALK), "state_of": lambda _: None})
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
-    async with running(known, talk=talk):
+    own = agent(state_of=lambda _: None)
+    known = book(client)
+    known.add(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, own=own):
         await until(lambda: len(client.called) > 2)
     assert not client.dropped
 
@@ -231,11 +238,11 @@ async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
             raise PeerUnavailable("'peer' is no node's id.")
 
     client = Unreachable(["192.168.1.5:7001"])
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
+    known = book(client)
+    known.add(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known) as task:
         await until(lambda: "could not be watched" in caplog.text)
-        known.hint(PeerHint("other", ("192.168.1.6",), 7001))
+        known.add(PeerHint("other", ("192.168.1.6",), 7001))
         await until(lambda: "192.168.1.6:7001" in client.called)
         assert not task.done()
 
@@ -243,9 +250,9 @@ async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
 async def test_of_an_address_that_a_node_has_no_longer_no_connection_for_heartbeats_is_left():
     """A ring may still use it."""
     client = Client()
-    known = contacts(client)
-    known.hint(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
-    known.hint(PeerHint("peer", ("192.168.1.6", "192.168.1.7"), 7001))
+    known = book(client)
+    known.add(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
+    known.add(PeerHint("peer", ("192.168.1.6", "192.168.1.7"), 7001))
     assert client.withdrawn == ["192.168.1.5:7001"]
     assert not client.dropped
 
@@ -256,18 +263,18 @@ def contact_tasks():
 
 async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
     client = Client(["192.168.1.5:7001"])
-    known = contacts(client)
+    known, own = book(client), agent()
     hint = PeerHint("peer", ("192.168.1.5",), 7001)
-    known.hint(hint)
-    async with running(known):
+    known.add(hint)
+    async with running(known, own=own):
         await until(known.links)
         first = contact_tasks()
         assert len(first) == 4
         for _ in range(3):
             known.forget("peer")
             assert known.links() == ()
-            known.hint(hint)
-            known.hurry()  # of the old tasks some would see the new hint, and some not
+            known.add(hint)
+            own.news.notify()  # of the old tasks some would see the new hint, and some not
             await until(known.links)
             await until(lambda: contact_tasks() == first)
         known.forget("peer")
@@ -277,12 +284,12 @@ async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
 async def test_a_node_may_be_forgotten_while_it_is_heard():
     """As when it is told that too many others are there."""
     client = Client(["192.168.1.5:7001"])
-    known = contacts(client)
-    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda _: known.forget("peer")})
-    known.hint(PeerHint("peer", ("192.168.1.5",), 7001))
-    async with running(known, talk=talk) as task:
+    known = book(client)
+    own = agent(heard=lambda _: known.forget("peer"))
+    known.add(PeerHint("peer", ("192.168.1.5",), 7001))
+    async with running(known, own=own) as task:
         await until(lambda: known.hint_of("peer") is None and not contact_tasks())
-        known.hint(PeerHint("other", ("192.168.1.6",), 7001))
+        known.add(PeerHint("other", ("192.168.1.6",), 7001))
         await until(lambda: "192.168.1.6:7001" in client.called)
         assert not task.done()
 
@@ -297,7 +304,7 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
 
     monkeypatch.setattr(module, "_addresses_of", addresses_of)
     client = Client(["[fd00::5]:7001"])
-    known = contacts(client, anywhere=anywhere)
+    known = book(client, anywhere=anywhere)
     async with running(known, ("mini-2.local", 7001)):
         await until(lambda: known.hint_of("peer"))
     assert client.called[: len(called)] == called
@@ -306,7 +313,7 @@ async def test_a_name_is_called_at_its_near_addresses(monkeypatch, anywhere, cal
 
 async def test_a_far_peer_is_not_called_without_a_secret(caplog):
     client = Client()
-    async with running(contacts(client), ("203.0.113.9", 7001)):
+    async with running(book(client), ("203.0.113.9", 7001)):
         await until(lambda: caplog.records)
     assert "203.0.113.9" in caplog.text
     assert "--secret-file" in caplog.text
@@ -317,7 +324,7 @@ async def test_why_a_peer_does_not_answer_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(module, "GONE_INTERVAL_S", 0.0)
     client = Client()
     with caplog.at_level(logging.WARNING):
-        async with running(contacts(client), ("192.168.1.5", 7001)):
+        async with running(book(client), ("192.168.1.5", 7001)):
             await until(lambda: len(client.called) > 5)
             client.failure = SecretMismatch("192.168.1.5:7001 has another secret.")
             await until(lambda: len(caplog.records) > 1)
@@ -344,19 +351,19 @@ def test_the_host_of_a_caller(peer, host):
 
 
 async def test_a_node_with_public_addresses_only_is_not_passed_over_in_silence(caplog):
-    contacts().advert(PeerHint("peer", ("203.0.113.9", "2a02::5"), 7001))
+    book().add_advert(PeerHint("peer", ("203.0.113.9", "2a02::5"), 7001))
     assert "203.0.113.9, 2a02::5" in caplog.text
     assert "--secret-file" in caplog.text
 
 
 async def test_an_advert_that_is_passed_over_is_told_of_once_and_not_for_ever(caplog):
-    known = contacts()
+    known = book()
     far = PeerHint("peer", ("203.0.113.9",), 7001)
     for _ in range(5):
-        known.advert(far)
+        known.add_advert(far)
     assert len(caplog.records) == 1
     for number in range(2 * MOST_NODES):
-        known.advert(PeerHint(f"x{number}", ("203.0.113.9",), 7001))
+        known.add_advert(PeerHint(f"x{number}", ("203.0.113.9",), 7001))
     assert len(caplog.records) == MOST_NODES
 
 
@@ -369,9 +376,9 @@ async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
             called.append(peer)
             return Heartbeat(report("peer"))
 
-    known = contacts(Member())
-    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda answer: told.append(called[-1])})
-    async with running(known, ("192.168.1.5", 7001), talk=talk):
+    known = book(Member())
+    own = agent(heard=lambda answer: told.append(called[-1]))
+    async with running(known, ("192.168.1.5", 7001), own=own):
         await until(lambda: told)
     assert called[0] == Address("192.168.1.5:7001")
     assert set(told) == {Address("192.168.1.5:7001", "peer")}
@@ -401,15 +408,15 @@ async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up(
     """And what waits on the way that is lost is told so, once it is sure that the other one works."""
     peers = [f"{address}:7001" for address in THREE]
     client, heard = Cables(peers), asyncio.Event()
-    talk = SimpleNamespace(**{**vars(TALK), "heard": lambda _: heard.set()})
-    known = contacts(client)
-    known.hint(PeerHint("peer", THREE, 7001))
-    async with running(known, talk=talk):
+    own = agent(heard=lambda _: heard.set())
+    known = book(client)
+    known.add(PeerHint("peer", THREE, 7001))
+    async with running(known, own=own):
         await until(known.links)
         best = known.address_of("peer").target
         client.silent = {best, next(peer for peer in peers if peer != best)}
         heard.clear()
-        known.hurry()
+        own.news.notify()
         await asyncio.wait_for(heard.wait(), 5)
         assert not client.timed_out
         assert not client.dropped
@@ -420,12 +427,12 @@ async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up(
 
 async def test_a_node_that_is_slow_everywhere_keeps_its_connections():
     told = []
-    talk = SimpleNamespace(**{**vars(TALK), "unreachable": lambda node, gone_at=None: told.append(node)})
+    own = agent(unreachable=lambda node, gone_at=None: told.append(node))
     peers = [f"{address}:7001" for address in THREE]
     client = Cables(peers)
-    known = contacts(client)
-    known.hint(PeerHint("peer", THREE, 7001))
-    async with running(known, talk=talk):
+    known = book(client)
+    known.add(PeerHint("peer", THREE, 7001))
+    async with running(known, own=own):
         await until(known.links)
         client.silent = set(peers)
         await until(lambda: len(client.timed_out) > 6)
@@ -448,10 +455,10 @@ async def test_a_try_that_fails_lets_the_next_one_begin_at_once_and_none_is_brok
 
     async with asyncio.TaskGroup() as group:
         tries = [attempt(0, False), attempt(1, True, wait=True), attempt(2, False), attempt(3, True), attempt(4, True)]
-        assert await race(tries, group)
+        assert await happy_eyeballs(tries, group)
         assert (begun, ended) == ([0, 1, 2, 3], [0, 2, 3])
         hold.set()
     assert ended == [0, 2, 3, 1]
     async with asyncio.TaskGroup() as group:
-        assert not await race([attempt(5, False), attempt(6, False)], group)
-        assert not await race([], group)
+        assert not await happy_eyeballs([attempt(5, False), attempt(6, False)], group)
+        assert not await happy_eyeballs([], group)

@@ -1,0 +1,246 @@
+"""Exchanges heartbeats with every node of the address book, measures the paths to it, and watches its connection."""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from node.cluster.address_book import AddressBook, address_at
+from node.cluster.agent import Agent
+from node.cluster.happy_eyeballs import happy_eyeballs
+from node.core.addresses import is_near, join_host_port
+from node.core.clock import now
+from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
+from node.core.retried import Retried
+from node.core.types import Address, Heartbeat, NodeState, PeerHint
+from node.host.interfaces import interface_towards
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+EXCHANGE_TIMEOUT_S = 1.0
+HEARTBEAT_S = 0.5
+"""Interval of heartbeats; news is sent at once. `node/cluster/membership.py` decides what silence means."""
+SUSPECT_HEARTBEAT_S = 0.1
+"""Interval for a suspect node, which has to be cleared or replaced soon."""
+PROBE_S = 5.0
+"""Interval of the measurements of each address: a cable that is plugged or pulled is noticed within two rounds."""
+GONE_INTERVAL_S = 2.0
+"""Interval for a node that is gone: it may come back at its old address without an advert."""
+UNHEARD_AT_ONCE = 16
+UNHEARD_INTERVAL_S = 0.5
+"""Of the nodes that were never heard, so many are tried at once, then one per interval. This limits the cost of adverts of
+nodes that do not exist.
+"""
+
+
+class Heartbeats:
+    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient) -> None:
+        self._agent = agent
+        self._book = book
+        self._client = client
+        self._queue = asyncio.Lock()
+        """Held for the node never heard that is tried next; the others wait in their order."""
+        self._turn_at = -math.inf
+        """Time of the last turn."""
+
+    async def run(self, peers: Sequence[tuple[str, int]]) -> None:
+        """`peers`: host and port of nodes to contact without discovery."""
+        async with asyncio.TaskGroup() as group:
+            for host, port in peers:
+                group.create_task(self._seek(host, port), name=f"seek {host}")
+            while True:
+                for node, entry in self._book.entries.items():
+                    if entry.task is None:
+                        entry.task = group.create_task(self._contact(node), name=f"contact {node}")
+                await self._book.added.wait()
+
+    async def leave(self) -> None:
+        """Say goodbye to all nodes, so that none has to wait for this one to fail. A head stops deciding."""
+        self._agent.leaving = True
+        info = self._agent.info
+        nodes = [report.info.id for report in self._agent.alive()]
+        addresses = [address for node in nodes if (address := self._book.address_of(node))]
+        calls = [self._client.leave(peer, info.id, info.incarnation, EXCHANGE_TIMEOUT_S) for peer in addresses]
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                log.debug("goodbye: %s", answer)
+
+    async def _contact(self, node: str) -> None:
+        """Keep in touch with a node. One task, so that `AddressBook.forget` ends all of it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._exchange_all(node, group), name=f"heartbeat {node}")
+            group.create_task(self._measure_all(node), name=f"probe {node}")
+            group.create_task(self._notice_loss(node), name=f"watch {node}")
+
+    # --- nodes given by the user --------------------------------------------------------------------------------------
+
+    async def _seek(self, host: str, port: int) -> None:
+        """Find the node at an address that the user gave, and add it to the address book.
+
+        Its answer counts as a hint only: any member may be there and pose as another node. A heartbeat counts once it is
+        exchanged with a node that proves its id.
+        """
+        told: set[str] = set()
+        while True:
+            try:
+                address, answer = await self._call_any(host, port)
+            except PippinError as error:
+                level = logging.DEBUG if str(error) in told else logging.WARNING
+                log.log(level, "--peer %s: %s", join_host_port(host, port), error)
+                told.add(str(error))
+            else:
+                told.clear()
+                info = answer.report.info
+                if info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
+                    self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
+            await asyncio.sleep(GONE_INTERVAL_S)
+
+    async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
+        """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""
+        failure: PippinError = PeerUnavailable(f"{host} has no address.")
+        for address in await _addresses_of(host):
+            try:
+                if not self._book.anywhere and not is_near(address):
+                    raise NotAdmitted(
+                        f"Without a secret, only private and link-local addresses are called, not {address}.",
+                        hint="Start all nodes with one --secret-file.",
+                    )
+                peer = Address(join_host_port(address, port))
+                return address, await self._client.exchange(peer, self._agent.heartbeat_for(None), EXCHANGE_TIMEOUT_S)
+            except PippinError as error:
+                failure = error
+        raise failure
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def _exchange_all(self, node: str, group: asyncio.TaskGroup) -> None:
+        """Exchange heartbeats as long as the node is in the address book."""
+        agent, tried = self._agent, Retried(f"The exchange with node {node} failed")
+        while hint := self._book.hint_of(node):
+            if agent.state_of(node) is None:
+                await self._turn()
+            news = agent.news.count
+            await _Exchange(hint, agent, self._book, self._client, tried).run(group)
+            state = agent.state_of(node)
+            if state is NodeState.SUSPECT:
+                await asyncio.sleep(SUSPECT_HEARTBEAT_S)
+            elif state in (NodeState.ALIVE, None):
+                if state is None and len(self._book.entries) > UNHEARD_AT_ONCE:
+                    self._book.disconnect(node)  # many connections to nowhere take much memory
+                if news == agent.news.count:  # later news must not wait for the next heartbeat
+                    await agent.news.wait(HEARTBEAT_S)
+            else:
+                await self._until_back(node)
+
+    async def _turn(self) -> None:
+        """Wait until another node that was never heard may be tried."""
+        async with self._queue:
+            earliest = now() - (UNHEARD_AT_ONCE - 1) * UNHEARD_INTERVAL_S
+            self._turn_at = max(self._turn_at + UNHEARD_INTERVAL_S, earliest)
+            await asyncio.sleep(self._turn_at - now())
+
+    async def _until_back(self, node: str) -> None:
+        """Wait GONE_INTERVAL_S, or until the node calls this one."""
+        end = now() + GONE_INTERVAL_S
+        while (left := end - now()) > 0 and self._agent.state_of(node) is not NodeState.ALIVE:
+            await self._agent.news.wait(left)
+
+    async def _notice_loss(self, node: str) -> None:
+        """Send a heartbeat at once when the connection is lost: a process that dies takes its connections with it."""
+        watched = Retried(f"The connection to node {node} could not be watched")
+        while peer := self._book.address_of(node):
+            if self._agent.state_of(node) is NodeState.ALIVE:
+                with watched:
+                    await self._client.disconnected(peer)
+                    self._agent.news.notify()
+            await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
+
+    # --- round trips --------------------------------------------------------------------------------------------------
+
+    async def _measure_all(self, node: str) -> None:
+        """Runs beside the heartbeats, which must not wait for an address that does not answer."""
+        probes = Retried(f"The measurement of the paths to node {node} failed")
+        while self._agent.state_of(node) is None:
+            await self._agent.news.wait(HEARTBEAT_S)
+        while hint := self._book.hint_of(node):
+            with probes:
+                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+            await asyncio.sleep(PROBE_S)
+
+    async def _measure(self, hint: PeerHint, address: str) -> None:
+        peer = address_at(hint, address)
+        try:
+            # The least of three: the path's round trip, without delays on this machine.
+            rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
+        except PippinError as error:
+            log.debug("probe of %s: %s", peer, error)
+            self._book.topology.failed(hint.id, address)
+        else:
+            interface = interface_towards(address, self._book.interfaces)
+            name, kind = (interface.name, interface.kind) if interface else ("", "")
+            self._book.topology.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One exchange of heartbeats with a node, over the best path or, if that is slow or lost, over any that works."""
+
+    hint: PeerHint
+    agent: Agent
+    book: AddressBook
+    client: RpcClient
+    tried: Retried
+    """Shared by all exchanges with the node."""
+    answered: bool = False
+    refused: bool = False
+    """Whether some address did more than stay silent."""
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        """Try all addresses within the time after which silence means failure. `group` outlives the exchange."""
+        best = self.book.topology.best(self.hint.id, now())
+        addresses = dict.fromkeys((*([best.address] if best else []), *self.hint.addresses))
+        if await happy_eyeballs([partial(self._try, address) for address in addresses], group):
+            return
+        if self.refused:  # mere slowness is measured by membership
+            asked_at = now()
+            # Only where the node did answer: elsewhere another machine may have its address.
+            gone = best is not None and await self.client.refuses(address_at(self.hint, best.address))
+            self.agent.unreachable(self.hint.id, asked_at if gone else None)
+
+    async def _try(self, address: str) -> bool:
+        with self.tried:
+            return await self._call(address)
+        return False
+
+    async def _call(self, address: str) -> bool:
+        """Whether the node answered there."""
+        node, peer = self.hint.id, address_at(self.hint, address)
+        try:
+            answer = await self.client.exchange(peer, self.agent.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
+        except PippinError as error:
+            log.debug("heartbeat to %s: %s", peer, error)
+            self.refused |= not isinstance(error, PeerTimeout)
+            if self.book.topology.failed(node, address) and self.answered:
+                self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
+            return False
+        if answer.report.info.id != node:
+            return False
+        self.answered = True
+        try:
+            self.agent.heard(answer)
+        except PippinError as error:
+            log.warning("heartbeat: %s", error)
+        return True
+
+
+async def _addresses_of(host: str) -> list[str]:
+    """Resolve a name; an address is returned as it is. Raises PeerUnavailable."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
+        raise PeerUnavailable(f"{host} has no address: {error}.") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
