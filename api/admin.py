@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from api.drain import DRAIN
+from api.in_flight import IN_FLIGHT
 from api.response import Env
 from node import PROTOCOL, __version__
 
@@ -10,7 +10,7 @@ from node import PROTOCOL, __version__
 async def health(env: Env, request: web.Request) -> web.Response:
     """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests."""
     told = env.backend.health()
-    if request.app[DRAIN].begun:
+    if request.app[IN_FLIGHT].stopping:
         told["status"] = "stopping"
     return web.json_response(told, status=200 if told["status"] == "ok" else 503)
 

@@ -108,7 +108,7 @@ class Answer:
 
     def _take_parts(self, event: TokenEvent, parts: Parts) -> Delta:
         if self._logprobs:
-            self._await(parts.text)
+            self._queue_tokens(parts.text)
         self.reasoning_tokens += parts.reasoning_tokens
         self._called = self._called or bool(parts.calls)
         made = "".join(str(glyph.symbol) for glyph in parts.text)
@@ -116,7 +116,7 @@ class Answer:
         finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
         return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
 
-    def _await(self, glyphs: Iterable[Glyph]) -> None:
+    def _queue_tokens(self, glyphs: Iterable[Glyph]) -> None:
         start = self._made
         for position, of_token in groupby(glyphs, key=attrgetter("position")):
             text = "".join(str(glyph.symbol) for glyph in of_token)
@@ -140,6 +140,6 @@ class Answer:
             tokens.append(self._waiting.popleft())
         if ended and self._waiting and self._waiting[0].start < given:
             # A stop string begins inside this token.
-            cut = self._waiting.popleft()
-            tokens.append(replace(cut, text=cut.text[: given - cut.start]))
+            last = self._waiting.popleft()
+            tokens.append(replace(last, text=last.text[: given - last.start]))
         return tuple(replace(token, start=token.start + self._offset) for token in tokens)

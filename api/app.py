@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 from aiohttp import hdrs, web
@@ -15,15 +15,15 @@ from api.backend import Backend
 from api.body import Bodies
 from api.callers import Callers
 from api.cors import Cors
-from api.drain import DRAIN, Drain
 from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
+from api.in_flight import IN_FLIGHT, InFlight
 from api.limits import BODY_S, MAX_BODY
-from api.metrics import ANYTHING_ELSE, Metered, Metrics
+from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
 from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.routes import Responses
-from api.stream import EventStream, Pace
+from api.stream import EventStream, StreamTiming
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def create_app(
     open_api: bool = False,
     body_limit: int = MAX_BODY,
     body_s: float = BODY_S,
-    pace: Pace | None = None,
+    timing: StreamTiming | None = None,
 ) -> web.Application:
     """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
 
@@ -51,46 +51,58 @@ def create_app(
     # The `Host` check prevents DNS rebinding. It adds nothing where any page may use the API or every request needs a
     # key.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
-    cors, drain, counted = Cors(cors_origins, names, keyed=keyed), Drain(), Metrics(backend)
+    cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), InFlight(), Metrics(backend)
     bodies = Bodies(body_limit, body_s)
-    env = Env(Metered(backend, counted), pace or Pace(), bodies)
     app = web.Application(
         client_max_size=body_limit,
-        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), drain, bodies)],
+        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), in_flight, bodies)],
     )
-    app[DRAIN] = drain
+    app[IN_FLIGHT] = in_flight
     app.on_response_prepare.append(cors.on_prepare)
-    app.on_response_prepare.append(_number)
-    # By default aiohttp asks for the body, or refuses the `Expect` header, before any middleware runs.
-    post, get, delete = (
-        partial(add, expect_handler=leave_to_gate)
-        for add in (app.router.add_post, app.router.add_get, app.router.add_delete)
-    )
-    responses = Responses(env, Background(env.backend, drain))
+    app.on_response_prepare.append(_add_request_id)
+    env = Env(backend, CountedInference(backend, counted), timing or StreamTiming(), bodies)
+    responses = Responses(env, Background(env.inference, in_flight))
     app.on_cleanup.append(responses.end)
+    _add_openai_routes(app.router, env, responses)
+    _add_own_routes(app.router, env, counted)
+    _add_fallbacks(app.router)
+    return app
+
+
+def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses) -> None:
     for prefix in ("/v1", ""):
-        post(f"{prefix}/chat/completions", partial(chat.create, env))
-        post(f"{prefix}/completions", partial(completions.create, env))
-        post(f"{prefix}/embeddings", partial(embeddings.create, env))
-        get(f"{prefix}/models", partial(models.index, env))
-        get(f"{prefix}/models/{{id:.+}}", partial(models.show, env))
-        post(f"{prefix}/responses", responses.create)
-        get(f"{prefix}/responses/{{id}}", responses.show)
-        delete(f"{prefix}/responses/{{id}}", responses.delete)
-        post(f"{prefix}/responses/{{id}}/cancel", responses.cancel)
-        get(f"{prefix}/responses/{{id}}/input_items", responses.input_items)
-    get("/health", partial(admin.health, env))
-    get("/version", admin.version)
-    get("/metrics", partial(metrics.show, counted))
-    get("/cluster/status", partial(admin.cluster_status, env))
-    post("/cluster/nodes/{node}/drain", partial(admin.drain, env))
-    post("/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
-    # aiohttp's own 404 and 405 responses are plain text if the request has an `Expect` header.
-    for resource in app.router.resources():
+        _add(router.add_post, f"{prefix}/chat/completions", partial(chat.create, env))
+        _add(router.add_post, f"{prefix}/completions", partial(completions.create, env))
+        _add(router.add_post, f"{prefix}/embeddings", partial(embeddings.create, env))
+        _add(router.add_get, f"{prefix}/models", partial(models.index, env))
+        _add(router.add_get, f"{prefix}/models/{{id:.+}}", partial(models.show, env))
+        _add(router.add_post, f"{prefix}/responses", responses.create)
+        _add(router.add_get, f"{prefix}/responses/{{id}}", responses.show)
+        _add(router.add_delete, f"{prefix}/responses/{{id}}", responses.delete)
+        _add(router.add_post, f"{prefix}/responses/{{id}}/cancel", responses.cancel)
+        _add(router.add_get, f"{prefix}/responses/{{id}}/input_items", responses.input_items)
+
+
+def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> None:
+    _add(router.add_get, "/health", partial(admin.health, env))
+    _add(router.add_get, "/version", admin.version)
+    _add(router.add_get, "/metrics", partial(metrics.show, counted))
+    _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
+    _add(router.add_post, "/cluster/nodes/{node}/drain", partial(admin.drain, env))
+    _add(router.add_post, "/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
+
+
+def _add_fallbacks(router: web.UrlDispatcher) -> None:
+    """Answer 404 and 405: aiohttp's own responses are plain text if the request has an `Expect` header."""
+    for resource in router.resources():
         assert isinstance(resource, web.Resource)
         resource.add_route(ANYTHING_ELSE, _wrong_method, expect_handler=leave_to_gate)
-    app.router.add_route(ANYTHING_ELSE, "/{path:.*}", _nothing_here, expect_handler=leave_to_gate)
-    return app
+    router.add_route(ANYTHING_ELSE, "/{path:.*}", _nothing_here, expect_handler=leave_to_gate)
+
+
+def _add(add_method: Callable[..., object], path: str, handler: Handler) -> None:
+    # By default aiohttp asks for the body, or refuses the `Expect` header, before any middleware runs.
+    add_method(path, handler, expect_handler=leave_to_gate)
 
 
 async def _wrong_method(request: web.Request) -> web.StreamResponse:
@@ -102,7 +114,7 @@ async def _nothing_here(_request: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
 
 
-async def _number(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+async def _add_request_id(_request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Add a request id, as OpenAI does; its clients show it with an error."""
     response.headers["X-Request-ID"] = f"req_{uuid.uuid4().hex}"
 

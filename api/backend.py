@@ -33,15 +33,7 @@ class Model(Protocol):
         """Revision of the files that the tokenizer was made from; requests carry it."""
 
 
-class Backend(Protocol):
-    @property
-    def grammars(self) -> Grammars: ...
-
-    def models(self) -> Sequence[ModelEntry]: ...
-
-    async def open(self, model_id: str) -> Model:
-        """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
-
+class Inference(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield the tokens one by one; the last has `finish` set. `aclose()` cancels and frees the session at once.
 
@@ -50,6 +42,16 @@ class Backend(Protocol):
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         """Score or embed a text. Cancelling it frees the session. Raises the same refusals as `generate`."""
+
+
+class Backend(Inference, Protocol):
+    @property
+    def grammars(self) -> Grammars: ...
+
+    def models(self) -> Sequence[ModelEntry]: ...
+
+    async def open(self, model_id: str) -> Model:
+        """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
 
     def status(self) -> dict[str, Any]:
         """State of the cluster as this node sees it, ready for JSON."""

@@ -100,7 +100,7 @@ class Bodies:
                 f"{len(body):,} bytes of the body came in {loop.time() - begun:.0f} s; that is too slow."
             ) from error
         except web.RequestPayloadError as error:
-            raise BadRequest("The body is cut off.") from error
+            raise BadRequest("The body is truncated.") from error
         return bytes(body)
 
 
@@ -131,7 +131,7 @@ def _decompressed(data: bytes, window: int, limit: int) -> bytes:
             most, len(body), text=f"The body is more than {most:,} bytes long when it is decompressed."
         )
     if data and not stream.eof:
-        raise BadRequest("The compressed body is cut off.")
+        raise BadRequest("The compressed body is truncated.")
     if stream.unused_data:
         raise BadRequest("Something follows the compressed body.")
     return body

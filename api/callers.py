@@ -33,7 +33,7 @@ class Callers:
     def check(self, request: web.BaseRequest) -> None:
         """Raises NotAdmitted, HostNotAllowed."""
         if not self._anywhere:
-            self._check_address(*ends(request))
+            self._check_address(*connection_ends(request))
         if self._names is not None:
             self._check_host(request.headers.get(hdrs.HOST, ""))
 
@@ -42,7 +42,7 @@ class Callers:
 
         Other nodes see this name. The hash is salted per process, so that keys cannot be found by trying candidates.
         """
-        known = key or _household(*ends(request))
+        known = key or _address_or_network(*connection_ends(request))
         return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
 
     def _check_address(self, caller: str, own: str) -> None:
@@ -69,14 +69,14 @@ class Callers:
         )
 
 
-def _household(caller: str, own: str) -> str:
+def _address_or_network(caller: str, own: str) -> str:
     """The address, or the /64 of a distant IPv6 address: within it a caller can choose among 2**64 addresses."""
     if ":" not in caller or is_near(caller) or share_link(caller, own) or not is_address(caller):
         return caller
     return str(ip_network((ip_address(caller), 64), strict=False))
 
 
-def ends(request: web.BaseRequest) -> tuple[str, str]:
+def connection_ends(request: web.BaseRequest) -> tuple[str, str]:
     """Remote and local address of the request's connection; empty when the connection is gone."""
     names = (request.get_extra_info(end) or ("",) for end in ("peername", "sockname"))
     caller, own = (str(name[0]) for name in names)

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.callers import CLIENT
+from api.constraint import AnswerConstraint, make_grammar
 from api.generation import Choice, Job
-from api.guide import make_guide
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
 from api.response import Collected, Env, Reply, new_id, open_model
@@ -28,15 +28,16 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """Prepare the choices of a chat request."""
-    guide = await make_guide(env.backend.grammars, body.tool_use, body.form)
+    use = body.tool_use
+    constraint = AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format))
     model = await open_model(env, request, body)
     encoder, context = model.encoder, model.context
     if body.adapter:
         prompt = await encoder.join(list(body.adapter.pieces(body.messages)), context=context)
     else:
-        kwargs = guide.template_kwargs(body.template_kwargs)
-        prompt = await encoder.chat(body.messages_for_template, guide.use.for_template, kwargs, context=context)
-        if guide.grammar and (opening := model.tokenizer.dialect.opening):
+        kwargs = constraint.template_kwargs(body.template_kwargs)
+        prompt = await encoder.chat(body.messages_for_template, use.for_template, kwargs, context=context)
+        if constraint.grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
         raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
@@ -48,9 +49,9 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
         sampling=body.sampling(body.wanted_logprobs),
         max_tokens=body.answer_tokens,
         param="messages",
-        grammar=guide.grammar,
+        grammar=constraint.grammar,
     )
-    return job, job.choices(prompt, reader=lambda: guide.reader(model.tokenizer, prompt))
+    return job, job.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
 
 
 @dataclass(slots=True)

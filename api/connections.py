@@ -8,17 +8,17 @@ from typing import Protocol
 
 from api.limits import HEADER_S, IDLE_S, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, STALL_S
 
-TOLD_EACH_S = 60.0
+WARN_INTERVAL_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits of connections; all times in seconds."""
+class ConnectionLimits:
+    """Limits of the API's connections. Times are in seconds, as in `api.limits`."""
 
-    most: int = MAX_CONNECTIONS
-    most_of_one: int = MAX_CONNECTIONS_OF_ONE
+    total: int = MAX_CONNECTIONS
+    per_address: int = MAX_CONNECTIONS_OF_ONE
     idle_s: float = IDLE_S
     header_s: float = HEADER_S
     stall_s: float = STALL_S
@@ -41,29 +41,29 @@ class Connections:
     If there are too many, the one that has been silent longest is closed, unless it is being answered.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = patience.most
+        self._total = limits.total
         if descriptors != resource.RLIM_INFINITY:
-            self._most = min(self._most, descriptors // 2)  # the other half is for files and connections to nodes
-        self._most_of_one = patience.most_of_one
+            self._total = min(self._total, descriptors // 2)  # the other half is for files and connections to nodes
+        self._per_address = limits.per_address
         self._open: dict[Connection, None] = {}
-        self._of_one: Counter[str] = Counter()
-        self._told_at = -TOLD_EACH_S
+        self._count_of: Counter[str] = Counter()
+        self._warned_at = -WARN_INTERVAL_S
 
     def add(self, connection: Connection) -> bool:
         """Register a connection. Returns False if there is no room for it."""
         address, now = connection.address, connection.heard_at
         full = ""
-        if self._of_one[address] >= self._most_of_one and not self._make_room(address):
-            full = f"{address} has {self._of_one[address]} connections"
-        elif len(self._open) >= self._most and not self._make_room():
+        if self._count_of[address] >= self._per_address and not self._make_room(address):
+            full = f"{address} has {self._count_of[address]} connections"
+        elif len(self._open) >= self._total and not self._make_room():
             full = f"{len(self._open)} connections"
         if not full:
             self._open[connection] = None
-            self._of_one[address] += 1
-        elif now >= self._told_at + TOLD_EACH_S:
-            self._told_at = now
+            self._count_of[address] += 1
+        elif now >= self._warned_at + WARN_INTERVAL_S:
+            self._warned_at = now
             log.warning("a connection is refused: %s with requests under way", full)
         return not full
 
@@ -71,9 +71,9 @@ class Connections:
         """Unregister a connection. Does nothing if it was refused, or closed to make room."""
         if connection in self._open:
             del self._open[connection]
-            self._of_one[connection.address] -= 1
-            if not self._of_one[connection.address]:
-                del self._of_one[connection.address]
+            self._count_of[connection.address] -= 1
+            if not self._count_of[connection.address]:
+                del self._count_of[connection.address]
 
     def _make_room(self, address: str = "") -> bool:
         """Close the connection that has been silent longest, of all or of one address. False if there is none."""

@@ -42,7 +42,7 @@ APPS = frozenset(
 """URL schemes of installed programs and extensions, which no web page has as its origin. `file` is the origin of
 WebViews; browsers call a file's origin `null`, like that of a sandboxed frame in any page.
 """
-MOST_TOLD = 64
+MAX_LOGGED_ORIGINS = 64
 """Maximum number of refused origins that are logged, once each."""
 
 
@@ -58,7 +58,7 @@ class Cors:
         self._names = frozenset(name.lower() for name in names)
         self._keyed = keyed
         self._any = keyed or "*" in self._named
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises OriginNotAllowed.
@@ -106,7 +106,7 @@ class Cors:
                 hint="Only those may that are named with --cors-origin, not with '*'.",
             )
         if not self._may_ask(origin):
-            self._tell(origin)
+            self._log_once(origin)
             raise OriginNotAllowed(
                 f"Pages of {origin[:100]!r} may not use this API.",
                 hint="Start the node with --cors-origin and this origin to allow them.",
@@ -129,8 +129,8 @@ class Cors:
         # Browsers take 0.0.0.0 for this machine.
         return host in self._names or host == "0.0.0.0" or is_near(host) or is_local_name(host)
 
-    def _tell(self, origin: str) -> None:
+    def _log_once(self, origin: str) -> None:
         """Log a refused origin: a browser shows its user only that the request failed."""
-        if origin not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(origin)
+        if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
+            self._logged.add(origin)
             log.warning("a page of %r was refused; --cors-origin would allow it", origin[:100])

@@ -10,7 +10,7 @@ from aiohttp import web
 from api.backend import Model
 from api.callers import CLIENT
 from api.completions import encode
-from api.generation import at_once
+from api.generation import run_concurrently
 from api.response import Env, new_id
 from api.schema import EmbeddingRequest, parse
 from node.core.errors import ContextExceeded
@@ -26,7 +26,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
         EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=request[CLIENT], revision=model.revision)
         for index, tokens in enumerate(texts)
     ]
-    found = await at_once([partial(env.backend.evaluate, each) for each in asked])
+    found = await run_concurrently([partial(env.inference.evaluate, each) for each in asked])
     written = _base64 if body.encoding_format == "base64" else list
     data = [
         {"object": "embedding", "index": index, "embedding": written(evaluation.embedding)}

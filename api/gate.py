@@ -7,10 +7,10 @@ from api.auth import ApiKeys
 from api.body import Bodies
 from api.callers import CLIENT, Callers
 from api.cors import READING, Cors
-from api.drain import Drain
+from api.in_flight import InFlight
 
 
-def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodies) -> Middleware:
+def gate(callers: Callers, cors: Cors, keys: ApiKeys, in_flight: InFlight, bodies: Bodies) -> Middleware:
     """Middleware with all checks.
 
     It raises NotAdmitted, HostNotAllowed, Unauthorized, OriginNotAllowed, ShuttingDown, and aiohttp's 413 and 417.
@@ -26,7 +26,7 @@ def gate(callers: Callers, cors: Cors, keys: ApiKeys, drain: Drain, bodies: Bodi
         cors.check(request)
         if request.method in READING:  # reads are served while the node is stopping, too
             return await handler(request)
-        with drain.request(), bodies.account(request):
+        with in_flight.request(), bodies.account(request):
             if (size := request.content_length or 0) > bodies.limit:
                 raise web.HTTPRequestEntityTooLarge(bodies.limit, size)
             await _ask_for_body(request)

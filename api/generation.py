@@ -1,4 +1,4 @@
-"""The choices of a response: their requests to the backend, and running them concurrently."""
+"""The choices of a response: their requests to the model, and running them concurrently."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from api.answer import Answer, Delta
-from api.backend import Backend, Model
+from api.backend import Inference, Model
 from api.echo import Echo
 from api.reader import Reader
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
 
-AT_ONCE = 16
+MAX_CONCURRENT = 16
 """Choices of one request that run concurrently: enough to fill a batch, without filling a queue."""
 
 T = TypeVar("T")
@@ -54,20 +54,8 @@ class Job:
 
         `reader`: creates the reader of one choice. Raises BadRequest, ContextExceeded.
         """
-        tokenizer = self.model.tokenizer
         check_tokens(self.model, self.sampling.logit_bias, param="logit_bias")
-        request = GenerateRequest(
-            id=self.id,
-            model=self.model.id,
-            prompt=tuple(prompt),
-            max_tokens=self.room(prompt),
-            # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
-            stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else tokenizer.eos,
-            sampling=self.sampling,
-            grammar=self.grammar,
-            client=self.client,
-            revision=self.model.revision,
-        )
+        request = self._request(prompt)
         return [
             Choice(
                 index=first + copy,
@@ -77,7 +65,7 @@ class Job:
                     sampling=replace(self.sampling, seed=(self.sampling.seed + copy) % SEEDS),
                 ),
                 answer=Answer(
-                    tokenizer,
+                    self.model.tokenizer,
                     self.body.stop,
                     logprobs=self.sampling.logprobs is not None,
                     control_logprobs=self.control_logprobs,
@@ -88,6 +76,20 @@ class Job:
             )
             for copy in range(self.body.copies)
         ]
+
+    def _request(self, prompt: Sequence[int]) -> GenerateRequest:
+        return GenerateRequest(
+            id=self.id,
+            model=self.model.id,
+            prompt=tuple(prompt),
+            max_tokens=self.room(prompt),
+            # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
+            stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else self.model.tokenizer.eos,
+            sampling=self.sampling,
+            grammar=self.grammar,
+            client=self.client,
+            revision=self.model.revision,
+        )
 
     def room(self, prompt: Sequence[int]) -> int:
         """Maximum number of tokens that can be generated for a prompt.
@@ -112,12 +114,12 @@ class Choice:
     answer: Answer
     echo: Echo | None = None
 
-    async def run(self, backend: Backend, emit: Emit) -> None:
-        before = await self.echo.read(backend) if self.echo else Delta()
+    async def run(self, inference: Inference, emit: Emit) -> None:
+        before = await self.echo.read(inference) if self.echo else Delta()
         if self.request.max_tokens == 0:
             await emit(self.index, replace(before, finish="length"))
             return
-        async with aclosing(backend.generate(self.request)) as events:
+        async with aclosing(inference.generate(self.request)) as events:
             async for event in events:
                 delta = self.answer.take(event)
                 if delta != Delta():
@@ -130,16 +132,16 @@ class Choice:
         raise PippinError("The generation ended before its last token.")
 
 
-async def run_all(backend: Backend, choices: Sequence[Choice], emit: Emit) -> None:
-    await at_once([partial(choice.run, backend, emit) for choice in choices])
+async def run_all(inference: Inference, choices: Sequence[Choice], emit: Emit) -> None:
+    await run_concurrently([partial(choice.run, inference, emit) for choice in choices])
 
 
-async def at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Run these concurrently, at most AT_ONCE at a time; results in order. The first failure cancels the rest."""
-    places = asyncio.Semaphore(AT_ONCE)
+async def run_concurrently(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run these concurrently, at most MAX_CONCURRENT at a time; results in order. The first failure cancels the rest."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def do(work: Callable[[], Awaitable[T]]) -> T:
-        async with places:
+        async with slots:
             return await work()
 
     try:
@@ -154,12 +156,12 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
     """For each prompt, the `n` choices with the highest mean log-probability per token, best first."""
     if body.copies == body.n:
         return list(choices)
+
+    def mean_logprob(choice: Choice) -> float:
+        return choice.answer.logprob / max(choice.answer.completion_tokens, 1)
+
     groups = [choices[first : first + body.copies] for first in range(0, len(choices), body.copies)]
-    return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: body.n]]
-
-
-def _mean_logprob(choice: Choice) -> float:
-    return choice.answer.logprob / max(choice.answer.completion_tokens, 1)
+    return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
 
 
 def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:

@@ -49,10 +49,11 @@ MAX_STOP = 1024
 """Maximum characters of a stop string, or of a text in an adapter."""
 MAX_BIASES = 1024
 MAX_CHOICES = 128
+"""Maximum `n` or `best_of`: answers to one prompt."""
 MAX_INPUTS = 2048
 """Maximum texts to embed or to complete in one request, the same as OpenAI's."""
 MAX_ANSWERS = 2048
-"""Maximum answers to one request; each takes memory before its first token."""
+"""Maximum answers to all prompts of one request; each takes memory before its first token."""
 MAX_VARIABLES = 64
 """Maximum entries of `chat_template_kwargs`, `include` and other short lists."""
 MAX_METADATA = 16
@@ -85,7 +86,7 @@ HEADER_S = 20.0
 """Seconds from the first byte of a request to the end of its headers."""
 MAX_HEADERS = 64 * 2**10
 """Maximum bytes of a request's headers if they arrive in parts."""
-MAX_AHEAD = 2 * 2**20
+MAX_PIPELINED = 2 * 2**20
 """Maximum bytes of pipelined requests, received before the previous one was answered."""
 BODY_S = 30.0
 """Seconds allowed for a body, plus one for each `BODY_RATE` bytes of it that were received."""

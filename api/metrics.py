@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -13,11 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from api.backend import Backend, Model
+from api.backend import Backend, Inference
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry, Work
-from node.text.grammars import Grammars
 
 ANYTHING_ELSE = hdrs.METH_ANY
 """Method of the catch-all routes, which answer 404 or 405."""
@@ -72,27 +69,17 @@ class Metrics:
         return count
 
 
-class Metered:
-    """Wraps a backend, and counts its tokens."""
+class CountedInference:
+    """Counts the tokens of an `Inference`, and times each first token."""
 
-    def __init__(self, backend: Backend, metrics: Metrics) -> None:
-        self._backend = backend
+    def __init__(self, inference: Inference, metrics: Metrics) -> None:
+        self._inference = inference
         self._metrics = metrics
-
-    @property
-    def grammars(self) -> Grammars:
-        return self._backend.grammars
-
-    def models(self) -> Sequence[ModelEntry]:
-        return self._backend.models()
-
-    async def open(self, model_id: str) -> Model:
-        return await self._backend.open(model_id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         begun, made, cached = time.perf_counter(), 0, 0
         try:
-            async with aclosing(self._backend.generate(request)) as events:
+            async with aclosing(self._inference.generate(request)) as events:
                 async for event in events:
                     if not made:
                         self._metrics.first_token.labels(request.model).observe(time.perf_counter() - begun)
@@ -105,21 +92,9 @@ class Metered:
                     self._metrics.tokens.labels(request.model, kind).inc(count)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        answer = await self._backend.evaluate(request)
+        evaluation = await self._inference.evaluate(request)
         self._metrics.tokens.labels(request.model, "prompt").inc(len(request.prompt))
-        return answer
-
-    def work(self) -> Work:
-        return self._backend.work()
-
-    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
-        return await self._backend.drain(node, draining=draining)
-
-    def status(self) -> dict[str, Any]:
-        return self._backend.status()
-
-    def health(self) -> dict[str, Any]:
-        return self._backend.health()
+        return evaluation
 
 
 class _State(Collector):

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol
 from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
-from api.backend import Backend, Model
+from api.backend import Backend, Inference, Model
 from api.body import Bodies
 from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
 from api.schema import GenerationRequest
-from api.stream import EventStream, Pace
+from api.stream import EventStream, StreamTiming
 from node.core.errors import NotReady
 
 STREAM = web.RequestKey("stream", EventStream)
@@ -28,7 +28,9 @@ class Env:
     """Dependencies of all handlers."""
 
     backend: Backend
-    pace: Pace
+    inference: Inference
+    """Generation and evaluation by the backend, with their tokens counted."""
+    timing: StreamTiming
     bodies: Bodies
 
 
@@ -39,8 +41,8 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
     """
     if not body.stream:
         return await env.backend.open(body.model)
-    events = request[STREAM] = EventStream(request, env.pace)
-    deadline = time.monotonic() + env.pace.loading_s
+    events = request[STREAM] = EventStream(request, env.timing)
+    deadline = time.monotonic() + env.timing.loading_s
     async with events.kept_alive():
         while True:
             try:
@@ -102,7 +104,7 @@ class Reply:
         async def collect(index: int, delta: Delta) -> None:
             collected[index].add(delta)
 
-        await run_all(env.backend, self.choices, collect)
+        await run_all(env.inference, self.choices, collect)
         kept = best(self.choices, self.job.body)
         choices = [self.shape.whole(index, collected[choice.index]) for index, choice in enumerate(kept)]
         return web.json_response(self._object(self.shape.object, choices) | {"usage": self._usage()})
@@ -117,7 +119,7 @@ class Reply:
                 await events.send(self._object(self.shape.chunk_object, [choice]) | no_usage)
 
         async with events.kept_alive():
-            await run_all(env.backend, self.choices, emit)
+            await run_all(env.inference, self.choices, emit)
             if self.job.body.include_usage:
                 await events.send(self._object(self.shape.chunk_object, []) | {"usage": self._usage()})
             await events.done()

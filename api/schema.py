@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from api.adapter import Adapter
+from api.constraint import JsonFormat
 from api.errors import Unsupported
-from api.guide import JsonFormat
 from api.json_object import Counts
 from api.limits import (
     MAX_BIASES,
@@ -148,7 +148,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
     @property
-    def form(self) -> JsonFormat | None:
+    def json_format(self) -> JsonFormat | None:
         """The format that the answer must have; None: any text."""
         if self.type == "text":
             return None
@@ -210,8 +210,8 @@ class ChatRequest(GenerationRequest):
         return self._for_template
 
     @property
-    def form(self) -> JsonFormat | None:
-        return self.response_format.form if self.response_format else None
+    def json_format(self) -> JsonFormat | None:
+        return self.response_format.json_format if self.response_format else None
 
     @property
     def tool_use(self) -> ToolUse:

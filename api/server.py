@@ -14,10 +14,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from api.connections import Connections, Patience
-from api.drain import DRAIN
+from api.connections import ConnectionLimits, Connections
 from api.errors import describe, error_object
-from api.limits import CLOSE_S, MAX_AHEAD, MAX_HEADERS
+from api.in_flight import IN_FLIGHT
+from api.limits import CLOSE_S, MAX_HEADERS, MAX_PIPELINED
 from node.core.errors import Overloaded, PortTaken
 
 TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 class ApiServer:
     """HTTP server that binds when it is created: the port is known, or refused if taken, before anything else."""
 
-    def __init__(self, hosts: Sequence[str], port: int, patience: Patience | None = None) -> None:
+    def __init__(self, hosts: Sequence[str], port: int, limits: ConnectionLimits | None = None) -> None:
         """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts."""
-        self._patience = patience or Patience()
+        self._limits = limits or ConnectionLimits()
         self._sockets: list[socket.socket] = []
         for host in hosts:
             self._sockets.append(_bind(host, port))
@@ -48,11 +48,11 @@ class ApiServer:
         settings: dict[str, Any] = {
             "access_log": None,
             "logger": _HttpLog(log, {}),
-            "keepalive_timeout": self._patience.idle_s,
+            "keepalive_timeout": self._limits.idle_s,
             "auto_decompress": False,  # Bodies does it, with bounds and in a thread
         }
-        connections = Connections(self._patience)
-        protocol = partial(_Protocol, self._runner.server, connections, self._patience, loop=loop, **settings)
+        connections = Connections(self._limits)
+        protocol = partial(_Protocol, self._runner.server, connections, self._limits, loop=loop, **settings)
         for each in self._sockets:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
@@ -62,7 +62,7 @@ class ApiServer:
         The port stays open: a closed one could not be distinguished from a crash.
         """
         if self._runner:
-            await self._runner.app[DRAIN].finish(limit_s)
+            await self._runner.app[IN_FLIGHT].finish(limit_s)
 
     async def stop(self) -> None:
         if self._runner is None:
@@ -80,14 +80,14 @@ class _Protocol(web.RequestHandler):
     Input that aiohttp refuses because it is not a valid request gets an error object like any other error.
     """
 
-    def __init__(self, server: web.Server, connections: Connections, patience: Patience, **kwargs: Any) -> None:
+    def __init__(self, server: web.Server, connections: Connections, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(server, **kwargs)
         self.address = ""
         self.heard_at = 0.0
         self._connections = connections
-        self._patience = patience
-        self._look: asyncio.Handle | None = None
-        self._header: asyncio.TimerHandle | None = None
+        self._limits = limits
+        self._stall_timer: asyncio.Handle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
         """Timer that closes the connection if the headers of its request stay incomplete."""
         self._unread = 0
         """Bytes of incomplete headers, or of pipelined requests that have to wait."""
@@ -124,7 +124,7 @@ class _Protocol(web.RequestHandler):
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        if self._waits_for_request and self._header is None:  # whatever came before was answered
+        if self._waits_for_request and self._header_timer is None:  # whatever came before was answered
             self._unread = 0
         super().data_received(data)
         loop = asyncio.get_running_loop()
@@ -132,39 +132,39 @@ class _Protocol(web.RequestHandler):
         waits = self._waits_for_request
         self._unread = self._unread + len(data) if waits or self._messages else 0
         if not waits:
-            self._end_header()
-            if self._unread > MAX_AHEAD:
+            self._stop_header_timer()
+            if self._unread > MAX_PIPELINED:
                 self.force_close()
         elif self._unread > MAX_HEADERS and self.transport:
             said = f"The headers have more than {MAX_HEADERS:,} bytes."
             self._refuse(self.transport, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error_object(431, said))
-        elif self._header is None:
-            self._header = loop.call_later(self._patience.header_s, self.force_close)
+        elif self._header_timer is None:
+            self._header_timer = loop.call_later(self._limits.header_s, self.force_close)
 
-    def _end_header(self) -> None:
-        if self._header:
-            self._header.cancel()
-            self._header = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer:
+            self._header_timer.cancel()
+            self._header_timer = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look = asyncio.get_running_loop().call_soon(self._look_whether_less, math.inf)
+        self._stall_timer = asyncio.get_running_loop().call_soon(self._abort_if_stalled, math.inf)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._look_no_more()
+        self._stop_stall_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._connections.remove(self)
-        self._look_no_more()
-        self._end_header()
+        self._stop_stall_timer()
+        self._stop_header_timer()
 
-    def _look_no_more(self) -> None:
-        if self._look:
-            self._look.cancel()
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
-    def _look_whether_less(self, before: float) -> None:
+    def _abort_if_stalled(self, before: float) -> None:
         """Abort the connection if the client has read nothing since the last look.
 
         While writing is paused the buffer only shrinks, so it is smaller than `before` if anything was read.
@@ -173,7 +173,9 @@ class _Protocol(web.RequestHandler):
             return
         left = self.transport.get_write_buffer_size()
         if left < before:
-            self._look = asyncio.get_running_loop().call_later(self._patience.stall_s, self._look_whether_less, left)
+            self._stall_timer = asyncio.get_running_loop().call_later(
+                self._limits.stall_s, self._abort_if_stalled, left
+            )
         else:
             self.transport.abort()
 

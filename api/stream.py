@@ -11,7 +11,7 @@ from aiohttp import web
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StreamTiming:
     """Timing of a quiet stream."""
 
     keepalive_s: float = 10.0  # proxies and clients tend to give up after 30 or 60 silent seconds
@@ -24,9 +24,9 @@ class EventStream:
     Nothing is sent before the first one, so that a refusal can still be a plain error.
     """
 
-    def __init__(self, request: web.Request, pace: Pace) -> None:
+    def __init__(self, request: web.Request, timing: StreamTiming) -> None:
         self._request = request
-        self._pace = pace
+        self._timing = timing
         self._lock = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
         self.response = web.StreamResponse(
@@ -60,9 +60,9 @@ class EventStream:
         """One timer for the whole stream: a timeout around each write would cost as much as the write."""
         loop = asyncio.get_running_loop()
         while True:
-            left = self._written_at + self._pace.keepalive_s - loop.time()
+            left = self._written_at + self._timing.keepalive_s - loop.time()
             if left > 0 or self._lock.locked():
-                await asyncio.sleep(left if left > 0 else self._pace.keepalive_s)
+                await asyncio.sleep(left if left > 0 else self._timing.keepalive_s)
                 continue
             try:
                 await self._write(b": keep-alive\n\n")

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 
 class StopMatcher:
-    """Cuts a text that arrives in pieces before the leftmost stop string, and holds back what may be the start of one.
+    """Ends a text that arrives in pieces before the leftmost stop string, and holds back what may be the start of one.
 
     The result does not depend on how the text is split: it ends where `text.find(stop)` is least.
     """
@@ -15,7 +15,7 @@ class StopMatcher:
         self.given = 0
         """Characters given out so far."""
         self._length = 0
-        self._cut: int | None = None
+        self._stop_start: int | None = None
         """Start of the leftmost complete stop string seen so far."""
         self.matched = False
 
@@ -29,20 +29,20 @@ class StopMatcher:
             for pattern in self._patterns:
                 if pattern.step(char):
                     start = self._length - len(pattern.text)
-                    self._cut = start if self._cut is None else min(self._cut, start)
+                    self._stop_start = start if self._stop_start is None else min(self._stop_start, start)
         # A longer stop string that began earlier may still be completed, and would then be the leftmost.
         open_start = min((self._length - pattern.matched for pattern in self._patterns), default=self._length)
-        if self._cut is not None and self._cut <= open_start:
+        if self._stop_start is not None and self._stop_start <= open_start:
             self.matched = True
-            return self._give(self._cut)
+            return self._give(self._stop_start)
         return self._give(open_start)
 
     def finish(self) -> str:
         """The text has ended: return what was held back, up to a stop string."""
         if self.matched:
             return ""
-        self.matched = self._cut is not None
-        return self._give(self._length if self._cut is None else self._cut)
+        self.matched = self._stop_start is not None
+        return self._give(self._length if self._stop_start is None else self._stop_start)
 
     def _give(self, end: int) -> str:
         size = end - self.given

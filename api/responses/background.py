@@ -5,8 +5,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from api.backend import Backend
-from api.drain import Drain
+from api.backend import Inference
+from api.in_flight import InFlight
 from api.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
 from node.core.errors import Overloaded, PippinError, told
@@ -19,16 +19,16 @@ class Background:
 
     def __init__(
         self,
-        backend: Backend,
-        drain: Drain,
+        inference: Inference,
+        in_flight: InFlight,
         *,
         most: int = MAX_BACKGROUND,
         most_bytes: int = MAX_BACKGROUND_BYTES,
         most_s: float = MAX_BACKGROUND_S,
     ) -> None:
         """`most`: responses at once. `most_bytes`: total bytes of their requests. `most_s`: seconds for each."""
-        self._backend = backend
-        self._drain = drain
+        self._inference = inference
+        self._in_flight = in_flight
         self._most = most
         self._most_bytes = most_bytes
         self._most_s = most_s
@@ -55,9 +55,9 @@ class Background:
     def start(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """Run a turn in the background once `opening` has prepared it. Raises Overloaded."""
         response_id = turn.output.id
-        under_way = ExitStack()
-        under_way.enter_context(self.place(turn.size))
-        under_way.enter_context(self._drain.under_way())
+        held = ExitStack()
+        held.enter_context(self.place(turn.size))
+        held.enter_context(self._in_flight.counted())
         task = asyncio.create_task(self._run(turn, opening), name=f"response {response_id}")
         self._running[response_id] = turn, task
 
@@ -66,7 +66,7 @@ class Background:
             opening.cancel()
             turn.cancel()
             del self._running[response_id]
-            under_way.close()
+            held.close()
 
         task.add_done_callback(end)
 
@@ -91,7 +91,7 @@ class Background:
         try:
             async with asyncio.timeout(self._most_s) as limit:
                 await opening
-                await turn.run(self._backend)
+                await turn.run(self._inference)
         except Exception as error:
             if limit.expired():
                 turn.fail(PippinError(f"It was not done within {self._most_s:,.0f} s."))

@@ -75,12 +75,12 @@ class Output:
             self.items[-1]["arguments"] += delta
             yield self._event("function_call_arguments.delta", **self._place(), delta=delta)
 
-    def finish(self, *, cut: bool, usage: Json) -> Iterator[Json]:
-        """End the response. `cut`: the limit of tokens was reached."""
+    def finish(self, *, truncated: bool, usage: Json) -> Iterator[Json]:
+        """End the response. `truncated`: the limit of tokens was reached."""
         self._usage = usage
         if not self.items:
             yield from self.text("", [])
-        self._status = "incomplete" if cut else "completed"
+        self._status = "incomplete" if truncated else "completed"
         self._ended_at = int(time.time())
         yield from self._close(self._status)
         yield self._event(self._status, response=self.response())
@@ -157,7 +157,7 @@ class Output:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "temperature": body.temperature,
-            "text": {"format": body.text.format.told(), "verbosity": body.text.verbosity},
+            "text": {"format": body.text.format.for_response(), "verbosity": body.text.verbosity},
             "tool_choice": body.tool_choice,
             "tools": [{"parameters": None, "strict": False, **tool} for tool in body.tools],
             "top_logprobs": body.top_logprobs,

@@ -22,7 +22,7 @@ from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
-from api.responses.store import Kept, Store
+from api.responses.store import Store, StoredResponse
 from api.responses.turn import Turn
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
@@ -30,7 +30,7 @@ from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
 Json = dict[str, Any]
 
 MAX_PAGE = 100
-SOON_S = 0.5
+QUEUED_AFTER_S = 0.5
 """Seconds after which a background response is returned as `queued`; a loaded model takes less."""
 PARAMS = (
     (r"^messages\b.*", "input"),
@@ -52,7 +52,7 @@ class Responses:
     store: Store = field(default_factory=Store)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        body, given, size = await self.env.bodies.read(request, _asked)
+        body, given, size = await self.env.bodies.read(request, _parse_request)
         before = self.store.before(body.previous_response_id) if body.previous_response_id else None
         new: tuple[Item, ...] = tuple(body.input)
         if any(map(_is_reference, new)):
@@ -73,11 +73,11 @@ class Responses:
         await self._open(request, chat, turn)
         if body.stream:
             return await self._stream(request, turn)
-        await turn.run(self.env.backend)
+        await turn.run(self.env.inference)
         return web.json_response(turn.output.response())
 
     async def show(self, request: web.Request) -> web.Response:
-        kept = self._kept(request)
+        kept = self._find(request)
         if request.query.get("stream") == "true":
             raise Unsupported("A response cannot be streamed once more; ask for it without 'stream'.", param="stream")
         return web.json_response(kept.response)
@@ -90,14 +90,14 @@ class Responses:
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a background response. One that has already ended is returned unchanged."""
-        if not self._kept(request).response["background"]:
+        if not self._find(request).response["background"]:
             raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection while it runs.")
         await self.background.cancel(request.match_info["id"])
-        return web.json_response(self._kept(request).response)
+        return web.json_response(self._find(request).response)
 
     async def input_items(self, request: web.Request) -> web.Response:
         """The input items of the request, the last first unless `order` is asc."""
-        items = list(self._kept(request).input)
+        items = list(self._find(request).input)
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
             raise BadRequest(f"Invalid 'limit': it is from 1 to {MAX_PAGE}.", param="limit")
@@ -119,11 +119,11 @@ class Responses:
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _kept(self, request: web.Request) -> Kept:
+    def _find(self, request: web.Request) -> StoredResponse:
         """The response named in the path, running or stored. Raises NotFound."""
         response_id = request.match_info["id"]
         running = self.background.find(response_id)
-        return running.kept() if running else self.store.get(response_id)
+        return running.stored() if running else self.store.get(response_id)
 
     def _resolved(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], int]:
         """Replace item references by the items.
@@ -146,10 +146,10 @@ class Responses:
 
     async def _open(self, request: web.Request, chat: ChatRequest, turn: Turn) -> None:
         """Wait for the model; up to `loading_s` for a background response, for which no client waits."""
-        deadline = time.monotonic() + self.env.pace.loading_s
+        deadline = time.monotonic() + self.env.timing.loading_s
         while turn.job is None:
             try:
-                with _told_in_our_names():
+                with _with_own_param_names():
                     turn.open(*await ask(self.env, request, chat, turn.output.id))
             except NotReady:
                 if not turn.output.body.background or time.monotonic() > deadline:
@@ -158,11 +158,11 @@ class Responses:
     async def _begin(self, turn: Turn, opening: asyncio.Task[None]) -> None:
         """Start a background response.
 
-        An error within SOON_S is raised, as a plain refusal of the request; after that, it makes the response fail.
+        An error within QUEUED_AFTER_S is raised, as a plain refusal of the request; after that, it makes the response fail.
         """
         try:
             with self.background.place(turn.size):
-                if (await asyncio.wait([opening], timeout=SOON_S))[0]:
+                if (await asyncio.wait([opening], timeout=QUEUED_AFTER_S))[0]:
                     opening.result()
             self.background.start(turn, opening)
         except BaseException:
@@ -183,7 +183,7 @@ class Responses:
 
         async with events.kept_alive():
             try:
-                await run_all(self.env.backend, turn.choices, take)
+                await run_all(self.env.inference, turn.choices, take)
             except PippinError as error:
                 if not events.response.prepared:
                     raise
@@ -191,13 +191,13 @@ class Responses:
         return events.response
 
 
-def _asked(given: Json) -> tuple[ResponseRequest, Json, int]:
+def _parse_request(given: Json) -> tuple[ResponseRequest, Json, int]:
     """The validated request, its body as sent, and its approximate bytes."""
     return parse(ResponseRequest, given), given, weight(given)
 
 
 def _as_chat(body: ResponseRequest, items: Sequence[Item], given: Json) -> ChatRequest:
-    with _told_in_our_names():
+    with _with_own_param_names():
         return parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
 
 
@@ -206,7 +206,7 @@ def _is_reference(item: Item) -> bool:
 
 
 @contextmanager
-def _told_in_our_names() -> Iterator[None]:
+def _with_own_param_names() -> Iterator[None]:
     """Rename chat's parameters in errors to the names that the sender used."""
     try:
         yield

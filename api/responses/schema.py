@@ -47,7 +47,7 @@ class Format(_Strict):
         given = self.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
         return {"type": self.type, "json_schema": given}
 
-    def told(self) -> dict[str, Any]:
+    def for_response(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_none=True)
 
 

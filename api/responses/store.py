@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response and the conversation before it."""
 
     response: Json
@@ -26,7 +26,9 @@ class Kept:
     """
 
     @classmethod
-    def after(cls, before: "Kept | None", response: Json, given: tuple[Json, ...], size: int) -> "Kept":
+    def after(
+        cls, before: "StoredResponse | None", response: Json, given: tuple[Json, ...], size: int
+    ) -> "StoredResponse":
         """`size`: approximate bytes of the request (see `weight`)."""
         history = (*(before.history if before else ()), *given, *response["output"])
         return cls(response, given, history, size + weight(response["output"]) + (before.bytes if before else 0))
@@ -36,10 +38,10 @@ class Store:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_RESPONSES_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._bytes = 0
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: StoredResponse) -> None:
         """Store a response, unless it exceeds the limit on bytes by itself."""
         if kept.bytes > self._max_bytes:
             return
@@ -48,14 +50,14 @@ class Store:
         while len(self._kept) > self._max_responses or self._bytes > self._max_bytes:
             self._bytes -= self._kept.popitem(last=False)[1].bytes
 
-    def get(self, response_id: str) -> Kept:
+    def get(self, response_id: str) -> StoredResponse:
         """Raises NotFound."""
         if response_id not in self._kept:
             raise NotFound(f"Response with id '{response_id[:80]}' not found.")
         self._kept.move_to_end(response_id)
         return self._kept[response_id]
 
-    def before(self, response_id: str) -> Kept:
+    def before(self, response_id: str) -> StoredResponse:
         """The response that a request continues. Raises PreviousNotFound."""
         try:
             return self.get(response_id)

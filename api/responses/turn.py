@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.answer import Delta
-from api.backend import Backend
+from api.backend import Inference
 from api.errors import short
 from api.generation import Choice, Job, run_all, usage
 from api.logprobs import chat_logprobs
 from api.responses.items import Item
 from api.responses.output import Output
-from api.responses.store import Kept, Store
+from api.responses.store import Store, StoredResponse
 from node.core.errors import PippinError
 
 Json = dict[str, Any]
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 @dataclass(slots=True)
 class Turn:
     output: Output
-    before: Kept | None
+    before: StoredResponse | None
     """The response that it continues."""
     given: tuple[Item, ...]
     size: int
@@ -33,17 +33,17 @@ class Turn:
         self.job, self.choices = job, choices
         self.output.open(job.model.id)
 
-    async def run(self, backend: Backend) -> None:
+    async def run(self, inference: Inference) -> None:
         """Generate the response without reporting events."""
 
         async def take(_: int, delta: Delta) -> None:
             self.grow(delta)
 
-        await run_all(backend, self.choices, take)
+        await run_all(inference, self.choices, take)
 
-    def kept(self) -> Kept:
+    def stored(self) -> StoredResponse:
         """The turn in its current state, to be stored."""
-        return Kept.after(self.before, self.output.response(), self.given, self.size)
+        return StoredResponse.after(self.before, self.output.response(), self.given, self.size)
 
     # --- changes; `grow` and `fail` return the events that report them, the final one once the response is stored ---
 
@@ -57,7 +57,7 @@ class Turn:
         for call in delta.calls:
             events += output.call(call.id, call.name, call.arguments)
         if delta.finish:
-            events += output.finish(cut=delta.finish == "length", usage=_usage(self.choices))
+            events += output.finish(truncated=delta.finish == "length", usage=_usage(self.choices))
             self._keep()
         return events
 
@@ -78,7 +78,7 @@ class Turn:
 
     def _keep(self) -> None:
         if self.output.body.store:
-            self.store.add(self.kept())
+            self.store.add(self.stored())
 
     def _logprobs(self, delta: Delta) -> list[Json]:
         top = self.output.body.logprobs

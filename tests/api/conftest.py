@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from api.app import create_app
-from api.connections import Patience
+from api.connections import ConnectionLimits
 from api.server import ApiServer
-from api.stream import Pace
+from api.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
@@ -272,8 +272,10 @@ async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
     servers: list[ApiServer] = []
     async with aiohttp.ClientSession(trace_configs=[strict_trace()]) as http:
 
-        async def start(pace: Pace | None = None, patience: Patience | None = None, **settings: Any) -> Server:
-            app, server = create_app(backend, pace=pace, **settings), ApiServer(["127.0.0.1"], 0, patience)
+        async def start(
+            timing: StreamTiming | None = None, limits: ConnectionLimits | None = None, **settings: Any
+        ) -> Server:
+            app, server = create_app(backend, timing=timing, **settings), ApiServer(["127.0.0.1"], 0, limits)
             await server.start(app)
             servers.append(server)
             return Server(server.port, backend, http, app)

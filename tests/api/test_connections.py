@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from api.connections import Connections, Patience
-from api.limits import MAX_AHEAD
+from api.connections import ConnectionLimits, Connections
+from api.limits import MAX_PIPELINED
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"model": "pippin/demo", "prompt": "x", "stream": True, "max_tokens": 5}).encode()
@@ -43,10 +43,10 @@ async def answered(reader):
         return head, await reader.readexactly(length)
 
 
-@pytest.mark.parametrize("patience", [Patience(most=5), Patience(most_of_one=5)])
+@pytest.mark.parametrize("limits", [ConnectionLimits(total=5), ConnectionLimits(per_address=5)])
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", GET, POST[:-3]])
-async def test_the_one_that_was_idle_for_longest_makes_room(serve, connect, patience, sent):
-    server = await serve(patience=patience)
+async def test_the_one_that_was_idle_for_longest_makes_room(serve, connect, limits, sent):
+    server = await serve(limits=limits)
     first, *rest = [await connect(server, sent) for _ in range(5)]
     for reader, _ in [first, *rest] if sent == GET else []:
         await answered(reader)
@@ -57,14 +57,14 @@ async def test_the_one_that_was_idle_for_longest_makes_room(serve, connect, pati
 
 
 async def test_a_flood_of_idle_connections_keeps_nobody_out(serve, connect):
-    server = await serve(patience=Patience(most=20))
+    server = await serve(limits=ConnectionLimits(total=20))
     for _ in range(200):
         await connect(server, b"POST /v1/comp")
     assert (await server.chat()).status == 200
 
 
 async def test_who_waits_for_an_answer_makes_no_room(serve, connect, backend, caplog):
-    server = await serve(patience=Patience(most=4))
+    server = await serve(limits=ConnectionLimits(total=4))
     backend.pause_at = 1
     streams = [await connect(server, POST) for _ in range(4)]
     for reader, _ in streams:
@@ -86,14 +86,14 @@ async def test_who_waits_for_an_answer_makes_no_room(serve, connect, backend, ca
 
 
 async def test_an_idle_connection_is_closed(serve, connect):
-    server = await serve(patience=Patience(idle_s=0.2))
+    server = await serve(limits=ConnectionLimits(idle_s=0.2))
     silent, used = [await connect(server, data) for data in (b"", GET)]
     assert await ends(silent[0]) == b""
     assert (await ends(used[0])).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_headers_that_trickle(serve, connect):
-    server = await serve(patience=Patience(header_s=0.2))
+    server = await serve(limits=ConnectionLimits(header_s=0.2))
     for before in (b"", GET):
         reader, writer = await connect(server, before)
         if before:
@@ -126,7 +126,7 @@ async def test_a_connection_may_bring_any_number_of_requests(serve, connect):
     server = await serve()
     reader, writer = await connect(server)
     large = GET[:-2] + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 5000) for number in range(10)) + b"\r\n"
-    for _ in range(MAX_AHEAD // len(large)):
+    for _ in range(MAX_PIPELINED // len(large)):
         for parts in ([large], [large[:3000], large[3000:]]):
             for part in parts:
                 writer.write(part)
@@ -161,7 +161,7 @@ async def test_requests_that_come_before_their_turn(serve, connect, backend):
 
 
 async def test_a_request_in_pieces_and_a_long_answer_are_waited_for(serve, connect, backend):
-    server = await serve(patience=Patience(idle_s=0.3, header_s=0.3))
+    server = await serve(limits=ConnectionLimits(idle_s=0.3, header_s=0.3))
     backend.pause_at = 1
     reader, writer = await connect(server)
     for part in (POST[:10], POST[10:-3], POST[-3:]):
@@ -185,7 +185,7 @@ class Peer:
 
 
 def test_an_address_has_its_share():
-    open_ = Connections(Patience(most=10, most_of_one=6))
+    open_ = Connections(ConnectionLimits(total=10, per_address=6))
     greedy = [Peer("10.0.0.1", number) for number in range(20)]
     assert all(map(open_.add, greedy))
     assert [peer.closed for peer in greedy] == [True] * 14 + [False] * 6
@@ -203,5 +203,5 @@ def test_an_address_has_its_share():
 
 def test_half_of_the_descriptors_are_left(monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
-    open_ = Connections(Patience())
+    open_ = Connections(ConnectionLimits())
     assert [open_.add(Peer("", number, waits_for_client=False)) for number in range(5)] == [True] * 4 + [False]

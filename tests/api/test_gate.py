@@ -6,8 +6,8 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.drain import DRAIN
-from api.stream import Pace
+from api.in_flight import IN_FLIGHT
+from api.stream import StreamTiming
 from node import PROTOCOL, __version__
 from node.core.errors import NotReady
 
@@ -178,7 +178,7 @@ async def test_an_expectation_without_a_body_is_ignored(server):
 
 
 async def test_a_stopping_node_finishes_its_streams_and_takes_no_new_ones(server):
-    backend, drain = server.backend, server.app[DRAIN]
+    backend, drain = server.backend, server.app[IN_FLIGHT]
     backend.pause_at = 2
     running = asyncio.create_task(server.chat(stream=True))
     await backend.paused.wait()
@@ -206,7 +206,7 @@ async def test_the_end_waits_no_longer_than_it_should(server):
     server.backend.pause_at = 0
     running = asyncio.create_task(server.chat(stream=True))
     await server.backend.paused.wait()
-    await server.app[DRAIN].finish(0.01)
+    await server.app[IN_FLIGHT].finish(0.01)
     assert not running.done()
     server.backend.go_on.set()
     assert (await running).status == 200
@@ -216,7 +216,7 @@ async def test_the_end_waits_no_longer_than_it_should(server):
 
 
 async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkeypatch):
-    server = await serve(Pace(keepalive_s=0.01))
+    server = await serve(StreamTiming(keepalive_s=0.01))
     loaded, tries = asyncio.Event(), []
 
     async def opening(model_id, open_model=backend.open):
@@ -245,7 +245,7 @@ async def test_a_model_that_does_not_come(serve, backend, monkeypatch):
         raise NotReady("still loading")
 
     monkeypatch.setattr(backend, "open", opening)
-    server = await serve(Pace(keepalive_s=0.01, loading_s=0.0))
+    server = await serve(StreamTiming(keepalive_s=0.01, loading_s=0.0))
     plain = await server.chat(stream=True)
     assert (plain.status, plain.headers["Retry-After"], plain.error["code"]) == (503, "2", "not_ready")
     asked.set()

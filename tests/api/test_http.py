@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from api.stream import Pace
+from api.stream import StreamTiming
 from node.core.errors import NodeNotFound
 
 MODEL = "pippin/demo"
@@ -199,7 +199,7 @@ async def test_a_client_that_hangs_up_frees_its_place(server, stream, pause_at, 
     ],
 )
 async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeypatch, path, body):
-    monkeypatch.setattr("api.responses.routes.SOON_S", 60)
+    monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 60)
     waiting, over = asyncio.Event(), asyncio.Event()
 
     async def opening(model_id):
@@ -210,7 +210,7 @@ async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeyp
             over.set()
 
     monkeypatch.setattr(backend, "open", opening)
-    server = await serve(Pace(keepalive_s=0.01))
+    server = await serve(StreamTiming(keepalive_s=0.01))
     body = json.dumps({"model": MODEL, **body}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request_bytes(f"/v1/{path}", body, f"Content-Length: {len(body)}"))
@@ -222,7 +222,7 @@ async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeyp
 
 
 async def test_comments_keep_a_long_prefill_alive(serve, backend):
-    server = await serve(Pace(keepalive_s=0.01))
+    server = await serve(StreamTiming(keepalive_s=0.01))
     backend.pause_at = 0
     async with server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
         assert await response.content.readline() == b": keep-alive\n"

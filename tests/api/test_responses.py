@@ -9,14 +9,14 @@ import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from api.drain import DRAIN
+from api.in_flight import IN_FLIGHT
 from api.responses.background import Background
 from api.responses.items import items_of, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
-from api.responses.store import Kept, Store
+from api.responses.store import Store, StoredResponse
 from api.schema import parse
-from api.stream import Pace
+from api.stream import StreamTiming
 from node.core.errors import NotReady, Overloaded, PippinError, RingLost
 from tests.strict import strictly
 
@@ -308,7 +308,7 @@ async def test_input_items(server):
 
 def kept(number, size=0):
     item = {"id": f"msg_{number}", "text": "x" * size}
-    return Kept.after(None, {"id": f"resp_{number}", "output": []}, (item,), 100 + size)
+    return StoredResponse.after(None, {"id": f"resp_{number}", "output": []}, (item,), 100 + size)
 
 
 def test_the_least_recently_used_is_forgotten():
@@ -335,7 +335,7 @@ def test_bytes_are_bounded_and_freed():
 
 def test_a_conversation_counts_as_a_whole():
     first = kept(1, 1000)
-    second = Kept.after(first, {"id": "resp_2", "output": [{"id": "msg_a"}]}, ({"id": "msg_b"},), 100)
+    second = StoredResponse.after(first, {"id": "resp_2", "output": [{"id": "msg_a"}]}, ({"id": "msg_b"},), 100)
     assert [item["id"] for item in second.history] == ["msg_1", "msg_b", "msg_a"]
     assert second.bytes > first.bytes > 1000
 
@@ -402,7 +402,7 @@ class Loading:
 
 @pytest.fixture
 def loading(server, monkeypatch):
-    monkeypatch.setattr("api.responses.routes.SOON_S", 0.01)
+    monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 0.01)
     return Loading(server.backend, monkeypatch)
 
 
@@ -417,8 +417,8 @@ async def test_a_response_in_the_background_is_queued_while_its_model_loads(serv
 
 
 async def test_a_model_that_never_comes_fails_the_response(serve, backend, monkeypatch):
-    monkeypatch.setattr("api.responses.routes.SOON_S", 0.01)
-    server, loading = await serve(Pace(loading_s=0.0)), Loading(backend, monkeypatch)
+    monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 0.01)
+    server, loading = await serve(StreamTiming(loading_s=0.0)), Loading(backend, monkeypatch)
     response = await ended(server, (await ask(server, background=True)).json["id"])
     assert (response.status, response.error.code) == ("failed", "server_error")
     assert "loading" in response.error.message
@@ -449,14 +449,14 @@ async def test_what_is_wrong_is_told_at_once_if_it_is_known(server):
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_end_of_a_node_waits_for_what_is_queued(server, loading, monkeypatch, early):
     """Also for what was taken before the end began, and is told only after."""
-    monkeypatch.setattr("api.responses.routes.SOON_S", 0.2 if early else 0.01)
+    monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 0.2 if early else 0.01)
     asked = asyncio.create_task(ask(server, background=True))
     async with asyncio.timeout(5):
         while not loading.waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     if not early:
         await asked
-    ending = asyncio.create_task(server.app[DRAIN].finish(60))
+    ending = asyncio.create_task(server.app[IN_FLIGHT].finish(60))
     begun = (await asked).json
     assert begun["status"] == "queued"
     assert not ending.done()
@@ -525,7 +525,7 @@ async def test_the_end_of_a_node_waits_for_the_background(server):
     server.backend.pause_at = 1
     begun = (await ask(server, background=True)).json
     await server.backend.paused.wait()
-    ending = asyncio.create_task(server.app[DRAIN].finish(60))
+    ending = asyncio.create_task(server.app[IN_FLIGHT].finish(60))
     await asyncio.sleep(0)
     assert not ending.done()
     server.backend.go_on.set()
@@ -683,7 +683,7 @@ def test_thoughts_and_calls_have_items_of_their_own():
         *output.call("", "", '{"at":'),
         *output.call("", "", " 1}"),
         *output.call("call_2", "look", "{}"),
-        *output.finish(cut=False, usage=None),
+        *output.finish(truncated=False, usage=None),
     ]
     for event in events:
         strictly(type(EVENTS.validate_python(event, strict=True)), event)

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from api.app import create_app
-from api.connections import Patience
+from api.connections import ConnectionLimits
 from api.server import ApiServer
 
 
@@ -64,7 +64,7 @@ async def test_what_comes_after_the_end_has_begun_is_told_so_until_the_node_is_g
 @pytest.fixture
 async def hasty(backend):
     """A server that waits for its readers for 0.3 s, and hands the system little ahead."""
-    server = ApiServer(["127.0.0.1"], 0, Patience(stall_s=0.3))
+    server = ApiServer(["127.0.0.1"], 0, ConnectionLimits(stall_s=0.3))
     server._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     await server.start(create_app(backend))
     yield server

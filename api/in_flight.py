@@ -1,4 +1,4 @@
-"""Graceful shutdown: requests under way are finished, new ones are refused."""
+"""Graceful shutdown: requests in flight are finished, new ones are refused."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,25 +9,25 @@ from aiohttp import web
 from node.core.errors import ShuttingDown
 
 
-class Drain:
-    """Counts the work under way. Create it inside a running event loop."""
+class InFlight:
+    """Counts the requests in flight, and the background responses. Create it inside a running event loop."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.stopping = False
         self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as work under way. Raises ShuttingDown once the shutdown has begun."""
-        if self.begun:
+        """Count a new request. Raises ShuttingDown once the node is stopping."""
+        if self.stopping:
             raise ShuttingDown("This node is stopping.", hint="Ask another node, or this one when it is back.")
-        with self.under_way():
+        with self.counted():
             yield
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Count work that an accepted request still has to do."""
         self._count += 1
         self._idle.clear()
@@ -39,8 +39,8 @@ class Drain:
                 self._idle.set()
 
     async def finish(self, limit_s: float) -> None:
-        """Refuse new requests, and wait up to `limit_s` seconds for the work under way."""
-        self.begun = True
+        """Refuse new requests, and wait up to `limit_s` seconds for those in flight."""
+        self.stopping = True
         try:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -48,4 +48,4 @@ class Drain:
             return
 
 
-DRAIN = web.AppKey("drain", Drain)
+IN_FLIGHT = web.AppKey("in_flight", InFlight)

@@ -1,4 +1,4 @@
-"""How the answers of a chat request are generated and parsed: the grammar that they follow, and their reader."""
+"""Constrains the answers of a chat request to a format or to tool calls, and parses them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ class JsonFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Guide:
-    """`grammar` empty: the answer is free, with reasoning and tool calls in the format of the model's family."""
+class AnswerConstraint:
+    """The grammar of an answer, and how it is parsed."""
 
     use: ToolUse
     grammar: str = ""
+    """Empty: none; the answer may have reasoning and tool calls in the format of the model's family."""
 
     def template_kwargs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Disable thinking in the template unless `given` sets it: a grammar leaves no room for it."""
@@ -43,13 +44,11 @@ class Guide:
         return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
 
 
-async def make_guide(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> Guide:
-    """Raises BadRequest for a schema that no grammar can be made of."""
-    return Guide(use, await _grammar(grammars, use, form))
+async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> str:
+    """Make the grammar of an answer; empty: none is needed. Raises BadRequest for a schema that has no grammar.
 
-
-async def _grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> str:
-    """Required calls take precedence over a required format; where both are possible, the model chooses."""
+    Required calls take precedence over a required format; if both are possible, the model chooses.
+    """
     answer = await grammars.json(form.schema, strict=form.strict, param="response_format") if form else ""
     if use.mode != "required" and not (use.tools and form):
         return answer
