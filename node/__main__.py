@@ -40,7 +40,7 @@ def _run(options: Options) -> int:
 
     try:
         with open_data_directory(options.data_dir) as data:
-            facts = HostFacts.ask(options)
+            facts = HostFacts.read(options)
             gc.freeze()  # or each full collection looks through all that was imported, and stops every thread for 0.06 s
             return asyncio.run(run())
     except PippinError as error:

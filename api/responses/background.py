@@ -9,7 +9,7 @@ from api.backend import Inference
 from api.in_flight import InFlight
 from api.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
-from node.core.errors import Overloaded, PippinError, told
+from node.core.errors import Overloaded, PippinError, as_pippin_error
 
 log = logging.getLogger(__name__)
 
@@ -98,4 +98,4 @@ class Background:
                 return
             if not isinstance(error, PippinError):
                 log.exception("response %s failed", turn.output.id)
-            turn.fail(told(error))
+            turn.fail(as_pippin_error(error))

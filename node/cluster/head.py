@@ -12,7 +12,7 @@ from node.cluster.readiness import ready_rings
 from node.cluster.reunion import MEET_S
 from node.cluster.specs import Specs
 from node.core.clock import now
-from node.core.errors import ModelChanged, NoCapacity, NotReady, Overloaded, PippinError, error_from, told
+from node.core.errors import ModelChanged, NoCapacity, NotReady, Overloaded, PippinError, as_pippin_error, error_from
 from node.core.signal import Signal
 from node.core.types import (
     LONGEST_TEXT,
@@ -278,7 +278,7 @@ class Head:
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("describing failed")
-            failed = told(error)
+            failed = as_pippin_error(error)
             log.error("%s: %s", model, failed)
             if wanted.spec is None:  # else the head before told meanwhile
                 wanted.failure = _refusal(model, failed)

@@ -93,7 +93,7 @@ class NotReady(PippinError):
 
 
 class ShuttingDown(NotReady):
-    """The node was told to stop; it finishes what is under way and takes nothing new."""
+    """The node was as_pippin_error to stop; it finishes what is under way and takes nothing new."""
 
     code = "shutting_down"
 
@@ -172,8 +172,8 @@ class PortTaken(PippinError):
     code = "port_taken"
 
 
-def told(error: Exception) -> PippinError:
-    """Any error as one that can be told to users and peers."""
+def as_pippin_error(error: Exception) -> PippinError:
+    """The error itself, or a PippinError with its type and message."""
     return error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
 
 

@@ -77,7 +77,7 @@ class Pool(Executor):
             try:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - told to the caller, as every executor does
-                future.set_exception(tellable(error))
+                future.set_exception(as_exception(error))
             del future, job  # or what they hold would live until the next job
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]]:
@@ -90,7 +90,7 @@ class Pool(Executor):
             return future, self._waiting.pop(future)
 
 
-def tellable(error: BaseException) -> Exception:
+def as_exception(error: BaseException) -> Exception:
     """The error of a job as whoever waits for the job can be told it.
 
     That is another one for StopIteration, which a future of asyncio refuses, so that the waiting would never end, and for

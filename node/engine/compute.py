@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 
 from node.core.errors import NotReady
-from node.core.pool import tellable
+from node.core.pool import as_exception
 from node.engine.device import wire_memory
 
 P = ParamSpec("P")
@@ -75,7 +75,7 @@ class Compute:
         try:
             return fn()
         except BaseException as error:
-            if (told := tellable(error)) is error:
+            if (told := as_exception(error)) is error:
                 raise
             raise told from error
         finally:

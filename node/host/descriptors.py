@@ -42,7 +42,7 @@ def raise_limit() -> None:
             return
 
 
-class Shortage:
+class DescriptorShortage:
     """Exception handler of an event loop that logs a shortage of descriptors at most every 10 s.
 
     asyncio itself waits for a second before it accepts again, and reports each connection that waits.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from node.core.clock import now
-from node.core.errors import PippinError, RingLost, error_from, told
+from node.core.errors import PippinError, RingLost, as_pippin_error, error_from
 from node.core.evaluation import Findings, Question
 from node.core.frames import CacheOp, Frame, Held
 from node.core.types import Ring, RingLoad
@@ -117,7 +117,7 @@ class Driver:
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("a step failed")
-            self._end(told(error))
+            self._end(as_pippin_error(error))
 
     async def _send_all(self) -> None:
         while not (self.sessions.closed or self._asking or self._circuit.full):

@@ -15,7 +15,7 @@ from pathlib import Path
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.core.clock import now
-from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, told
+from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, as_pippin_error
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
@@ -281,7 +281,7 @@ class Rings:
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("loading failed")
-            failed = told(error)
+            failed = as_pippin_error(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
             for ring in self._waiting(shard):
                 self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, error_from, told
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, as_pippin_error, error_from
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
         raise error
     if not isinstance(error, PippinError):
         log.error("an RPC failed", exc_info=error)
-    said = told(error)
+    said = as_pippin_error(error)
     metadata = (
         ("pippin-code", said.code),
         ("pippin-message", quote(said.message)[:_LONGEST]),

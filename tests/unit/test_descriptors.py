@@ -13,7 +13,7 @@ import pytest
 from node.cluster.discovery import _bindable
 from node.core.errors import BadRequest
 from node.core.retried import Retried
-from node.host.descriptors import MOST_DESCRIPTORS, Shortage, fixed_limit, raise_limit
+from node.host.descriptors import MOST_DESCRIPTORS, DescriptorShortage, fixed_limit, raise_limit
 from node.host.interfaces import can_bind, interface_towards
 
 RAISE = """
@@ -77,7 +77,7 @@ def test_connections_that_wait_are_told_of_now_and_then(caplog):
     times = iter([100.0, 100.0, 105.0, 111.0, 111.0])
     others = []
     loop = SimpleNamespace(time=lambda: next(times), default_exception_handler=others.append)
-    handle = Shortage()
+    handle = DescriptorShortage()
     for number in (errno.EMFILE, errno.ENFILE, errno.EMFILE):
         handle(loop, {"exception": OSError(number, "too many")})
     assert len(caplog.records) == 2

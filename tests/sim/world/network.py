@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, error_from, told
+from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, as_pippin_error, error_from
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller
@@ -280,7 +280,7 @@ class SimClient:
     def _told(self, process: Process, error: Exception) -> PippinError:
         if not isinstance(error, PippinError):
             process.world.timeline.violated(f"a call to {process.name} failed: {error!r}")
-        return again(told(error))
+        return again(as_pippin_error(error))
 
     # --- connections --------------------------------------------------------------------------------------------------
 

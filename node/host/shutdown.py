@@ -12,7 +12,7 @@ QUIT_S = 1.0
 """Seconds after which the second signal ends the process; enough to say goodbye to peers."""
 
 
-def end_within(seconds: float, code: int) -> None:
+def exit_within(seconds: float, code: int) -> None:
     """End the process after this time if it has not ended by itself. No log is lost: stderr is not buffered."""
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
@@ -33,7 +33,7 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
         hears.recv(1)
         loop.call_soon_threadsafe(stop)
         hears.recv(1)
-        end_within(QUIT_S, 0)
+        exit_within(QUIT_S, 0)
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(leave)
 

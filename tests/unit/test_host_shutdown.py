@@ -12,7 +12,7 @@ WITHIN_S = 20.0
 """Generous: the process has a second."""
 BEGIN = """
 import asyncio, concurrent.futures, threading, time
-from node.host.ending import end_within, on_signals
+from node.host.shutdown import exit_within, on_signals
 
 def say(text):
     print(text, flush=True)
@@ -40,7 +40,7 @@ asyncio.run(main())
 STUCK_THREAD = """
     threading.Thread(target=threading.Event().wait).start()
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
-    end_within(0.5, 7)
+    exit_within(0.5, 7)
     say("ready")
 
 asyncio.run(main())

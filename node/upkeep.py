@@ -1,0 +1,87 @@
+"""What a node looks after every few seconds: its models on disk, its addresses, and its free memory."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from node.cluster.agent import Agent
+from node.cluster.discovery import Discovery
+from node.core.pool import Pool
+from node.core.retried import Retried
+from node.host import memory
+from node.host.interfaces import Interface
+from node.model.catalogue import Catalogue
+
+ADDRESSES_S = 5.0
+"""Interval at which this machine's addresses are read."""
+CATALOGUE_S = 5.0
+"""Interval at which the disk is searched for models that were added or deleted."""
+CATALOGUE_SHARE = 20
+"""A slow search is followed by a pause of this many times its duration."""
+FIRST_SEARCH_S = 10.0
+"""Timeout of the first search; a node with a slower disk starts without its list of models."""
+MEMORY_S = 10.0
+"""Interval at which free heap memory is returned to the system."""
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Periodic tasks of a node. `pool`: its threads do the work that may block."""
+
+    def __init__(self, pool: Pool, catalogue: Catalogue) -> None:
+        self._pool = pool
+        self._catalogue = catalogue
+        self._retried = Retried("The search for models on the disk failed")
+
+    async def begin(self) -> asyncio.Task[None]:
+        """Search the disk for models. Returns the search, which may be unfinished after FIRST_SEARCH_S."""
+        search = asyncio.create_task(self._search())
+        await asyncio.wait({search}, timeout=FIRST_SEARCH_S)
+        return search
+
+    async def keep_catalogue(self, search: asyncio.Task[None]) -> None:
+        """Search the disk for models again and again. `search`: the first one, from `begin`."""
+        begun = time.monotonic()
+        while True:
+            await search
+            await asyncio.sleep(max(CATALOGUE_S, CATALOGUE_SHARE * (time.monotonic() - begun)))
+            begun = time.monotonic()
+            search = asyncio.create_task(self._search())
+
+    async def _search(self) -> None:
+        """Refresh the catalogue. If the disk cannot be read, the catalogue stays as it is."""
+        with self._retried:
+            await self._pool.run(self._catalogue.refresh)
+
+    async def keep_addresses(
+        self, read: Callable[[], tuple[Interface, ...]], agent: Agent, discovery: Discovery | None
+    ) -> None:
+        """Tell peers this machine's new addresses when a cable is plugged in or a Wi-Fi is joined."""
+        retried = Retried("The look at this machine's addresses failed")
+        while True:
+            await asyncio.sleep(ADDRESSES_S)
+            with retried:
+                interfaces = await self._pool.run(read)
+                found = addresses(interfaces)
+                if found and found != agent.info.addresses:
+                    log.info("this node's addresses are now %s", ", ".join(found))
+                    agent.readdress(found, interfaces)
+                    if discovery:
+                        await discovery.update(agent.info, multicast_addresses(interfaces))
+
+    async def keep_memory(self) -> None:
+        """Return the heap memory that large requests freed to the system."""
+        while True:
+            await asyncio.sleep(MEMORY_S)
+            await self._pool.run(memory.give_back)
+
+
+def addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
+    return tuple(address for interface in interfaces for address in interface.addresses)
+
+
+def multicast_addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
+    """Addresses of the interfaces that mDNS uses: it uses IPv4 only."""
+    return tuple(address for address in addresses(interfaces) if ":" not in address)
