@@ -134,7 +134,10 @@ class Gateway:
 
         Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
         """
-        model = await self._pools.files.run(self._catalogue.find, model_id, self._held())
+        held = self._held()
+        model = self._catalogue.match(model_id, held)
+        if model is None:
+            model = await self._pools.files.run(self._catalogue.find, model_id, held)
         self._allowed.check(model)
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._encoder(ring), ring.revision)

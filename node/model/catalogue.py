@@ -18,8 +18,8 @@ class Catalogue:
     """Finds models in this order: those that come with Pippin, the user's directories, models from peers, the hub's
     cache.
 
-    `local`, `created` and `target` answer from memory, as does `find` unless a one-part name matches nothing. All other
-    methods read directories, and so may block for as long as a disk takes to wake up.
+    `local`, `created`, `match` and `target` answer from memory. All other methods read directories, and so may block for
+    as long as a disk takes to wake up.
     """
 
     def __init__(
@@ -56,8 +56,18 @@ class Catalogue:
     def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
         """Resolve a name to a model id: one held here or `elsewhere` if it matches, else a hub id.
 
-        Raises ModelNotFound.
+        Raises ModelNotFound, or the error of `flaw`.
         """
+        if model_id := self.match(name, elsewhere):
+            return model_id
+        if flaw := self.flaw(canonical(name)):
+            raise flaw
+        near = difflib.get_close_matches(name.strip(), (*self._created, *elsewhere), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
+        raise ModelNotFound(f"There is no model {name.strip()!r} here.", hint=hint, param="model")
+
+    def match(self, name: str, elsewhere: Sequence[str] = ()) -> str | None:
+        """Resolve a name as `find` does; None for a one-part name that matches nothing. Raises ModelNotFound."""
         if len(name) > LONGEST_NAME:  # comparing names takes time quadratic in their length
             what = f"The model's name has {len(name):,} characters; {LONGEST_NAME} are the most."
             raise ModelNotFound(what, param="model")
@@ -70,13 +80,7 @@ class Catalogue:
         for model_id in held:
             if name.lower() in (model_id.lower(), model_id.lower().rpartition("/")[2]):
                 return model_id
-        if len(id_parts(wanted)) == 2:
-            return wanted
-        if flaw := self.flaw(wanted):
-            raise flaw
-        near = difflib.get_close_matches(name, held, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
-        raise ModelNotFound(f"There is no model {name!r} here.", hint=hint, param="model")
+        return wanted if len(id_parts(wanted)) == 2 else None
 
     def whole(self, model_id: str, revision: str = "") -> Folder | None:
         """Folder of the complete model, or None; without `revision`, the first one found."""

@@ -29,7 +29,7 @@ from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
-from node.model.safetensors_header import make_tensor
+from node.model.safetensors_header import parse_header
 from node.model.weights import Weights, read_description, read_index
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,9 @@ class Hub:
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
 
-        header = partial(self._header, model_id, directory.name)
+        def header(file: str) -> dict[str, Tensor]:
+            return self._header(model_id, directory.name, file, sizes[file])
+
         tensors = {name: tensor for part in self._readers.map(header, files) for name, tensor in part.items()}
         weights = Weights(tensors, {file: sizes[file] for file in files})
         part = directory / f"{DESCRIPTION}.{uuid.uuid4().hex}.part"  # nodes on one machine share the cache
@@ -158,12 +160,15 @@ class Hub:
         part.replace(directory / DESCRIPTION)
         return weights
 
-    def _header(self, model_id: str, commit: str, file: str) -> dict[str, Tensor]:
+    def _header(self, model_id: str, commit: str, file: str, size: int) -> dict[str, Tensor]:
         try:
             found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
-            return {name: make_tensor(file, name, each.dtype, each.shape) for name, each in found.tensors.items()}
+            tensors, end = parse_header(file, {name: vars(tensor) for name, tensor in found.tensors.items()})
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r:.200}") from error
+        if end > size:
+            raise ModelBroken(f"{file} of {model_id} on the hub has {size:,} bytes; its header says at least {end:,}.")
+        return tensors
 
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free

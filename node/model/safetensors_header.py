@@ -5,6 +5,7 @@ A file is 8 bytes of header length (little-endian), the header in JSON, and the 
 
 import json
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             )
         raw = file.read(length)
     try:
-        tensors, end = _parsed(path.name, json.loads(raw))
+        tensors, end = parse_header(path.name, json.loads(raw))
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ModelBroken(
             f"{path}: its safetensors header of {length:,} bytes is damaged: {error!r:.200}", hint=_AGAIN
@@ -64,8 +65,11 @@ def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
     return Tensor(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
 
 
-def _parsed(file: str, header: dict[str, dict[str, Any]]) -> tuple[dict[str, Tensor], int]:
-    """The tensors, and their total size in bytes."""
+def parse_header(file: str, header: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a header, which is untrusted, and the offset at which the last one ends.
+
+    Raises ValueError, TypeError, KeyError or AttributeError for an invalid entry and for tensors that overlap.
+    """
     tensors, spans = {}, []
     for name, entry in header.items():
         if name == "__metadata__":

@@ -176,7 +176,20 @@ def test_damaged_config(fake_hub, hub):
         hub.metadata("org/model")
 
 
-@pytest.mark.parametrize("header", [b"{", b"[]", b'{"a": {}}', b'{"a": {"dtype": "U8"}}', b'{"a": 1}', None])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"[]",
+        b'{"a": {}}',
+        b'{"a": {"dtype": "U8"}}',
+        b'{"a": 1}',
+        b'{"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 3]}}',
+        b'{"a": {"dtype": "U8", "shape": [999], "data_offsets": [0, 999]}}',
+        b'{"a": {"dtype":"U8","shape":[4],"data_offsets":[0,4]}, "b": {"dtype":"U8","shape":[1],"data_offsets":[3,4]}}',
+        None,
+    ],
+)
 def test_damaged_header(fake_hub, hub, header):
     content = b"\xff" * 100 if header is None else len(header).to_bytes(8, "little") + header
     fake_hub.repos["org/model"][SECOND] = content

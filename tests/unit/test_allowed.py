@@ -79,7 +79,7 @@ def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
         asked.append(model)
         raise NotImplementedError
 
-    catalogue = SimpleNamespace(find=lambda name, held: name, created=lambda model: 1)
+    catalogue = SimpleNamespace(match=lambda name, held: name, created=lambda model: 1)
     view = SimpleNamespace(placement=Placement(), peers=(), head="me")
     here = agent()
     here.view = lambda: view

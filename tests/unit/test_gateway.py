@@ -61,23 +61,23 @@ async def until(condition) -> None:
 
 async def test_who_hangs_up_while_a_tokenizer_is_read_leaves_no_process(gateway, processes):
     for _ in range(3):
-        opening = asyncio.create_task(gateway._texts(ring("a")))
+        opening = asyncio.create_task(gateway._encoder(ring("a")))
         await asyncio.sleep(0.01)
         opening.cancel()
         await asyncio.wait([opening])
-    texts = await gateway._texts(ring("a"))
-    assert await gateway._texts(ring("a")) is texts
-    assert await texts.encode("Hi", context=10, param="x")
+    encoder = await gateway._encoder(ring("a"))
+    assert await gateway._encoder(ring("a")) is encoder
+    assert await encoder.encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
 
 async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, processes):
     for each in (ring("a"), ring("b"), ring("a", "2")):
-        await gateway._texts(each)
+        await gateway._encoder(each)
     await until(lambda: processes() == 2)
     gateway._agent.placement = Placement(rings=(ring("c"),))
-    texts = await gateway._texts(ring("c"))
-    assert await texts.encode("Hi", context=10, param="x")
+    encoder = await gateway._encoder(ring("c"))
+    assert await encoder.encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
 
