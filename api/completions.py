@@ -59,6 +59,8 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None) -> Echo:
     text = prompt if isinstance(prompt, str) else None
+    if text is not None and wanted is None:
+        return Echo((), text, wanted)  # nothing asks for the text of each token
     return Echo(await model.encoder.pool.run(spell, model.tokenizer, tokens, text), text, wanted)
 
 

@@ -10,7 +10,7 @@ machines in the logits change the outcome only where it was a near tie. It is ma
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -59,7 +59,7 @@ def sample(
     else:
         tokens = _draw(logits, params, positions, histories, allowed)
     # In the same evaluation: a row of which any logit is NaN or infinite, or all are -inf, has no finite total.
-    ids = _ints(mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NOTHING))
+    ids = cast(list[int], mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NOTHING).tolist())
     wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NOTHING]
     if not wanted:
         return [Sampled(token) for token in ids]
@@ -83,7 +83,7 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
     chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
     top = min(top, logprobs.shape[-1])
     if top == 0:
-        return [Sampled(token, value) for token, value in zip(tokens, _floats(chosen), strict=True)]
+        return [Sampled(token, value) for token, value in zip(tokens, cast(list[float], chosen.tolist()), strict=True)]
     best = mx.argpartition(-logprobs, top - 1, axis=-1)[:, :top]
     values = mx.take_along_axis(logprobs, best, axis=-1)
     order = mx.argsort(-values, axis=-1)
@@ -91,7 +91,7 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
     mx.eval(chosen, best, values)
     rows: Any = zip(best.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
     tops = [tuple(zip(ids, logs, strict=True)) for ids, logs in rows]
-    return [Sampled(*scored) for scored in zip(tokens, _floats(chosen), tops, strict=True)]
+    return [Sampled(*scored) for scored in zip(tokens, cast(list[float], chosen.tolist()), tops, strict=True)]
 
 
 def _is_plain(sampling: Sampling) -> bool:
@@ -189,13 +189,3 @@ def _mix(seed: int, position: int) -> int:
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
         value ^= value >> 31
     return value
-
-
-def _ints(array: mx.array) -> list[int]:
-    values: Any = array.tolist()
-    return [int(value) for value in values]
-
-
-def _floats(array: mx.array) -> list[float]:
-    values: Any = array.tolist()
-    return [float(value) for value in values]

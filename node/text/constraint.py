@@ -11,7 +11,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from node.core.errors import BadRequest, PippinError
-from node.text.grammar_job import LIMITS
+from node.text.grammar_job import LIMITS, error_of
 from node.text.tokenizer import Tokenizer
 
 
@@ -45,7 +45,7 @@ class Constraint:
             bits: bytes = matcher.compute_bitmask()
             if not matcher.is_error():
                 return bits
-        self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {_told(matcher)}")
+        self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {error_of(matcher)}")
         return None
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Constraints:
         matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LIMITS)
         constraint = Constraint(matcher)
         if matcher.is_error() or constraint.allowed(generated) is None:
-            raise BadRequest(f"The grammar can't be followed: {_told(matcher)}")
+            raise BadRequest(f"The grammar can't be followed: {error_of(matcher)}")
         return constraint
 
     def _read(self) -> LLTokenizer:
@@ -91,10 +91,6 @@ class Constraints:
         if self._tokenizer is None:
             raise BadRequest(self._unusable)
         return self._tokenizer
-
-
-def _told(matcher: LLMatcher) -> str:
-    return str(matcher.get_error()).partition("\n")[0][:500]
 
 
 def _read(directory: Path, vocabulary: int) -> LLTokenizer:

@@ -76,8 +76,7 @@ def _tried(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
     for _ in range(_STEPS):
         bits = matcher.compute_bitmask()
         if matcher.is_error():
-            said = str(matcher.get_error()).partition("\n")[0][:500]
-            raise BadRequest(f"{_where(param)} can't be followed: {said}", param=param)
+            raise BadRequest(f"{_where(param)} can't be followed: {error_of(matcher)}", param=param)
         if matcher.is_stopped():
             break
         matcher.consume_token(choose.choice([token for token in range(257) if bits[token // 8] >> token % 8 & 1]))
@@ -86,6 +85,11 @@ def _tried(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
         most = format_bytes(MOST_MEMORY)
         raise BadRequest(f"{_where(param)} takes {format_bytes(memory)} of memory; {most} are the most.", param=param)
     return max(0, memory)
+
+
+def error_of(matcher: LLMatcher) -> str:
+    """The first line of a matcher's error, 500 characters at most."""
+    return str(matcher.get_error()).partition("\n")[0][:500]
 
 
 def _where(param: str | None) -> str:

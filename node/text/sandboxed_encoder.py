@@ -137,7 +137,7 @@ class SandboxedEncoder:
             if not self.is_open:
                 self.tokenizer = await self.pool.run(Tokenizer, self._directory)
             controls = list(map(tuple, self.tokenizer.control_strings))
-            _tokens(await sandbox.ask(_request("know", {"controls": controls})))
+            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
         except BaseException:
             sandbox.end()
             raise

@@ -6,6 +6,7 @@ Templates may loop or double, take exponential time to be compiled, and tokenize
 import json
 import marshal
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100
 
 
 def make_job() -> Job:
-    """Answers requests, marshalled: the name of a method of `_Texts`, its arguments, how many tokens it may give, and the
+    """Answers requests, marshalled: the name of a method of `_TokenizerJob`, its arguments, how many tokens it may give, and the
     parameter that the text is from.
     """
-    texts = _Texts()
+    tokenizer = _TokenizerJob()
 
     def answer(request: bytes) -> bytes:
         name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
         try:
-            tokens = getattr(texts, name)(**given)
+            tokens = getattr(tokenizer, name)(**given)
             if len(tokens) > most:  # the node would have to take them all to find that out
                 raise ContextExceeded(
                     f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
@@ -47,12 +48,11 @@ def make_job() -> Job:
     return answer
 
 
-class _Texts:
-    """The first to be asked is `load`, then `know`."""
+class _TokenizerJob:
+    """The first to be asked is `load`, then `set_control_strings`."""
 
-    def __init__(self) -> None:
-        self._hf: Any = None
-        self._encoding: Any = None
+    _hf: Any
+    _encoder: Encoder
 
     def load(self, directory: str) -> list[int]:
         """Reads the files, and tries what the node will do with them in its own process. Raises ModelBroken."""
@@ -60,27 +60,27 @@ class _Texts:
         template = self._hf.chat_template
         if isinstance(template, str) and len(template) > MOST_TEMPLATE:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MOST_TEMPLATE:,} are the most.")
-        encoding = Encoder(self._hf, self._hf, ())
+        encoder = Encoder(self._hf, self._hf, ())
         for text in _PROBES:
-            encoding.encode_inside(text)
-            self._hf.decode(encoding.encode(text))
+            encoder.encode_inside(text)
+            self._hf.decode(encoder.encode(text))
         return []
 
-    def know(self, controls: list[list[Any]]) -> list[int]:
+    def set_control_strings(self, controls: list[list[Any]]) -> list[int]:
         """The control strings, which the node knows by the model's family, too."""
-        self._encoding = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
+        self._encoder = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
         return []
 
     def encode(self, text: str) -> list[int]:
-        return self._encoding.encode(text)  # type: ignore[no-any-return]
+        return self._encoder.encode(text)
 
-    def join(self, pieces: list[list[Any]]) -> list[int]:
-        return self._encoding.join(pieces)  # type: ignore[no-any-return]
+    def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        return self._encoder.join(pieces)
 
-    def segments(self, segments: list[list[Any]]) -> list[int]:
-        return self._encoding.tokens([Segment(*each) for each in segments])  # type: ignore[no-any-return]
+    def segments(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
+        return self._encoder.tokens([Segment(*each) for each in segments])
 
     def chat(self, messages: Any, tools: Any, more: dict[str, Any], context: int, longest: int) -> list[int]:
-        segments = self._encoding.rendered(messages, tools, **more)
+        segments = self._encoder.rendered(messages, tools, **more)
         check_length(sum(len(segment.text) for segment in segments), context, longest, param="messages")
-        return self._encoding.tokens(segments)  # type: ignore[no-any-return]
+        return self._encoder.tokens(segments)
