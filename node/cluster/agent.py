@@ -28,7 +28,7 @@ from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Jo
 from node.cluster.reunion import Reunion
 from node.cluster.terms import Terms
 from node.core.clock import now
-from node.core.errors import Incompatible
+from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
 from node.core.types import (
     Address,
@@ -99,6 +99,11 @@ class Agent:
     @property
     def is_head(self) -> bool:
         return self._election.is_head and not self.leaving
+
+    def check_head(self) -> None:
+        """Raises NotReady if this node is not the head."""
+        if not self.is_head:
+            raise NotReady("This node is not the head of the cluster.", hint="Try again in a moment.")
 
     @property
     def term(self) -> int:

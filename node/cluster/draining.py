@@ -42,8 +42,7 @@ class Draining:
 
     async def decide(self, node: str, *, draining: bool) -> None:
         """As the head."""
-        if not self._agent.is_head:
-            raise NotReady("This node is not the head of the cluster.", hint="A moment later it is known who is.")
+        self._agent.check_head()
         if draining:
             self._head.check_drain(node)
         if node == self._agent.info.id:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from node.cluster.agent import Agent
-from node.cluster.head import MOST_ASKED, Head
+from node.cluster.head import Head
+from node.cluster.wanted import MOST_ASKED
 from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
 from node.core.types import (
     COUNTER_LIMIT,
@@ -94,7 +95,7 @@ async def test_nothing_is_left_of_unknown_models_whose_clients_hung_up(monkeypat
     async with elected(monkeypatch) as (head, agent, specs):
         await hung_up(head, [f"org/none-{n}" for n in range(MOST_ASKED)])
         specs.go_on.set()
-        await asyncio.gather(*head._describing.values())
+        await asyncio.gather(*head._wanted.describing.values())
         await planned(head, agent)
         assert agent.placement.refused == ()
 
@@ -106,7 +107,7 @@ async def test_the_head_looks_for_so_many_models_at_once(monkeypatch):
         with pytest.raises(Overloaded, match=str(MOST_ASKED)):
             await head.want("org/one-more")
         specs.go_on.set()
-        await asyncio.gather(*head._describing.values())
+        await asyncio.gather(*head._wanted.describing.values())
         with pytest.raises(ModelNotFound):
             await head.want("org/one-more")
 
@@ -172,6 +173,6 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/first"]
-        monkeypatch.setattr("node.cluster.head.LOADS_S", 0.0)  # nobody waits for it any more
+        monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # nobody waits for it any more
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]

@@ -78,7 +78,7 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
         async def find(name: str) -> ModelSpec:
             return ModelSpec(name, (1, 1), 1, (KvCost(0), KvCost(0)), (1,), 1000, revision=revisions.pop())
 
-        head._specs = SimpleNamespace(find=find)
+        head._wanted._specs = SimpleNamespace(find=find)
         report, loads = agent._facts(), []
         memory = replace(report.memory, total=1 << 40, usable=1 << 40)
         monkeypatch.setattr(agent, "_facts", lambda: replace(report, memory=memory, loads=tuple(loads)))

@@ -1,0 +1,206 @@
+"""The models that the cluster shall serve, and what the head knows of each."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from node.cluster.agent import Agent
+from node.cluster.readiness import ready_rings
+from node.cluster.specs import Specs
+from node.core.clock import now
+from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
+from node.core.types import LONGEST_TEXT, ClusterView, LoadState, ModelSpec, NodeReport, Placement, Refusal
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 3.0
+"""Time for which a model's failure answers all requests for it; a later request makes the head try again."""
+RETRY_S = 15.0
+"""Time after which a model that could not be described or loaded is tried again without a request."""
+LOADS_S = 60.0
+"""Time for which a model that is loaded for a request makes no room for another one; a first request waits as long."""
+FORGET_S = 60.0
+"""Time for which a requested model stays wanted while it cannot be served: its nodes may come back."""
+MOST_ASKED = 64
+"""Maximum models that are wanted for requests alone and are not served."""
+
+
+@dataclass(slots=True)
+class WantedModel:
+    """Wanted for good if preloaded, otherwise until its memory is needed."""
+
+    asked_at: float = 0.0
+    """Time of the last request."""
+    served_at: float = 0.0
+    """Time at which it last had a ring."""
+    placed_at: float = 0.0
+    """Time at which it got its ring; the present while it has none."""
+    preload: bool = False
+    spec: ModelSpec | None = None
+    failure: Refusal | None = None
+    retry_at: float = 0.0
+
+
+class WantedModels:
+    def __init__(self, agent: Agent, specs: Specs) -> None:
+        self._agent = agent
+        self._specs = specs
+        self.models: dict[str, WantedModel] = {}
+        """By id."""
+        self.barred: dict[tuple[str, str], float] = {}
+        """(Model, node) pairs of replicas that could not be loaded, with the time until which they are not retried."""
+        self.group = asyncio.TaskGroup()
+        """Runs the searches for descriptions. To be entered by the head's task."""
+        self.describing: dict[str, asyncio.Task[Refusal | None]] = {}
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def ask(self, model: str) -> None:
+        """Add a model for a request; returns when its description is known.
+
+        Raises Overloaded if too many models are being looked for, or the model's failure.
+        """
+        self._limit_asked(model)
+        wanted = self.models.setdefault(model, WantedModel())
+        wanted.asked_at = now()
+        failure = wanted.failure if now() < wanted.retry_at - RETRY_S + FRESH_S else None
+        if failure is None:
+            wanted.failure = None
+            if wanted.spec is None:
+                # The caller may go away; the next one uses the result.
+                failure = await asyncio.shield(self._describe(model, wanted))
+        if failure:
+            raise error_from(failure.code, failure.message, hint=failure.hint)
+
+    def _limit_asked(self, model: str) -> None:
+        """Make room for one more model to look for. Raises Overloaded."""
+        asked = self._only_asked(self._agent.placement)
+        if model in self.models or len(asked) < MOST_ASKED:
+            return
+        idle = [each for each in asked if each not in self.describing]
+        if not idle:
+            raise Overloaded(
+                f"The head is looking for {len(asked)} other models already.", hint="Try again in a few seconds."
+            )
+        del self.models[min(idle, key=lambda each: self.models[each].asked_at)]
+
+    def _only_asked(self, current: Placement) -> list[str]:
+        """Models that are wanted for requests alone: no node preloads them, and no ring serves them."""
+        served = {ring.model for ring in current.rings}
+        return [model for model, wanted in self.models.items() if not wanted.preload and model not in served]
+
+    # --- descriptions -------------------------------------------------------------------------------------------------
+
+    def _describe(self, model: str, wanted: WantedModel) -> asyncio.Task[Refusal | None]:
+        """The task that searches a model's description, at most one per model. Its result is the failure, if any."""
+        if model not in self.describing:
+            task = self.group.create_task(self._find_spec(model, wanted), name=f"describe {model}")
+            self.describing[model] = task
+        return self.describing[model]
+
+    async def _find_spec(self, model: str, wanted: WantedModel) -> Refusal | None:
+        """Root of a task: any error becomes the reason why the model is refused."""
+        try:
+            wanted.spec = await self._specs.find(model)
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("describing failed")
+            failed = as_pippin_error(error)
+            log.error("%s: %s", model, failed)
+            if wanted.spec is None:  # otherwise an earlier head told it meanwhile
+                wanted.failure = _refusal(model, failed)
+                wanted.retry_at = now() + RETRY_S
+        finally:
+            del self.describing[model]
+            if wanted.failure and model in self._only_asked(self._agent.placement):
+                del self.models[model]  # those who wait are told; a later request makes the head try again
+            self._agent.head_due.notify()
+        return wanted.failure
+
+    def lacks_spec(self, current: Placement) -> bool:
+        """Whether a placed model is not known yet, as on a new head; until it is, the placement must not change."""
+        placed = [self.models.get(ring.model) for ring in current.rings]
+        return any(wanted is None or (wanted.spec is None and wanted.failure is None) for wanted in placed)
+
+    def specs(self, models: Iterable[str]) -> tuple[ModelSpec, ...]:
+        """Descriptions of those of the models that have one."""
+        return tuple(spec for model in models if (spec := self.models[model].spec))
+
+    # --- planning -----------------------------------------------------------------------------------------------------
+
+    def update(self, nodes: Sequence[NodeReport], current: Placement) -> None:
+        """Add the models that are preloaded or placed, forget those that nobody needs, and search descriptions."""
+        self._forget_unserved(current)
+        preload = {model for node in nodes for model in node.preload}
+        served = {ring.model for ring in current.rings}
+        for model in preload | served:
+            self.models.setdefault(model, WantedModel())
+        for model in served:
+            self.models[model].served_at = now()
+        for model in self.models.keys() - served:
+            self.models[model].placed_at = now()
+        for spec in current.specs:  # of earlier heads: no node may have the whole model, and the hub may be unreachable
+            known = self.models.get(spec.id)
+            if known and known.spec is None:
+                known.spec, known.failure = spec, None
+        for model, wanted in self.models.items():
+            wanted.preload = model in preload
+            # A node that joined since may have the model's files.
+            is_new = wanted.spec is None and self._agent.joined_at > wanted.retry_at - RETRY_S
+            if wanted.failure and (is_new or wanted.retry_at < now()):
+                wanted.failure = None
+            if not wanted.spec and not wanted.failure:
+                self._describe(model, wanted)
+
+    def _forget_unserved(self, current: Placement) -> None:
+        old = now() - FORGET_S
+        for model in self._only_asked(current):
+            wanted = self.models[model]
+            if max(wanted.asked_at, wanted.served_at) < old and model not in self.describing:
+                del self.models[model]
+
+    def note_failed_loads(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
+        """Refuse models that a node could not load; a model that another ring serves is only barred from that node."""
+        rings, at = {ring.id for ring in view.placement.rings}, now()
+        self.barred = {pair: until for pair, until in self.barred.items() if until > at}
+        for node in nodes:
+            if node.draining:
+                continue  # nothing is placed there anyway, and other nodes may be able to load it
+            for load in node.loads:
+                model = load.shard.model
+                wanted = self.models.get(model)
+                if not (wanted and load.state is LoadState.FAILED and load.ring in rings):
+                    continue
+                if ready_rings(view, model):
+                    self.barred[model, node.info.id] = at + RETRY_S
+                    continue
+                code, _, text = load.error.partition(": ")
+                retry_s = RETRY_S
+                if code == ModelChanged.code:  # the description is of files that are gone
+                    wanted.spec, retry_s = None, 0.0
+                wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
+                wanted.retry_at = at + retry_s
+
+    def placeable(self) -> list[str]:
+        """Models that could be placed: preloaded ones first, then by the time of the last request, latest first."""
+        ready = [model for model, wanted in self.models.items() if wanted.spec and not wanted.failure]
+        return sorted(ready, key=lambda model: (not self.models[model].preload, -self.models[model].asked_at))
+
+    def loading(self, view: ClusterView) -> set[str]:
+        """Placed models that a request may be waiting for.
+
+        They make no room for others: those who wait would ask for them again, without end.
+        """
+        placed = {ring.model for ring in view.placement.rings}
+        fresh = {model for model in placed if now() - self.models[model].placed_at < LOADS_S}
+        return {model for model in fresh if not ready_rings(view, model)}
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Of models that could not be described or loaded."""
+        return tuple(wanted.failure for wanted in self.models.values() if wanted.failure)
+
+
+def _refusal(model: str, error: PippinError) -> Refusal:
+    """Cut to a length that peers accept; they would refuse the whole heartbeat otherwise."""
+    return Refusal(model, error.code, error.message[: LONGEST_TEXT // 2], error.hint[: LONGEST_TEXT // 2])
