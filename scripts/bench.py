@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Pippin. `scripts/bench.py COMMAND --help` says what a command measures and how; docs/performance.md what for.
+"""Measures Pippin. `scripts/bench.py COMMAND --help` explains a command; docs/performance.md has the figures.
 
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py ring --preset 25m
@@ -7,7 +7,7 @@
     scripts/bench.py recover
     scripts/bench.py soak
 
-It is started with the project's own Python: .venv/bin/python scripts/bench.py.
+Run it with the project's own Python: .venv/bin/python scripts/bench.py.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def compare(model: Path) -> int:
-    """Load the model whole and in halves, each in a process of its own; print what they take."""
+    """Load the model whole and in halves, each in its own process; print the memory of each."""
     layers = int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
     bounds = [(0, layers), (0, layers // 2), (layers // 2, layers)]
     whole, *halves = [run(model, start, end) for start, end in bounds]
@@ -72,7 +72,7 @@ def run(model: Path, start: int, end: int) -> dict[str, int]:
 
 
 def measure(model: Path, start: int, end: int) -> None:
-    """In the child: load, run a few steps, and print what this process takes, in bytes."""
+    """In the child: load, run a few steps, and print this process's memory in bytes."""
     import psutil  # noqa: PLC0415  (not in the parent, whose memory is none of the matter)
 
     from node.engine.compute import Compute  # noqa: PLC0415

@@ -1,11 +1,11 @@
-"""Runs real OpenAI clients, each in a throw-away environment of its own, against a node with the built-in model.
+"""Runs real OpenAI clients, each in its own temporary environment, against a node with the built-in model.
 
     .venv/bin/python scripts/clients.py                     all of them, against one node
     .venv/bin/python scripts/clients.py --nodes 3 openai    one of them, against three nodes that split the model
     .venv/bin/python scripts/clients.py --url http://localhost:52415/v1 --environments /tmp/clients
 
-Each folder of tests/clients is a client: what to install (requirements.txt, no-deps.txt, package.json) and what to ask
-of it (check.py, *.mjs). What is installed comes from the registries that uv and npm are set up to use.
+Each folder of tests/clients is a client: its packages (requirements.txt, no-deps.txt, package.json) and its checks
+(check.py, *.mjs). Packages come from the registries that uv and npm are configured for.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CLIENTS = ROOT / "tests" / "clients"
 UV = str(ROOT / ".venv" / "bin" / "uv")
 MODEL_FILES = ROOT / "node" / "builtin" / "pippin-demo"
 STARTS = ("check", "package")
-"""Stems of the files that make a folder a client's."""
+"""Stems of the files that mark a folder as a client's."""
 START_S = 60.0
 INSTALL_S = 1200.0
 CHECK_S = 600.0
@@ -43,7 +43,7 @@ class Result:
     version: str
     passed: int
     failures: dict[str, str]
-    """Why, by the check's name."""
+    """The reason of each failure, by the check's name."""
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Result:
 
 @contextlib.contextmanager
 def running_nodes(count: int, directory: Path) -> Iterator[str]:
-    """The API's URL of one of them, with /v1."""
+    """Start nodes; yields the API's URL of one of them, with /v1."""
     cluster = f"clients-{uuid.uuid4().hex[:12]}"
     command = [str(ROOT / ".venv" / "bin" / "node"), "--host", "127.0.0.1", "--cluster", cluster, "--api-port", "0"]
     command += ["--model", MODEL_FILES.name, "--stages", str(count)]
@@ -85,7 +85,7 @@ def _ready(log: Path) -> str:
 
 
 def install(client: Path, environment: Path) -> list[str]:
-    """Make the client's environment unless it is there; the beginning of a command that runs in it."""
+    """Make the client's environment unless it exists; return the beginning of a command that runs in it."""
     if (client / "package.json").exists():
         shutil.copytree(client, environment, dirs_exist_ok=True)
         if not (environment / "node_modules").exists():
@@ -107,7 +107,7 @@ def _run(*command: str, cwd: Path | None = None) -> None:
 
 
 def version(client: Path, environment: Path) -> str:
-    """Of what the client's folder is about: the first package that it asks for, or all for npm."""
+    """Return the version of the first package in the client's requirements, or of all for npm."""
     if (client / "package.json").exists():
         wanted = json.loads((client / "package.json").read_text())["dependencies"]
         return ", ".join(f"{name} {number}" for name, number in wanted.items())
@@ -169,7 +169,7 @@ def _options(clients: Collection[str]) -> argparse.Namespace:
 
 
 def results(options: argparse.Namespace, folders: dict[str, Path], directory: Path) -> Iterator[Result]:
-    """Of all checks, one after the other."""
+    """Yield the results of all checks, one after the other."""
     known = directory / "known.json"
     command = [sys.executable, str(CLIENTS / "known.py"), str(MODEL_FILES)]
     known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)

@@ -4,8 +4,8 @@
     scripts/make_model.py --preset 25m --out /tmp/25m
     scripts/make_model.py --preset qwen3-0.6b --out /tmp/qwen --dtype bf16 --quantize 4 --shards 3
 
-The tokenizer is that of the built-in model. Where the real vocabulary is larger, made-up words fill it, because random
-weights pick any token and each should have a text.
+The tokenizer is that of the built-in model. If the real vocabulary is larger, generated words fill it, because random
+weights sample any token and each needs a text.
 """
 
 import argparse
@@ -72,7 +72,9 @@ PRESETS: dict[str, Config] = {
 
 
 def build(config: Config, dtype: mx.Dtype, seed: int) -> Module:
-    """The model with random weights whose layers outweigh the embedding, so that the output is no echo of the input."""
+    """Build the model with random weights. Its layers outweigh the embedding, so that the output does not repeat the
+    input.
+    """
     mx.random.seed(seed)
     model_class, arguments = _get_classes(config)
     model: Module = model_class(arguments.from_dict(config))
@@ -91,7 +93,7 @@ def weights_of(model: Module) -> dict[str, mx.array]:
 
 
 def split_weights(model: Module, shards: int) -> list[dict[str, mx.array]]:
-    """The weights in files of about the same size, in the order of the layers, as published models have them."""
+    """Divide the weights into files of similar size, in the order of the layers, as published models do."""
     weights = weights_of(model)
     total = sum(value.nbytes for value in weights.values())
     files: list[dict[str, mx.array]] = [{} for _ in range(shards)]
@@ -103,7 +105,7 @@ def split_weights(model: Module, shards: int) -> list[dict[str, mx.array]]:
 
 
 def save_weights(model: Module, out: Path, shards: int = 1) -> None:
-    """Like mlx_lm.utils.save_model, which can't make files smaller than a gigabyte."""
+    """Save as mlx_lm.utils.save_model does, which can't make files smaller than a gigabyte."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("model*.safetensors*"):
         old.unlink()
@@ -124,7 +126,7 @@ def copy_tokenizer(config: Config, out: Path) -> None:
         shutil.copyfile(DEMO / name, out / name)
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    # No merge leads to these tokens, so only the model writes them. "Ġ" is the byte-level form of a space.
+    # No merge produces these tokens, so only the model writes them. "Ġ" is the byte-level form of a space.
     vocabulary.update({f"Ġw{i}": i for i in range(len(vocabulary), config["vocab_size"])})
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     demo = json.loads((DEMO / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Starts one node with the built-in model, or several on this machine that split it, and says how to talk to them."""
+"""Starts one node with the built-in model, or several on this machine that split it, and prints how to use them."""
 
 import argparse
 import contextlib
@@ -35,7 +35,7 @@ def main() -> int:
         parser.error(f"--api-key-file: {error}")
     guard = ["--api-key-file", options.api_key_file] if key else []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)  # even where a shell started this in the background
+        signal.signal(number, signal.default_int_handler)  # also if a shell started this in the background
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         processes = start(options.nodes, stages, options.api_port, [*guard, *rest], Path(directory))
         try:
@@ -66,12 +66,12 @@ def start(count: int, stages: int, api_port: int, rest: list[str], directory: Pa
 
 
 def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
-    # In a group of its own: Ctrl-C comes to this script, which passes it on once.
+    # A process group of its own: Ctrl-C reaches only this script, which passes it on once.
     return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True)
 
 
 def wait_ready(api: Api, count: int, stages: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
-    """The status once all nodes are there and hold their layers; None when a node ended or it took too long."""
+    """Return the status once all nodes are here and hold their layers; None when a node ended or time ran out."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         with contextlib.suppress(StatusFailed):
@@ -86,7 +86,7 @@ def wait_ready(api: Api, count: int, stages: int, processes: list[subprocess.Pop
 
 
 def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
-    """`guard`: the options with which `cluster` brings a key, if one is asked for."""
+    """Return the text to print. `guard`: options of `cluster` that give it an API key, if the nodes need one."""
     names = {node["id"]: node["name"] for node in status["nodes"]}
     lines = ["", f"Pippin is ready at http://localhost:{port}/v1", ""]
     for model in status["models"]:
@@ -105,7 +105,7 @@ def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Drain on the first Ctrl-C, quit on the second."""
+    """Drain the nodes on the first Ctrl-C, end them on the second."""
     for _ in range(2):
         for process in processes:
             if process.poll() is None:

@@ -1,5 +1,6 @@
-"""A ring of bare stages: what remains of the speed of one process when two or three halves of a model take turns, before
-any gRPC, event loop, HTTP or scheduling. No ring of processes on this machine is faster, so it is the limit for ours.
+"""A ring of bare stages: the speed that remains of one process when two or three parts of a model take turns, without
+gRPC, event loop, HTTP or scheduling. No ring of processes on this machine can be faster, so it is the upper limit for
+Pippin's.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ class BareRing:
         return [child.process.pid for child in self.children]
 
     def seconds(self, prompt: Sequence[int], tokens: int) -> float:
-        """From the first token of an answer to its last."""
+        """Return the seconds from the first token of an answer to the last."""
         seconds: float = self.children[0].ask(prompt=list(prompt), tokens=tokens)["rest"]
         return seconds
 
 
 @contextlib.contextmanager
 def running(stages: int, model: Path, preload: Path | None) -> Iterator[BareRing]:
-    """Start the processes, each on the core that a node would have, and join them in a circle."""
+    """Start the processes, each on the core that a node would have, and connect them in a circle."""
     layers: int = json.loads((model / "config.json").read_text())["num_hidden_layers"]
     bounds = [layers * stage // stages for stage in range(stages + 1)]
     cores = ring_nodes.assign(stages, processes.cores())

@@ -1,6 +1,7 @@
-"""One stage of a ring without Pippin: a llama model's own layers, raw bytes over blocking TCP, nothing else; see bare.py.
+"""One stage of a ring without Pippin: a llama model's own layers and raw bytes over blocking TCP; see bare.py.
 
-Arguments: the model, and its layers [start, end). The stage with layer 0 embeds, draws greedily and keeps the time.
+Arguments: the model, and its layers [start, end). The stage with layer 0 embeds, samples greedily and measures the
+time.
 """
 
 import json
@@ -17,12 +18,12 @@ from mlx_lm.utils import load_model
 
 
 class Stage:
-    """All in one thread, which waits for its sockets without a loop: the least that two processes can do."""
+    """A stage in one thread that waits for its sockets without an event loop: the minimum work of two processes."""
 
     def __init__(self, path: Path, start: int, end: int) -> None:
         self.model: Any = load_model(path)[0]
         self.layers = self.model.model.layers[start:end]
-        self.model.model.layers = self.layers  # the others are freed
+        self.model.model.layers = self.layers  # frees the others
         self.first = start == 0
         self.width: int = self.model.args.hidden_size
         self.caches: list[KVCache] = []
@@ -47,7 +48,7 @@ class Stage:
         return int(token)
 
     def pack(self, hidden: mx.array) -> bytes:
-        view: Any = hidden  # MLX does not tell that it is a buffer
+        view: Any = hidden  # supports the buffer protocol, which MLX's types do not say
         return bytes(memoryview(view))
 
     def unpack(self, data: bytes) -> mx.array:
@@ -59,7 +60,7 @@ def send(connection: socket.socket, data: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Empty when the other end closed."""
+    """Return the next message; empty when the other end has closed the connection."""
     size = int.from_bytes(_exactly(connection, 4))
     return _exactly(connection, size)
 
@@ -75,7 +76,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def relay(stage: Stage, before: socket.socket, after: socket.socket) -> None:
-    """A frame of several tokens is a prompt, and begins a new session."""
+    """Run frames until the connection closes. A frame of several tokens is a prompt, and begins a new session."""
     while data := receive(before):
         hidden = stage.unpack(data)
         if hidden.shape[1] > 1:
@@ -84,7 +85,7 @@ def relay(stage: Stage, before: socket.socket, after: socket.socket) -> None:
 
 
 def drive(stage: Stage, before: socket.socket, after: socket.socket, prompt: list[int], tokens: int) -> float:
-    """Seconds from the first token to the last."""
+    """Generate an answer; return the seconds from its first token to its last."""
     stage.begin()
     step, stamps = prompt, []
     for _ in range(tokens):

@@ -1,4 +1,4 @@
-"""An engine that costs nothing: tokens for all running streams at once, round after round, as a driver's steps give them."""
+"""An engine that computes nothing: one token for each running stream, round after round, as a driver's steps give them."""
 
 import asyncio
 import time
@@ -28,12 +28,14 @@ class _Stream:
 
 
 class FakeEngine:
-    """A round gives each stream a token and ends when all have taken theirs, so it never runs ahead of its readers."""
+    """Gives each stream one token per round. A round ends when all streams have taken theirs, so the engine never runs
+    ahead of its readers.
+    """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
         self._events: list[TokenEvent] = []
-        """By position, the same for all streams."""
+        """Token events by position, the same for all streams."""
         self._streams: set[_Stream] = set()
         self._untaken = 0
         self._go_on = asyncio.Event()
@@ -70,7 +72,7 @@ class FakeEngine:
                     return
         finally:
             if not stream.queue.empty():
-                self._took()  # its reader hung up
+                self._took()  # the client closed the connection
             self._streams.discard(stream)
 
     def _took(self) -> None:
@@ -79,7 +81,7 @@ class FakeEngine:
             self._go_on.set()
 
     async def own_cost(self, streams: int, tokens: int) -> float:
-        """Microseconds a token of the engine itself, with readers that do nothing."""
+        """Return the engine's own microseconds per token, measured with readers that do nothing."""
 
         async def read(number: int) -> None:
             async for _ in self.generate(GenerateRequest(f"own-{number}", MODEL, (1,), tokens)):
@@ -103,7 +105,7 @@ class FakeModel:
 
 
 class FakeBackend:
-    """An api.backend.Backend; with `client` and `driver` the tokens come from the engine of another process."""
+    """An api.backend.Backend. With `client` and `driver`, the tokens come from the engine of another process."""
 
     def __init__(
         self,
@@ -163,5 +165,5 @@ class FakeServing:
 
 
 def demo_tokens(directory: Path) -> list[int]:
-    """Of the built-in model; each ends at a whole character, so that each is an event."""
+    """Return tokens of the built-in model. Each ends at a whole character, so that each is an event."""
     return Tokenizer(directory).encode(TEXT)

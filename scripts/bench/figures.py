@@ -1,4 +1,4 @@
-"""Numbers of a run: percentiles, tables for people, JSON for programs, and what they were measured on."""
+"""Figures of a run: percentiles, tables for people, JSON for programs, and the machine that they were measured on."""
 
 import datetime as dt
 import importlib.metadata
@@ -13,11 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
-"""A line of a table: the same keys in each row, values of str, int, float or None."""
+"""One line of a table: the same keys in each row; values are str, int, float or None."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed; NaN of none."""
+    """Return the smallest value that at least `share` of the values do not exceed; NaN without values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -68,7 +68,7 @@ def _text(value: object) -> str:
 
 
 def machine() -> Row:
-    """Where and with what; `load` above 0.5 before a run means that the figures are of a busy machine."""
+    """Return the machine and the versions. A `load` above 0.5 before a run means that the machine was busy."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,15 +1,15 @@
-"""What HTTP and the gateway cost, with an engine that costs nothing behind the real API on one core.
+"""The cost of HTTP and of the gateway: the real API on one core, with an engine that computes nothing.
 
   driver here       the gateway's node drives the ring: tokens come from the same process
   driver elsewhere  they come over gRPC (real RpcServer, RpcClient) from a second process
 
-TTFT is of one request at a time, from its last byte sent to its first event with text. Tokens/s are of all streams
-together, each token an event of its own. The engine gives each stream one token a round, as a driver's steps do, and
-waits until all have been taken: no stream's tokens lie in wait to be sent as one lump. `us a token` is processor time of
-the whole process; 1,000,000 divided by it is what the core could give if nothing else held it back.
+TTFT is measured with one request at a time, from its last byte sent to its first event with text. Tokens/s are of all
+streams together; each token is an event of its own. The engine gives each stream one token per round, as a driver's
+steps do, and waits until all are taken, so no tokens pile up to be sent in one event. `us a token` is the processor
+time of the whole process; 1,000,000 divided by it is the capacity of the core.
 
-The gateway has a core of its own; the client and the driver have another each, or share one where there are but two. Then
-`driver elsewhere` is held back by them, and its processor time is the figure to look at.
+The gateway has a core of its own. The client and the driver have one each, or share one if there are only two. Then
+they slow `driver elsewhere` down, and its processor time is the figure to look at.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def _measure(name: str, gateway: Child, driver: Child | None, options: argparse.
     with processes.on_cores([] if core is None else [core]):
         rows = asyncio.run(_ask(name, started["port"], gateway, driver, options))
     if options.profile:
-        gateway.ask()  # it ends, and has written its profile when it answers
+        gateway.ask()  # when it answers, it has written its profile and ends
     return rows
 
 

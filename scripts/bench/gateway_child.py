@@ -1,4 +1,4 @@
-"""A gateway, or a driver without a ring, on an engine that costs nothing; see gateway.py.
+"""A gateway, or a driver without a ring, on an engine that computes nothing; see gateway.py.
 
 gateway_child.py gateway            HTTP on an engine in this process
 gateway_child.py gateway HOST:PORT  HTTP on the engine of a driver
@@ -35,7 +35,7 @@ async def serve(options: argparse.Namespace) -> None:
     running = asyncio.create_task(engine.run())
     own = await engine.own_cost(64, 200)
     if options.role == "driver":
-        nothing: Any = None  # no control plane and no files: nobody asks for them
+        nothing: Any = None  # no request reaches the control plane or files
         rpc = RpcServer(["127.0.0.1"], 0)
         await rpc.start(nothing, FakeServing(engine), nothing)
         say({"port": rpc.port, "own": own})

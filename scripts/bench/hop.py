@@ -1,4 +1,4 @@
-"""What one hop of an 8 KB frame costs between two processes, and where the time goes.
+"""The cost of one hop of an 8 KB frame between two processes, and its parts.
 
 A hop begins when a stage's hidden state is computed and ends when the next stage has it as an MLX array, in its compute
 thread. It uses the product's own parts: engine.compute, engine.codec, rpc.link, rpc.server.
@@ -14,9 +14,9 @@ BYTES = 8192
 TARGET_US = 250.0
 SWEEP_BYTES = 64 << 20
 WARM_UP = 0.1
-"""Of the trips, not counted."""
+"""Share of the round trips that is not counted."""
 
-# Moments of a hop, nanoseconds of one clock: the first five at its sender, the others at its receiver.
+# Moments of a hop in nanoseconds of one clock: the first five at its sender, the others at its receiver.
 COMPUTED, PACKED, RESUMED, ENCODING, ENCODED, DECODING, DECODED, UNPACKING, UNPACKED = range(9)
 Hop = Sequence[int]
 SPANS: dict[str, Sequence[tuple[int, int]]] = {

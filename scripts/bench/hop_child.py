@@ -28,7 +28,7 @@ from node.rpc.server import RpcServer
 
 
 class End:
-    """Both ends are alike, but that the near one counts the trips and begins each."""
+    """One end. Both ends are alike, except that the near one begins and counts the round trips."""
 
     def __init__(self) -> None:
         self.compute = Compute()
@@ -37,9 +37,11 @@ class End:
         self.link: Link | None = None
         self.trips_left = 0
         self.sweep = np.zeros(0)
-        """Read before each hop, as a stage reads its weights: then neither code nor data are in the caches."""
+        """Memory that is read before each hop, as a stage reads its weights, so that neither code nor data are in the
+        caches.
+        """
         self.done = asyncio.Event()
-        self._hidden: mx.array | None = None  # of the compute thread alone
+        self._hidden: mx.array | None = None  # used by the compute thread only
 
     # --- what is timed ----------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ async def link_end(*, near: bool, tls: bool) -> None:
     end = End()
     security = secure(b"of the benchmark alone", "bench", new_key()) if tls else None
     server = RpcServer(["127.0.0.1"], 0, security)
-    nothing: Any = None  # no control plane and no files: nobody asks for them
+    nothing: Any = None  # no request reaches the control plane or files
     end.compute.start()
 
     def timed_encode(frame: Frame) -> bytes:
@@ -122,7 +124,7 @@ async def link_end(*, near: bool, tls: bool) -> None:
                 say({})
                 await asyncio.to_thread(listen)
             say({"out": end.outgoing, "in": end.incoming})
-            await asyncio.to_thread(sys.stdin.readline)  # until the parent has heard both
+            await asyncio.to_thread(sys.stdin.readline)  # until the parent has read the lines of both
             end.link.close()
             await server.stop(0)
     end.compute.stop()

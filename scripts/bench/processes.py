@@ -1,4 +1,4 @@
-"""Child processes, each on a core of its own, and children that answer questions as lines of JSON."""
+"""Child processes, each on its own core, and children that answer requests as lines of JSON."""
 
 import contextlib
 import functools
@@ -20,8 +20,8 @@ ONE_THREAD = ("BLIS_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MK
 
 @functools.cache
 def cores() -> tuple[int, ...]:
-    """The cores that this process could use when first asked. One of each physical core comes first, then their
-    hyperthreads. None on macOS.
+    """Return the cores that this process was allowed to use at the first call: one of each physical core first, then
+    their hyperthreads. Empty on macOS.
     """
     if not hasattr(os, "sched_getaffinity"):
         return ()
@@ -38,7 +38,7 @@ def cores() -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def on_cores(chosen: Sequence[int]) -> Iterator[None]:
-    """Inside, this thread runs on these cores only, and so do processes started by it, with all their threads."""
+    """Inside, this thread runs on these cores only, and so do all threads of processes that it starts."""
     if not chosen or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -51,16 +51,18 @@ def on_cores(chosen: Sequence[int]) -> Iterator[None]:
 
 
 def pin(pid: int, core: int | None) -> None:
-    """Move a running process, all its threads, to another core."""
+    """Move all threads of a running process to another core."""
     if core is None:
         return
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # a thread that just ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(int(task.name), {core})
 
 
 def environment(preload: Path | None = None) -> dict[str, str]:
-    """One BLAS thread; modules of the tree that this script is in, whatever the virtual environment has installed."""
+    """Return an environment with one BLAS thread. Modules come from this script's tree, whatever is installed in the
+    virtual environment.
+    """
     given = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     if preload:
         given["LD_PRELOAD"] = str(preload)
@@ -68,7 +70,7 @@ def environment(preload: Path | None = None) -> dict[str, str]:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask each to stop; kill those that do not."""
+    """Ask each to stop; kill the ones that do not."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -81,7 +83,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 class Child:
-    """A script beside this one that reads questions from its stdin and answers each with one line on its stdout."""
+    """A script of this directory that reads requests from its stdin and answers each with one line on its stdout."""
 
     def __init__(
         self, script: str, *arguments: str, core: int | None = None, env: Mapping[str, str] | None = None
@@ -93,7 +95,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=dict(env or environment()),
-                start_new_session=True,  # Ctrl-C comes to this process, which ends its children itself
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends its children itself
             )
 
     def __enter__(self) -> Self:
@@ -112,7 +114,7 @@ class Child:
         self.process.stdin.flush()
 
     def answer(self, timeout_s: float = 600.0) -> dict[str, Any]:
-        """The next line. Raises SystemExit when the child failed, ended, or says nothing for so long."""
+        """Return the next line. Raises SystemExit when the child failed, ended, or is silent for `timeout_s`."""
         assert self.process.stdout
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else b""

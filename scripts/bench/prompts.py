@@ -1,4 +1,6 @@
-"""Prompts of about so many tokens. No two begin alike, so that no server answers from a prompt that it has seen."""
+"""Prompts of a given approximate length in tokens. All differ from the start, so no server answers from an earlier
+prompt.
+"""
 
 import random
 
@@ -19,5 +21,5 @@ def text(words: int) -> str:
 
 
 def token_ids(count: int) -> list[int]:
-    """For models with the built-in tokenizer: ordinary tokens only."""
+    """Return ordinary tokens, for models with the built-in tokenizer."""
     return [_random.randrange(400, 2000) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A reader of streamed answers that costs next to nothing: it counts events in the bytes and parses none of them."""
+"""A cheap reader of streamed answers: it counts events in the bytes and parses none of them."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class RawClient(asyncio.Protocol):
         self._begin = self._first = 0.0
         self._events = 0
         self._tail = b""
-        """The newest bytes, as what is looked for may come in two parts."""
+        """The latest bytes, as a marker may arrive in two parts."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport

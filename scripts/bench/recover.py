@@ -1,19 +1,20 @@
-"""How long a stream pauses when a node of its ring is lost, and what the time goes to.
+"""How long a stream pauses when a node of its ring is lost, and the parts of that time.
 
-Four nodes of this machine serve the built-in model: a gateway, which holds no layers, and a ring of two with one to
-spare. While streams run through the gateway, a node is lost; when all have ended, it is started again. A stream counts
-as lost if it ends with an error, or with another text than undisturbed.
+Four nodes of this machine serve the built-in model: a gateway without layers, a ring of two, and a spare node. While
+streams run through the gateway, a node is lost; when all have ended, it is started again. A stream counts as lost if it
+ends with an error, or with another text than undisturbed.
 
     worker    kill -9 of the ring's last node          hang      SIGSTOP of it; SIGCONT afterwards
     driver    kill -9 of the ring's first node         leave     SIGTERM of it
-    head      kill -9 of the head, whatever else it does
-    reset     its connections with other nodes are reset, by `ss -K`; not by default, as only root can do that
+    head      kill -9 of the head, whatever its role   reset     `ss -K` resets its connections with other nodes;
+                                                                 not by default, because it needs root
 
-The parts come from the nodes' logs (one machine, one clock): `detect`, from the signal until the head, or who becomes
-head, says that the node is gone; `elect`, until there is a head (0 if it was not the head that was lost); `plan`, until
-the placement that replaces the ring; `load`, until the last stage of it has loaded; `replay`, until the first token comes
-to the client. `total` is all of them. Each figure is that of the stream that waited longest. Of `leave` and `reset` all is
-`replay`, the longest gap between two tokens since the signal: the work is moved while the node still answers, or not at all.
+The parts come from the nodes' logs (one machine, one clock): `detect`, from the signal until the head, or the node that
+becomes head, reports the node as gone; `elect`, until there is a head (0 if the head was not lost); `plan`, until the
+placement that replaces the ring; `load`, until the last stage of it has loaded; `replay`, until the client gets the
+first token. `total` is their sum. Each figure is that of the stream that waited longest. For `leave` and `reset`
+everything is `replay`, the longest gap between two tokens since the signal: the work moves while the node still
+answers, or does not move at all.
 """
 
 import argparse
@@ -36,9 +37,9 @@ KINDS = ("worker", "driver", "head", "hang", "leave")
 PARTS = ("detect", "elect", "plan", "load", "replay")
 TOKENS = 160
 WARM_S = 0.4
-"""From the first tokens until a node is lost."""
+"""Seconds from the first tokens until a node is lost."""
 LEAVE_S = 40.0
-"""A node that is told to stop is gone by then."""
+"""Seconds within which a node that is told to stop has ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +176,7 @@ def _is_gone(text: str) -> bool:
 
 
 def _after_pause(answer: Answer, lost_at: float) -> tuple[float, float]:
-    """The longest gap since the loss, and when text came after it."""
+    """Return the longest gap since the loss, and the time at which it ended."""
     times = [at for at in answer.texts if at > lost_at]
     if not times:
         return 0.0, 0.0

@@ -1,14 +1,15 @@
-"""A ring of `node` processes against stock mlx-lm in one process: same machine, same model, same BLAS, a core for each.
+"""A ring of `node` processes against stock mlx-lm in one process: same machine, same model, same BLAS, one core for
+each.
 
 Parts:
-  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (layers and
-     blocking sockets, nothing else), which show how much of it two or three processes can keep on this machine at all
+  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (only layers and
+     blocking sockets), which show the limit for two or three processes on this machine
   b  many sessions: tokens/s in total of a ring of 2 against mlx_lm's BatchGenerator; and of two such processes with half
-     of the sessions each, which show what two of this machine's cores give at all
+     of the sessions each, which show the limit for two of this machine's cores
   c  a long prompt: time to the first token of a ring of 2 against generate_step
-  d  one hop between two processes, in microseconds, and where they go; needs no model
+  d  one hop between two processes, in microseconds, and its parts; needs no model
 
-Runs come in pairs, stock then ring, and the ratio is the median of the pairs'. Two runs tell the two stories:
+Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
   ring --preset 25m                                         bound by computing: the wheel's own, slow BLAS
   ring --preset 110m --preload /usr/lib/…/libblas.so.3      bound by memory: a tuned BLAS, one thread, for both sides
 """
@@ -127,7 +128,7 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
 
 
 def _spare_cores() -> Sequence[int]:
-    """For this process, the client: cores without a stage, if there are any."""
+    """Return cores without a stage for this process, the client; empty if there are none."""
     return processes.cores()[3:]
 
 

@@ -1,4 +1,4 @@
-"""A ring of `node` processes on this machine, each on a core, that split a model; and a model for it."""
+"""A ring of `node` processes on this machine, each on its own core, that split a model; and a model for it."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ START_S = 180.0
 
 
 def make_model(preset: str, directory: Path) -> Path:
-    """A folder with random weights, kept for the next run."""
+    """Return a folder with a model of random weights, which is kept for the next run."""
     model = directory / preset
     if not (model / "config.json").exists():
         command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "--preset", preset, "--out", str(model)]
@@ -37,7 +37,7 @@ class NodeRing:
     model: str
     cores: tuple[int | None, ...]
     pids: tuple[int, ...]
-    """Both of the stages, in the order of the ring."""
+    """Process ids of the stages, in the order of the ring."""
 
     async def stream(self, prompt: Sequence[int], tokens: int) -> Answer:
         async with sse.client() as http:
@@ -45,7 +45,9 @@ class NodeRing:
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
 
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
-        """Seconds for all prompts at once. Answers in one piece: a stream's cost is the gateway's, not the ring's."""
+        """Return the seconds for all prompts at once. Answers are not streamed, because streams are the gateway's cost,
+        not the ring's.
+        """
         async with sse.client() as http:
             begin = time.perf_counter()
             async with asyncio.TaskGroup() as group:
@@ -62,7 +64,7 @@ class NodeRing:
         return {**asked, "temperature": 0, "ignore_eos": True}
 
     async def visible_prompt(self, length: int) -> list[int]:
-        """A prompt whose first greedy token is text: one that is half a character would make the first event late."""
+        """Return a prompt whose first greedy token is text. Half a character would delay the first event."""
         for _ in range(50):
             prompt = prompts.token_ids(length)
             async with sse.client() as http:
@@ -74,7 +76,7 @@ class NodeRing:
 
 @contextlib.contextmanager
 def running(stages: int, model: Path, scratch: Path, preload: Path | None) -> Iterator[NodeRing]:
-    """Start the nodes and wait until they hold the model; end them."""
+    """Start the nodes and wait until they hold the model; at the end, stop them."""
     cores = assign(stages, processes.cores())
     ports = _free_ports(2 * stages)
     nodes: list[subprocess.Popen[bytes]] = []
@@ -110,9 +112,9 @@ def running(stages: int, model: Path, scratch: Path, preload: Path | None) -> It
 
 
 def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
-    """A core for each stage. Where there are too few, the driver keeps one of its own and the others share.
+    """Return a core for each stage. If there are too few, the driver keeps one of its own and the others share.
 
-    That is fair to a single stream, of which only one stage computes at a time; it would not be to several.
+    That is fair for a single stream, of which only one stage computes at a time, but not for several.
     """
     if not cores:
         return [None] * stages
@@ -123,7 +125,7 @@ def assign(stages: int, cores: Sequence[int]) -> list[int | None]:
 
 
 def _wait_ready(url: str, count: int, nodes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> list[int]:
-    """The numbers of the nodes in the order of the ring, the driver first."""
+    """Return the numbers of the nodes in the order of the ring, the driver first."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and all(node.poll() is None for node in nodes):
         with contextlib.suppress(OSError):

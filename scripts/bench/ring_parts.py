@@ -15,7 +15,7 @@ from ring_nodes import NodeRing
 SINGLE_TARGETS = {2: 0.98, 3: 0.97}
 PREFILL_TARGET = 1.8
 Run = Callable[[], float]
-"""Gives tokens a second."""
+"""Returns tokens per second."""
 
 
 def batch_target(sessions: int, bandwidth_bound: bool) -> float | None:
@@ -26,7 +26,7 @@ def batch_target(sessions: int, bandwidth_bound: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: how to run it once, giving tokens a second, and the processes that do the work."""
+    """Stock or ring: a function for one run, which returns tokens per second, and the processes that do the work."""
 
     run: Run
     pids: Sequence[int]
@@ -41,7 +41,7 @@ class Side:
 class Measured:
     rate: float
     processor_s: Sequence[float]
-    """Of each process."""
+    """Processor seconds of each process."""
 
 
 def _processor_s(pid: int) -> float:
@@ -56,7 +56,7 @@ class Pairs:
 
     @property
     def ratio(self) -> float:
-        """How many times more the ring gave."""
+        """Ring's tokens per second divided by stock's, median of the pairs."""
         return median(self.ratios)
 
     @property
@@ -90,7 +90,9 @@ def _bound(stock: Measured, ring: Measured) -> float:
 
 
 def interleave(count: int, stock: Side, ring: Side) -> Pairs:
-    """A B A B …, so that a machine that gets slower or busier slows both; the first pair warms up and is not counted."""
+    """Run stock and ring in turns, so that a machine that gets slower or busier slows both. The first pair is a
+    warm-up.
+    """
     stock.run()
     ring.run()
     found = [(stock.measured(), ring.measured()) for _ in range(count)]
@@ -102,7 +104,7 @@ def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing | BareRing, spli
 
 
 def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
-    """(a) Tokens a second of one stream after its first token."""
+    """(a) Tokens per second of one stream after its first token."""
     prompt = asyncio.run(ring.visible_prompt(options.prompt_tokens))
     tokens: int = options.tokens
 
@@ -113,7 +115,7 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
         return asyncio.run(ring.stream(prompt, tokens)).rate
 
     stages = len(ring.cores)
-    pairs = _pairs(3 * options.pairs, stock, alone, ring, split)  # cheap, and its target asks for a per cent
+    pairs = _pairs(3 * options.pairs, stock, alone, ring, split)  # runs are cheap, the target fine
     return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
 
 
@@ -123,7 +125,7 @@ def _single_rate(stock: Child, prompt: list[int], tokens: int) -> float:
 
 
 def bare(stock: Child, ring: BareRing, options: argparse.Namespace) -> Row:
-    """As (a), of a ring that is nothing but layers and sockets."""
+    """(a) for a ring of only layers and sockets."""
     prompt = prompts.token_ids(options.prompt_tokens)
     tokens: int = options.tokens
 
@@ -138,7 +140,7 @@ def bare(stock: Child, ring: BareRing, options: argparse.Namespace) -> Row:
 
 
 def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: int) -> Row:
-    """(b) Tokens a second of many sessions, from the first request sent to the last answer."""
+    """(b) Tokens per second of many sessions, from the first request sent to the last answer."""
     tokens: int = options.batch_tokens
 
     def split() -> float:
@@ -150,7 +152,7 @@ def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: i
 
 
 def at_once(stock: Child, other: Child, options: argparse.Namespace, count: int) -> Row:
-    """As (b), of two stock processes with half of the sessions each and no ring between them."""
+    """(b) for two stock processes with half of the sessions each and no ring between them."""
     tokens: int = options.batch_tokens
 
     def both() -> float:
@@ -174,7 +176,7 @@ def _batch_rate(stock: Child, count: int, tokens: int) -> float:
 
 
 def prefill(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
-    """(c) Prompt tokens a second until the first token is there. Each run has a prompt of its own: nothing is cached."""
+    """(c) Prompt tokens per second until the first token. Each run has its own prompt, so nothing is cached."""
     count: int = options.prefill_tokens
 
     def alone() -> float:

@@ -1,9 +1,9 @@
-"""Any OpenAI-compatible server under load: time to the first token, time between tokens, tokens a second.
+"""Load on any OpenAI-compatible server: time to the first token, time between tokens, tokens per second.
 
-`streams` requests run at a time until all have been answered. Each asks for the same number of tokens, and goes on after
-the model's end of answer where the server lets it (ignore_eos). A gap is the time between two events with text, at the
-client. With --long-prompt, a long prompt comes while the streams run, and the longest gap that one of them has then is
-the stall.
+`streams` requests run at a time until all have been answered. Each asks for the same number of tokens, and continues
+after the model's end of answer if the server supports that (ignore_eos). A gap is the time between two events with
+text, at the client. With --long-prompt, a long prompt arrives while the streams run; the longest gap that one of them
+has then is the stall.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sse import Answer, Json
 
 HELP = "an OpenAI-compatible server: time to first token, gaps, tokens/s"
 OPTIONAL: tuple[Json, ...] = ({"ignore_eos": True}, {"stream_options": {"include_usage": True}})
-"""What is dropped, from the left, when a server refuses it."""
+"""Parameters that are dropped, from the left, when a server refuses them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ async def _measure(options: argparse.Namespace) -> list[Row]:
 
 @dataclass(slots=True)
 class Target:
-    """A server, its model, and what of our wishes it takes."""
+    """A server, its model, and the optional parameters that it accepts."""
 
     http: aiohttp.ClientSession
     base_url: str
@@ -74,7 +74,7 @@ class Target:
     optional: list[Json] = field(default_factory=lambda: list(OPTIONAL))
     tokens_per_word: float = 1.0
     tokens_around: float = 0.0
-    """What the chat template adds."""
+    """Tokens that the chat template adds."""
 
     def body(self, prompt_tokens: int, max_tokens: int) -> Json:
         words = round((prompt_tokens - self.tokens_around) / self.tokens_per_word)
@@ -91,7 +91,9 @@ class Target:
         return await sse.stream(self.http, f"{self.base_url}/chat/completions", body, answer)
 
     async def warm_up(self, streams: int) -> None:
-        """Find out what the server takes and how long a word is; then let it run as many streams as it will have to."""
+        """Find out which parameters the server accepts and the tokens per word; then warm it up with as many streams as
+        will run.
+        """
         short = await self._probe(8)
         long = await self._probe(72)
         if long.prompt_tokens > short.prompt_tokens:
@@ -148,7 +150,7 @@ async def _level(target: Target, streams: int, requests: int, options: argparse.
 
 
 async def _stall(target: Target, streams: int, options: argparse.Namespace) -> Row:
-    """The longest gap of any stream before the long prompt is sent, and until its first token."""
+    """Measure the longest gap of any stream before the long prompt is sent, and from then until its first token."""
     answers = [Answer() for _ in range(streams)]
     tasks = [
         asyncio.create_task(target.ask(target.body(options.prompt_tokens, options.max_tokens), answer))
@@ -172,6 +174,6 @@ async def _stall(target: Target, streams: int, options: argparse.Namespace) -> R
 
 
 def _gaps_between(answer: Answer, begin: float, end: float) -> list[float]:
-    """Gaps that overlap a stretch of time."""
+    """Return the gaps that overlap the period from `begin` to `end`."""
     pairs = zip(answer.texts, answer.texts[1:], strict=False)
     return [after - before for before, after in pairs if after > begin and before < end]

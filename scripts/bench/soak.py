@@ -1,9 +1,9 @@
-"""Mixed load for minutes, and every so often a random node is lost: no request may be lost, wrong or hang, and nothing
-may grow: not the gateway's memory, nor sessions, nor tasks.
+"""Minutes of mixed load with a random node lost at intervals: no request may be lost, wrong or hang, and the gateway's
+memory, the sessions and the tasks must not grow.
 
-A gateway and a ring of two with one to spare, as in `recover`. Clients ask for short and long answers, greedy and
-seeded, streamed and whole; some go away in the middle. Each answer is compared with what the same request got before the
-first loss. Ends with 1 if anything was wrong.
+A gateway and a ring of two with one spare node, as in `recover`. Clients ask for short and long answers, greedy and
+seeded, streamed and whole; some hang up in the middle. Each answer is compared with the answer to the same request
+before the first loss. Exits with 1 if anything was wrong.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from victims import Cluster, Victim
 
 HELP = "mixed load while random nodes are lost: nothing lost, wrong, hung or grown"
 HANG_S = 60.0
-"""An answer that takes longer hangs: that a node is lost delays it by a few seconds."""
+"""Seconds after which an answer counts as hung. A lost node delays it by a few seconds only."""
 GROWTH = 1.25
-"""Of the gateway's memory, from a third of the time to the end; caches are warm by then."""
+"""Maximum growth factor of the gateway's memory, from a third of the time to the end; caches are warm by then."""
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 BACK_S = 6.0
-"""A node that was lost comes back after it, or goes on."""
+"""Seconds until a lost node is started again or continued."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ class Soak:
     cluster: Cluster
     ends: float
     expected: list[tuple[Json, str]] = field(default_factory=list)
-    """Each body that is asked, and its answer."""
+    """Each request body with its answer."""
     counts: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     memory: list[int] = field(default_factory=list)
@@ -184,7 +184,7 @@ def _growth(memory: list[int]) -> float:
 
 
 def _left_over(cluster: Cluster) -> int:
-    """Sessions that some ring still has when all clients are gone."""
+    """Count the sessions that rings still have when all clients are gone."""
     count = 1
 
     def idle() -> bool:
@@ -200,14 +200,14 @@ def _left_over(cluster: Cluster) -> int:
 
 
 def _tasks(cluster: Cluster) -> int:
-    """Of the gateway, which alone lives through all of it."""
+    """Return the tasks of the gateway, the only node that is never lost."""
     with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=5) as answer:  # noqa: S310 - our own URL
         found = re.search(r"^pippin_tasks (\d+)", answer.read().decode(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def _tasks_more_than(before: int, cluster: Cluster) -> int:
-    """By how many there are more, with all nodes back and idle."""
+    """Return by how many the tasks have grown, with all nodes back and idle."""
     cluster.ready()
     deadline = time.monotonic() + 30.0
     while (more := _tasks(cluster) - before) > 0 and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
-"""One streamed answer of an OpenAI-compatible server, with the times at which its tokens came.
+"""One streamed answer of an OpenAI-compatible server, with the times at which its tokens arrived.
 
-Bytes are only stamped while they come, and parsed when the answer has ended, so that many streams at once are not
+Bytes are only stamped while they arrive, and parsed when the answer has ended, so that many streams at once are not
 slowed by their reader.
 """
 
@@ -16,7 +16,7 @@ import aiohttp
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
 Json = dict[str, Any]
 BEGUN = 6
-"""Reads of a socket after which tokens surely flow."""
+"""Number of socket reads after which tokens are certainly flowing."""
 
 
 class RefusedError(Exception):
@@ -27,20 +27,20 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What came, and when (seconds of time.perf_counter)."""
+    """An answer and its times (seconds of time.perf_counter)."""
 
     sent: float = 0.0
     lumps: list[tuple[float, bytes]] = field(default_factory=list)
-    """As the socket gave them; grows while the answer is under way."""
+    """Chunks as the socket returned them; grows while the answer runs."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Some tokens have come, or it ended or failed."""
+    """Set when some tokens have arrived, or the answer has ended or failed."""
     texts: list[float] = field(default_factory=list)
-    """When each event with text came; filled at the end, as all below."""
+    """Time of each event with text. This field and all below are set at the end."""
     ended: float = 0.0
-    """When the event with the finish reason came."""
+    """Time of the event with the finish reason."""
     text: str = ""
     tokens: int = 0
-    """The server's own count, or the number of events with text if it tells none."""
+    """The server's own count of tokens, or the number of events with text if it reports none."""
     prompt_tokens: int = 0
 
     @property
@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first."""
+        """Tokens per second after the first."""
         span = self.ended - self.first
         return (self.tokens - 1) / span if span > 0 else float("nan")
 
@@ -62,7 +62,7 @@ class Answer:
         return [after - before for before, after in zip(self.texts, self.texts[1:], strict=False)]
 
     def parse(self) -> None:
-        """Raises RuntimeError for a stream that ended with an error or without an end."""
+        """Fill the other fields. Raises RuntimeError for a stream that ended with an error or without an end."""
         for at, event in self._events():
             if "error" in event:
                 raise RuntimeError(f"The stream ended with an error: {event['error']}")
@@ -99,7 +99,7 @@ def client() -> aiohttp.ClientSession:
 
 
 async def stream(http: aiohttp.ClientSession, url: str, body: Json, answer: Answer | None = None) -> Answer:
-    """Ask and read to the end; `answer` may be watched meanwhile. Raises RefusedError."""
+    """Send a request and read its answer to the end; `answer` may be watched meanwhile. Raises RefusedError."""
     answer = answer or Answer()
     answer.sent = time.perf_counter()
     try:
@@ -117,7 +117,7 @@ async def stream(http: aiohttp.ClientSession, url: str, body: Json, answer: Answ
 
 
 async def whole(http: aiohttp.ClientSession, url: str, body: Json) -> Json:
-    """An answer in one piece. Raises RefusedError."""
+    """Send a request that is not streamed. Raises RefusedError."""
     async with http.post(url, json=body) as response:
         if response.status != 200:
             raise RefusedError(response.status, await response.text())

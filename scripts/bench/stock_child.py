@@ -1,4 +1,4 @@
-"""Runs stock mlx-lm on the questions that it reads from stdin; see processes.Child. Its argument is the model."""
+"""Runs stock mlx-lm on the requests that it reads from stdin; see processes.Child. Its argument is the model."""
 
 import importlib
 import json
@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-generate = importlib.import_module("mlx_lm.generate")  # the package's attribute of that name is a function
+generate = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
 
 
 def single(model: Any, prompt: list[int], tokens: int) -> dict[str, float]:
-    """`first`: seconds to the first token; `rest`: seconds from there to the last."""
+    """Return `first`, seconds to the first token, and `rest`, seconds from there to the last."""
     begin = time.perf_counter()
     stamps = [time.perf_counter() for _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens)]
     mx.synchronize()
@@ -22,7 +22,7 @@ def single(model: Any, prompt: list[int], tokens: int) -> dict[str, float]:
 
 
 def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]:
-    """Seconds for all prompts at once."""
+    """Return the seconds for all prompts at once."""
     begin = time.perf_counter()
     generator = generate.BatchGenerator(model, max_tokens=tokens, completion_batch_size=len(prompts))
     generator.insert(prompts)

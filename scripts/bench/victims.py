@@ -1,4 +1,6 @@
-"""Nodes on this machine that can be lost and started again, with what they log; one, the gateway, is always there."""
+"""Nodes on this machine that can be lost and started again, with their logs. One of them, the
+gateway, is never lost.
+"""
 
 import asyncio
 import contextlib
@@ -34,14 +36,14 @@ class Victim:
     process: subprocess.Popen[bytes]
     port: int = 0
     read: int = 0
-    """Bytes of the log that have been looked at."""
+    """Bytes of the log that have been read."""
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def log_lines(self) -> list[tuple[float, str]]:
-        """New lines, each with its time (seconds since the epoch)."""
+        """Return the new lines, each with its time (seconds since the epoch)."""
         with self.log.open("rb") as file:
             file.seek(self.read)
             text = file.read().decode(errors="replace")
@@ -57,7 +59,7 @@ class Victim:
 
 @dataclass(slots=True)
 class Cluster:
-    """A gateway that holds no layers and never is head, and others, of which `stages` form the ring."""
+    """A gateway that holds no layers and never becomes head, and other nodes, of which `stages` form the ring."""
 
     directory: Path
     stages: int
@@ -72,7 +74,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.gateway.port}"
 
     def launch(self, name: str) -> Victim:
-        """Start a node, or start it again with the identity that it had."""
+        """Start a node, or restart it with its identity."""
         log = self.directory / f"{name}.log"
         memory = "1MB" if name == "gateway" else "1GB"
         arguments = [
@@ -111,7 +113,7 @@ class Cluster:
             return status
 
     def ready(self) -> Json:
-        """The status once all nodes that run are here and the ring has loaded; blocking."""
+        """Block until all running nodes are here and the ring has loaded; return the status."""
         running = {node.name for node in self.nodes.values() if node.alive}
 
         def is_ready() -> Json | None:
@@ -137,7 +139,7 @@ class Cluster:
 
 
 def reset_connections(node: Victim) -> None:
-    """Those that others opened to it. Needs root, and iproute2's `ss`."""
+    """Reset the connections that other nodes opened to this one. Needs root, and iproute2's `ss`."""
     listening = subprocess.run(["ss", "-tHlnp"], capture_output=True, text=True, check=True).stdout
     for line in listening.splitlines():
         if f"pid={node.process.pid}," in line and (port := re.search(r":(\d+)\s", line)):
@@ -146,7 +148,7 @@ def reset_connections(node: Victim) -> None:
 
 
 def wait(ask: Callable[[], Found | None], within_s: float, what: str) -> Found:
-    """Raises SystemExit when it takes longer."""
+    """Poll until `ask` returns a value. Raises SystemExit after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
