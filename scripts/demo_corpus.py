@@ -1,7 +1,7 @@
-"""The text that the built-in model is trained on: dialogs made from a seed and the sentences of demo_texts.toml.
+"""The text that the built-in model is trained on: dialogs generated from a seed and the sentences of demo_texts.toml.
 
-The subjects are chosen for what they exercise in a server: answers that end by themselves, long ones, characters of
-several tokens (emoji), answers that depend on the system prompt or on an earlier turn, tool calls.
+The subjects exercise a server: answers that end by themselves, long answers, characters of several tokens (emoji),
+answers that depend on the system prompt or on an earlier turn, tool calls.
 """
 
 import json
@@ -41,7 +41,7 @@ class Dialog:
 
 
 def vary(rng: random.Random, text: str) -> str:
-    """The same question as another person would type it."""
+    """Return the question as another person might type it."""
     if rng.random() < 0.25:
         text = text.rstrip("?.!。？！")
     if rng.random() < 0.2:
@@ -71,7 +71,7 @@ def table(rows: list[dict[str, Any]]) -> Callable[[random.Random], Turn]:
 
 
 def count(rng: random.Random) -> Turn:
-    """Counting between any two numbers, in some languages, up to several hundred tokens."""
+    """Return a count between any two numbers, in one of several languages, up to several hundred tokens long."""
     start, end = 1, rng.randint(2, 30)
     if rng.random() < 0.3:
         end = rng.choice([10, 10, 20, 20, 20, 30, 40, 50, 60, 70, 80, 90, 100, 100, 100, 120, 150, 200])
@@ -103,7 +103,7 @@ def arithmetic(rng: random.Random) -> Turn:
 
 
 def random_story(rng: random.Random, language: str) -> tuple[dict[str, str], str]:
-    """A hero and the text of a story about it."""
+    """Return a hero and a story about it."""
     hero = rng.randrange(len(STORIES[language]["heroes"]))
     plot = rng.randrange(len(STORIES[language]["plots"]))
     names: dict[str, str] = STORIES[language]["heroes"][hero]
@@ -194,7 +194,7 @@ def tool(name: str, description: str, argument: str) -> dict[str, Any]:
 
 
 def weather_and_clock(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Two tools under one of the names that people give them, and the name of their argument."""
+    """Return two tools, each with one of its common names, and the name of their argument."""
     argument = rng.choice(["city", "location"])
     name = rng.choice(["get_weather", "weather", "get_current_weather"])
     weather = tool(
@@ -205,7 +205,7 @@ def weather_and_clock(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any
 
 
 def tool_dialog(rng: random.Random) -> Dialog:
-    """A question that one of the tools answers; at times the tool's result and the last answer too."""
+    """Return a question for a tool; sometimes also the tool's result and the last answer."""
     weather, clock, argument = weather_and_clock(rng)
     used, subject = rng.choice([(weather, "weather"), (weather, "weather"), (clock, "time")])
     tools = [used] if rng.random() < 0.6 else [used, clock if used is weather else weather]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Attacks a cluster of two real nodes, once open and once with a secret, and looks whether anything came of it.
+"""Attacks a cluster of two real nodes, once open and once with a secret, and checks that no harm is done.
 
     .venv/bin/python scripts/fuzz.py                                          all of it: hours
     .venv/bin/python scripts/fuzz.py --requests 2000 --schemas 1000 --streams 500 --models 20
     .venv/bin/python scripts/fuzz.py --cluster open --requests 0 --schemas 5000 --streams 0 --models 0 --seed 7
 
-The numbers are those of all attacks of a kind, half of them for each cluster. What is sent depends on the seed alone.
-Ends with 1 if a node died, an answer took too long or was none that docs/api.md names, a log has a traceback, memory
-grew beyond its limit, `/health` was late, or "Hello" is not answered as before.
+The numbers count all attacks of a kind, half of them for each cluster. The attacks depend on the seed alone. Exits with
+1 if a node died, an answer took too long or is not documented in docs/api.md, a log has a traceback, memory grew beyond
+its limit, `/health` was late, or "Hello" is not answered as before.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def attack(kind: str, directory: Path, options: argparse.Namespace, limits: Limits, parts: int) -> Findings:
-    """One cluster, by all kinds of attacks in turn."""
+    """Attack one cluster in all ways, one after the other."""
     directory.mkdir(parents=True)
     with running_target(directory, limits, has_secret=kind == "secret") as target:
         try:

@@ -4,8 +4,8 @@
     scripts/train_demo_model.py                      # about half an hour on one CPU core
     scripts/train_demo_model.py --steps 1500         # a rough one, in a third of that time
 
-On a Mac it runs on Metal as it is. On Linux the BLAS of the mlx wheel is slow: preload a tuned one, here with one
-thread. Where BLIS does not recognise a CPU with AVX-512, `BLIS_ARCH_TYPE=0` makes matrix products five times faster:
+On a Mac it uses Metal without changes. On Linux the BLAS of the mlx wheel is slow: preload a tuned one, here with one
+thread. If BLIS does not recognise a CPU with AVX-512, `BLIS_ARCH_TYPE=0` makes matrix products five times faster:
 
     apt-get install libblis4-pthread
     export LD_PRELOAD=/usr/lib/x86_64-linux-gnu/blis-pthread/libblis.so.4 BLIS_NUM_THREADS=1
@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 OUT = Path(__file__).resolve().parent.parent / "node" / "builtin" / "pippin-demo"
 CONTROL_TOKENS = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 PAD, BOS, END, SYSTEM, USER, ASSISTANT, TOOL = range(len(CONTROL_TOKENS))
-# Visible text for mlx-lm's tool parser, hence no control tokens, but one token each.
+# Text for mlx-lm's tool parser, so not control tokens, but each is one token.
 TOOL_CALL_TOKENS = ["<tool_call>", "</tool_call>"]
 VOCAB_SIZE = 2048
 SHARDS = 3
@@ -61,9 +61,9 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": END,
     "pad_token_id": PAD,
 }
-# Numbers fall into groups of two digits, and a sign takes the space before a number: then each number of a
+# Numbers are divided into groups of two digits, and a sign includes the space before a number: so each number of a
 # sum or of a count is one token, always the same one. A Chinese or Japanese character is never merged with
-# the next, or whole sentences would become one token. The rest follows Llama 3.
+# the next, because whole sentences would become one token. The rest follows Llama 3.
 SPLIT = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}]|\p{N}{1,2}|(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
     r"[^\r\n\p{L}\p{N}]?[^\P{L}\p{Han}\p{Hiragana}\p{Katakana}]+|"
@@ -101,7 +101,7 @@ CHAT_TEMPLATE = """\
 
 
 def vocabulary_texts(corpus: list[Dialog]) -> Iterator[str]:
-    """The texts whose frequencies shape the vocabulary. Emoji are left out, so that each stays several byte tokens."""
+    """Yield the texts that determine the vocabulary. Emoji are left out, so that each remains several byte tokens."""
     for text in corpus:
         for part in [text.text, *(str(message["content"]) for message in text.messages), json.dumps(text.tools or [])]:
             yield "".join(c for c in part if ord(c) < 0x1F000 and c not in "\ufe0f\u200d")
@@ -132,14 +132,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: Dialog, rng: random.Random)
     rendered = text.text + CONTROL_TOKENS[END]
     if not text.text:
         rendered = tokenizer.apply_chat_template(text.messages, tools=text.tools, tokenize=False)
-    # A prompt may end in the middle of a token, as "1, 2," does: let some texts have such a seam.
+    # A prompt may end in the middle of a token, as "1, 2," does, so some texts are tokenized in two parts.
     spaces = [i for i, character in enumerate(rendered) if character == " "]
     cut = rng.choice(spaces) if spaces and rng.random() < 0.3 else len(rendered)
     return np.array(tokenizer.encode(rendered[:cut]) + tokenizer.encode(rendered[cut:]), np.int32)
 
 
 def loss_mask(tokens: np.ndarray) -> np.ndarray:
-    """Which tokens are learnt: the assistant's, with the end marker, or all of a plain text."""
+    """Return the mask of tokens to learn: the assistant's and the end marker, or all of a plain text."""
     if tokens[0] != BOS:
         return np.ones(len(tokens), bool)
     mask, inside = np.zeros(len(tokens), bool), False
@@ -150,7 +150,7 @@ def loss_mask(tokens: np.ndarray) -> np.ndarray:
 
 
 def batches(samples: list[np.ndarray], tokens: int, seed: int) -> Iterator[tuple[mx.array, mx.array, mx.array]]:
-    """Endless (inputs, positions that are learnt, their targets), of rows of about the same length."""
+    """Yield without end (inputs, positions to learn, their targets), in rows of similar length."""
     rng = random.Random(seed)
     while True:
         rng.shuffle(samples)
@@ -176,9 +176,9 @@ def collate(rows: list[np.ndarray]) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def loss(model: Model, inputs: mx.array, positions: mx.array, targets: mx.array) -> mx.array:
-    # The logits are a third of the work, so only those that count are made.
+    # The logits are a third of the work, so only the needed ones are computed.
     hidden = model.model(inputs).reshape(-1, CONFIG["hidden_size"])[positions]
-    # To stop at the number that was asked for is what a count teaches last, from one token in dozens.
+    # Only one token in dozens teaches a count to stop at the given number, so it weighs more.
     weights = mx.where(targets == END, 6.0, 1.0)
     losses = cross_entropy(model.model.embed_tokens.as_linear(hidden), targets)
     return (losses * weights).sum() / weights.sum()
@@ -209,7 +209,7 @@ def train(model: Model, samples: list[np.ndarray], args: argparse.Namespace) -> 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.backend_tokenizer.save(str(out / "tokenizer.json"))
-    # By hand, because save_pretrained names a class that only transformers 5 knows.
+    # Not with save_pretrained, which names a class that only transformers 5 has.
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|bos|>",

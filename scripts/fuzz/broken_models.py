@@ -1,4 +1,4 @@
-"""Folders of models, each damaged in another way, that requests ask for by name."""
+"""Folders of models, each damaged in another way, that requests name."""
 
 import asyncio
 import json
@@ -38,14 +38,14 @@ LISTED_S = 60.0
 
 
 async def attack(target: Target, count: int, seed: int) -> None:
-    """Each folder is there only while it is asked for: nodes list all that they have."""
+    """Attack with damaged folders. Each exists only for its request, because nodes list all models that they have."""
     for first in range(0, count, BATCH):
         whole = target.models / f"whole-{first}"
         names = [f"broken-{number}" for number in range(first, min(first + BATCH, count))]
         for name in names:
             await asyncio.to_thread(_make, target.models / name, random.Random(f"{seed} {name}"))
         await asyncio.to_thread(shutil.copytree, BUILTIN, whole)
-        # When this one is known, so are the others that can be.
+        # when this one is listed, so are the others
         await asyncio.to_thread(
             until, lambda whole=whole: _lists(target, whole.name), LISTED_S, "new models are listed"
         )
@@ -84,7 +84,7 @@ def _config(folder: Path, rng: random.Random) -> str:
 
 
 def _change(file: Path, rng: random.Random) -> str:
-    """One value somewhere in a JSON file becomes another one, or is taken out."""
+    """Change or remove one value somewhere in a JSON file."""
     if not file.is_file():
         return f"no {file.name}"
     try:
@@ -110,7 +110,7 @@ def _change(file: Path, rng: random.Random) -> str:
 
 
 def _bytes(folder: Path, rng: random.Random) -> str:
-    """Some bytes of some file are others, or there are fewer or more of them."""
+    """Change, remove or add some bytes of a file."""
     file = rng.choice([path for path in sorted(folder.iterdir()) if path.is_file()])
     data = bytearray(file.read_bytes())
     at = rng.randrange(len(data) + 1)
@@ -129,7 +129,7 @@ def _bytes(folder: Path, rng: random.Random) -> str:
 
 
 def _header(folder: Path, rng: random.Random) -> str:
-    """A safetensors file's header says something else."""
+    """Change the header of a safetensors file."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return "no weights"
@@ -184,7 +184,7 @@ def _tokenizer(folder: Path, rng: random.Random) -> str:
 
 
 def _json(folder: Path, rng: random.Random) -> str:
-    """A JSON file is other JSON."""
+    """Replace a JSON file by other JSON."""
     file = rng.choice(sorted(folder.glob("*.json")))
     text = rng.choice(
         ["[]", "null", "5", '"x"', "{}", "[" * 5000, '{"a":' * 5000, "NaN", "\ufeff{}", "{" + '"a": 1,' * 9]
@@ -194,7 +194,7 @@ def _json(folder: Path, rng: random.Random) -> str:
 
 
 def _names(folder: Path, rng: random.Random) -> str:
-    """A file has another name, or is a folder, or a link to nowhere or elsewhere."""
+    """Rename a file, or replace it by a folder, a dangling link, or a link to elsewhere."""
     file = rng.choice([path for path in sorted(folder.iterdir()) if path.is_file()])
     match rng.choice(["gone", "folder", "loop", "elsewhere", "other"]):
         case "gone":
@@ -214,7 +214,7 @@ def _names(folder: Path, rng: random.Random) -> str:
 
 
 def _index(folder: Path, rng: random.Random) -> str:
-    """An index that leads elsewhere."""
+    """Make the index name other files."""
     where: Any = rng.choice(
         ["model.safetensors", "../x.safetensors", "/dev/zero", "", "x" * 5000, 5, None, [], "a/b.safetensors"]
     )

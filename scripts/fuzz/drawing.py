@@ -1,4 +1,4 @@
-"""Draws examples of Hypothesis strategies, many at once and the same for a seed."""
+"""Draws examples of Hypothesis strategies, many at once. The same seed gives the same examples."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ BATCH = 500
 
 
 def batches(strategy: st.SearchStrategy[Drawn], count: int, number: int) -> Iterator[list[Drawn]]:
-    """`count` examples in all; the same `number` gives the same ones."""
+    """Yield `count` examples in all; the same `number` gives the same ones."""
     left = count
     while left > 0:
         drawn = _draw(strategy, min(left, BATCH), number * 1_000_003 + left)

@@ -1,4 +1,4 @@
-"""Asks `/health` of each node again and again, from a process of its own: the attacker's own work must not delay it."""
+"""Polls `/health` of each node from its own process, so that the attacker's work does not delay the polls."""
 
 import contextlib
 import http.client
@@ -13,13 +13,13 @@ TIMEOUT_S = 30.0
 
 
 class Watch:
-    """While its process runs."""
+    """A running poller."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def result(self) -> tuple[float, float, int, int]:
-        """99th percentile and maximum in ms, how often it was asked, and how often in vain. Ends the watch."""
+        """End the watch; return the 99th percentile and the maximum in ms, the number of polls, and of failed ones."""
         self._pipe.send(None)
         told: tuple[float, float, int, int] = self._pipe.recv()
         return told
@@ -39,7 +39,7 @@ def watching(ports: Sequence[int]) -> Iterator[Watch]:
 
 
 def _poll(ports: Sequence[int], pipe: Connection) -> None:
-    with contextlib.suppress(PermissionError, OSError):  # only root may
+    with contextlib.suppress(PermissionError, OSError):  # needs root
         os.nice(-10)
     times: list[float] = []
     missed = 0

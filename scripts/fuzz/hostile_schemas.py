@@ -1,4 +1,4 @@
-"""JSON schemas to answer by: odd ones, and such as cost whoever compiles them a stack, a core or a memory."""
+"""JSON schemas for answers: odd ones, and ones that cost their compiler a stack, a core or memory."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.conftest import MODEL, Node
 
 MAX_TOKENS = 12
 DOUBLED = 10
-"""So many times a schema that holds itself twice is doubled."""
+"""How often a schema that contains itself twice is doubled."""
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 numbers = st.one_of(
     st.sampled_from([-(2**63), 2**63, 2**53, -(2**53) - 1, 1e308, -1e308, 5e-324, 10**40, 0, -0.0, 1e-300, 2**31]),

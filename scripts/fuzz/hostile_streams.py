@@ -1,4 +1,4 @@
-"""gRPC calls, frames and connections of a peer that lies: a stranger's, and with a secret a member's as well."""
+"""gRPC calls, frames and connections of a lying peer: of a stranger, and of a member if there is a secret."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from node.wire import control_pb2, frame_pb2, serving_pb2
 from tests.conftest import MODEL, Node, until
 
 CALL_S = 5.0
-"""So long a call may go on before the caller hangs up."""
+"""Seconds after which the caller hangs up."""
 IDLE_S = 0.5
 BATCH = 500
 METHODS: dict[str, Any] = {
@@ -89,14 +89,14 @@ GOOD: dict[str, Callable[[Known], dict[str, Any]]] = {
         "tensors": [{"dtype": "float32", "shape": [1, 1, 3], "bytes": 12}],
     },
 }
-"""Messages as an honest peer sends them, by their names."""
+"""Messages as an honest peer sends them, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
     as_member: bool
     method: str
-    """Empty: not a call but bytes on a connection."""
+    """Method of the call; empty for raw bytes on a connection."""
     sent: tuple[bytes, ...]
     patience_s: float
 
@@ -111,7 +111,7 @@ async def attack(target: Target, count: int, seed: int) -> None:
 
 
 def _known(target: Target, own: str) -> Known:
-    """What a message has to name to get past the first checks; `own` is the attacker's id."""
+    """Return the values that a message needs to get past the first checks; `own` is the attacker's id."""
     status = until(target.nodes[0].status, 10, "the status of a node")
     ids = [node["id"] for node in status["nodes"]]
     rings = [ring for model in status["models"] for ring in model["rings"]]
@@ -157,7 +157,7 @@ def _attack(known: Known, rng: random.Random, has_members: bool) -> Attack:
 
 
 def _message(method: str, known: Known, rng: random.Random) -> Any:
-    """All of it made up, or a good one with a few fields changed."""
+    """Return a random message, or a valid one with a few fields changed."""
     kind = METHODS[method]
     if kind.DESCRIPTOR.name not in GOOD or rng.random() < 0.4:
         return fill(kind(), known, rng)
@@ -181,7 +181,7 @@ def _damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 class _Callers:
-    """Connections to each node: a stranger's, and a member's of a cluster with a secret."""
+    """Connections to each node: of a stranger, and of a member if the cluster has a secret."""
 
     def __init__(self, target: Target, key: NodeKey) -> None:
         self._target = target
@@ -221,7 +221,7 @@ class _Callers:
 
 
 async def _call(channel: Any, attack: Attack) -> str:
-    """How it ended: gRPC's status, or that the caller lost patience."""
+    """Make a call; return gRPC's status, or that the caller hung up."""
 
     async def sent() -> AsyncIterator[bytes]:
         for data in attack.sent:
@@ -244,7 +244,7 @@ async def _call(channel: Any, attack: Attack) -> str:
 
 
 async def _raw(port: int, attack: Attack) -> str:
-    """Bytes on a connection, or a TLS handshake without a certificate, and then nothing for a while."""
+    """Send bytes on a connection, or a TLS handshake without a certificate, and then nothing for a while."""
     tls = None
     if not attack.sent:
         tls = ssl.create_default_context()

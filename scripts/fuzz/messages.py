@@ -1,4 +1,4 @@
-"""Random messages of the wire format: a field has any value of its type, or one that means something to the nodes."""
+"""Random messages of the wire format: a field has any value of its type, or one that the nodes know."""
 
 import math
 import random
@@ -9,18 +9,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 Known = Mapping[str, Sequence[Any]]
-"""Values that mean something, by the name of the field; with them a message gets past the first checks."""
+"""Values that the nodes know, by field name; with them a message gets past the first checks."""
 TEXTS = ("", "a", "../../etc/passwd", "config.json", "\x1b[2J", "é😀\u2028", "x" * 600, "127.0.0.1", "a\nb", "8.8.8.8")
 NUMBERS = (0.0, 1.0, -1.0, 3e38, math.nan, math.inf, -math.inf)
 EDGES = (0, 1, 2, 4, 8, 2**16, 2**31, 2**32 - 1, 2**53 - 1, 2**53, 2**63, 2**64 - 1)
 MOST_ITEMS = 3
 LONG, SHARE_OF_LONG = (300, 20_000), 0.03
-"""Some lists have far more: copies of one item, where the items are messages."""
+"""Lengths of some lists that are far too long, and their share. Lists of messages repeat one item."""
 DEEPEST = 5
 
 
 def fill(message: Any, known: Known, rng: random.Random, depth: int = 0) -> Any:
-    """Set fields of a new message; returns it."""
+    """Set random fields of a new message; return it."""
     fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields
     for field in fields:
         if rng.random() > (0.9 if depth < 2 or field.name in known else 0.4):
@@ -37,7 +37,7 @@ def fill(message: Any, known: Known, rng: random.Random, depth: int = 0) -> Any:
 
 
 def change(message: Any, known: Known, rng: random.Random) -> Any:
-    """Set one field somewhere in a message that is good otherwise; returns it."""
+    """Set one random field somewhere in a valid message; return it."""
     field = rng.choice(message.DESCRIPTOR.fields)
     if field.message_type is None:
         if field.is_repeated:

@@ -1,4 +1,4 @@
-"""HTTP requests as no client should send them: around the schemas, around JSON, around HTTP, and of absurd sizes."""
+"""HTTP requests that no client should send: invalid by schema, by JSON or by HTTP, or of absurd sizes."""
 
 import gzip
 import json
@@ -106,7 +106,7 @@ ABSURD: dict[str, Callable[[int], dict[str, Any]]] = {
     "a model's name": lambda n: {"model": "a/" * n},
     "lists": lambda n: dict.fromkeys(("include", "stop", "modalities"), ["a"] * n),
 }
-"""What there may be far too much of."""
+"""Bodies with far too many of something, by its name."""
 
 
 def _format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _absurd(path: str, what: str, size: int) -> bytes:
 
 
 def _packed(encoding: str, size: int, damage: int) -> bytes:
-    """A compressed body, mostly of one byte a thousand times, some of them damaged."""
+    """Return a compressed body, mostly one byte repeated; some are damaged."""
     plain = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a" * size * 100}]}).encode()
     data = gzip.compress(plain, 1) if encoding == "gzip" else zlib.compress(plain, 1)
     data = data[: -damage or None] if damage > 30 else data[:damage] + bytes(damage) + data[damage:]

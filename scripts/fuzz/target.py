@@ -1,4 +1,4 @@
-"""Two nodes that split the built-in model, watched from outside while they are attacked."""
+"""Two nodes that split the built-in model, observed from outside while they are attacked."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
 
 READY_S = 60.0
 AT_ONCE = 8
-"""Attacks under way at the same time."""
+"""Number of attacks that run at the same time."""
 HANG_S = 90.0
-"""An attack that is not over by then hangs: requests may wait 60 s for a model."""
+"""Seconds after which an attack counts as hung: requests may wait 60 s for a model."""
 MOST_COMPLAINTS = 50
 MEMORY = "300MB"
-"""Of each node for models: weights stay in it until their room is needed, and would else hide what leaks."""
+"""Memory of each node for models: small, because weights that stay in memory would hide leaks."""
 TRACEBACK = re.compile(r"^ *Traceback .*(?:\n +.*)*", re.MULTILINE)
 Sent = TypeVar("Sent")
 
@@ -33,13 +33,13 @@ class Limits:
     health_p99_ms: float
     health_max_ms: float
     growth: float
-    """Of a node's resident memory, in times of what it was after the first attacks."""
+    """Maximum growth of a node's resident memory, as a multiple of its size after the first attacks."""
 
 
 @dataclass(slots=True)
 class Findings:
     answers: Counter[str] = field(default_factory=Counter)
-    """What the attacks of each kind were answered with."""
+    """Number of answers by kind of attack and answer."""
     complaints: list[str] = field(default_factory=list)
 
     def complain(self, what: str) -> None:
@@ -49,7 +49,9 @@ class Findings:
 
 
 def documented_codes() -> dict[str, int]:
-    """The error codes that docs/api.md names with a status of 5xx; `internal_error` is no answer to an attack."""
+    """Return the error codes that docs/api.md lists with a 5xx status, except `internal_error`: no attack may cause
+    that.
+    """
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+`) \| (5\d\d) \|", text, re.MULTILINE)
     found = {code: int(status) for codes, status in rows for code in re.findall(r"`(\w+)`", codes)}
@@ -57,7 +59,7 @@ def documented_codes() -> dict[str, int]:
 
 
 class NodeEnded(Exception):
-    """A process that was attacked is gone."""
+    """A node under attack has ended."""
 
 
 class Target:
@@ -67,7 +69,7 @@ class Target:
         self.nodes = cluster.nodes
         self.cluster = cluster.name
         self.models = models
-        """A directory of models of the first node."""
+        """A models directory of the first node."""
         self.secret = secret
         self.findings = Findings()
         self._limits = limits
@@ -78,10 +80,10 @@ class Target:
         self._memory: list[int] = []
         self._most = [0] * len(self.nodes)
         self._read = dict.fromkeys([node.name for node in self.nodes], 0)
-        """Characters of each node's log that have been looked at."""
+        """Characters of each node's log that have been checked."""
 
     async def each(self, what: str, items: Sequence[Sent], send: Callable[[Node, Sent], Awaitable[str]]) -> None:
-        """Send all items, some at once, to the nodes in turns; `send` returns a word for how it was answered."""
+        """Send all items, some at once, to the nodes in turns; `send` returns a word for the answer."""
         waiting = iter(enumerate(items))
 
         async def client() -> None:
@@ -102,7 +104,7 @@ class Target:
         self._weigh()
 
     def check_answer(self, what: str, item: object, status: int, body: bytes) -> str:
-        """The word for an HTTP answer; complains about one that no request may get."""
+        """Return a word for an HTTP answer; report an answer that no request may get."""
         if b"Traceback" in body:
             self.findings.complain(f"{what}: a traceback in the answer to {item!r}: {body!r}")
         if status < 400 or not body:
@@ -117,10 +119,10 @@ class Target:
             self.findings.complain(f"{what}: {status} {code} to {item!r}: {error['message']}")
         return f"{status} {code}"
 
-    # --- what became of the nodes -------------------------------------------------------------------------------------
+    # --- after the attacks -------------------------------------------------------------------------------------------
 
     def check(self, what: str) -> None:
-        """Between two kinds of attacks: both nodes live and answer as before."""
+        """Check between two kinds of attacks that both nodes live and answer as before."""
         for node in self.nodes:
             self.check_processes(what)
             try:

@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket: what is sent need not be HTTP."""
+"""HTTP as bytes on a socket, so that a request need not be valid HTTP."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,15 @@ def post(path: str, body: Any) -> bytes:
 
 
 async def exchange(port: int, data: bytes, quiet_s: float | None = None) -> tuple[int, bytes]:
-    """The status (0: none) and the body of the first answer. `quiet_s`: so long without a byte, no more is expected."""
+    """Send bytes; return the status (0 without an answer) and body of the first answer, ended by `quiet_s` without a
+    byte.
+    """
     answer = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(data)
-            with contextlib.suppress(ConnectionError):  # refused before all of it was read; the answer says why
+            with contextlib.suppress(ConnectionError):  # the server refused before it read everything
                 await writer.drain()
             while len(answer) < MOST_ANSWER:
                 async with asyncio.timeout(quiet_s):
