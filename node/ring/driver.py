@@ -213,19 +213,19 @@ class Driver:
     def _landed(self, step: Step, results: Sequence[Sampled | Findings | PippinError], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         landed_at = now()
-        for seat, result in zip(step.rows, results, strict=bool(results)):
-            if seat.gone:
+        for slot, result in zip(step.rows, results, strict=bool(results)):
+            if slot.gone:
                 continue
             if isinstance(result, Sampled):
                 self._rate.count(landed_at)
-            self.sessions.take(seat, result)
+            self.sessions.take(slot, result)
         self._scheduler.landed(step, seconds)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
         """Its sessions fail. The stages may have come to differ, so the ring ends for all others, too."""
-        for seat in step.rows if step else ():
-            if not seat.gone:
-                self.sessions.fail(seat.session, error)
+        for slot in step.rows if step else ():
+            if not slot.gone:
+                self.sessions.fail(slot.session, error)
         self._end(error)
 
     # --- what a ring before this one left, and the end --------------------------------------------------------------
@@ -269,7 +269,7 @@ class Driver:
 
 def _draws(step: Step) -> list[Draw]:
     """One for each row, of a session that may be gone by now; none when the step yields no tokens."""
-    return [seat.session.draw() for seat in step.rows] if step.samples else []
+    return [slot.session.draw() for slot in step.rows] if step.samples else []
 
 
 def _questions(step: Step) -> list[Question]:

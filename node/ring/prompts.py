@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.ring.lane import Lane
-from node.ring.session import Seat
+from node.ring.session import Slot
 
 STALL_S = 0.15
 """How long a chunk may hold up streams: a pause that a reader hardly sees, and long beside a step of decoding."""
@@ -22,7 +22,7 @@ class Prompts:
 
     lane: int
     home: Lane
-    seats: list[Seat]
+    slots: list[Slot]
     """One for each row of the lane."""
     cached: int
     """Tokens of each row that were there before: rows then begin side by side, and none is padded for it."""
@@ -34,37 +34,37 @@ class Prompts:
 
     @property
     def gone(self) -> bool:
-        return all(seat.gone for seat in self.seats)
+        return all(slot.gone for slot in self.slots)
 
     @property
     def ready(self) -> bool:
-        return any(seat.ahead for seat in self.seats if not seat.gone)
+        return any(slot.ahead for slot in self.slots if not slot.gone)
 
-    def takes(self, seat: Seat, most: int, *, pads: bool) -> bool:
+    def takes(self, slot: Slot, most: int, *, pads: bool) -> bool:
         """Whether one more prompt can run in the same step: all of it, within `most` tokens with the padding.
 
         Without `pads` all have to be of one length.
         """
-        lengths = [seat.ahead, *(other.ahead for other in self.seats)]
-        evaluated = {bool(other.reading) for other in (seat, *self.seats)}
-        alike = self.cached == seat.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
+        lengths = [slot.ahead, *(other.ahead for other in self.slots)]
+        evaluated = {bool(other.reading) for other in (slot, *self.slots)}
+        alike = self.cached == slot.cached and len(evaluated) == 1 and (pads or len(set(lengths)) == 1)
         return alike and not self.begun and len(lengths) * max(lengths) <= most
 
     def chunk(self, most: int, grid: int = 0) -> tuple[tuple[int, ...], ...]:
-        """The tokens of its next step, a row for each seat: of one prompt `most` at a time.
+        """The tokens of its next step, a row for each slot: of one prompt `most` at a time.
 
         With a `grid` prompts are divided at its multiples alone, and what was generated is replayed as it was: token by token.
         """
-        alone = len(self.seats) == 1
+        alone = len(self.slots) == 1
         rows = []
-        for seat in self.seats:
-            prompt, end = len(seat.session.request.prompt), len(seat.session.tokens)
+        for slot in self.slots:
+            prompt, end = len(slot.session.request.prompt), len(slot.session.tokens)
             if grid:
-                end = seat.sent + 1 if seat.sent >= prompt else min(seat.sent // grid * grid + grid, prompt)
+                end = slot.sent + 1 if slot.sent >= prompt else min(slot.sent // grid * grid + grid, prompt)
             elif alone:
-                end = min(seat.sent + most, end)
-            rows.append(tuple(seat.session.tokens[seat.sent : end]))
-            seat.sent = end
+                end = min(slot.sent + most, end)
+            rows.append(tuple(slot.session.tokens[slot.sent : end]))
+            slot.sent = end
         return tuple(rows)
 
 

@@ -25,7 +25,7 @@ from node.ring.lane import Lane, part
 from node.ring.limits import Limits
 from node.ring.prefixes import SHORTEST, Prefixes
 from node.ring.prompts import Pace, Prompts
-from node.ring.session import Seat, Session
+from node.ring.session import Slot, Session
 from node.ring.step import Step
 from node.ring.waiting import Waiting
 
@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return sum(len(lane.seats()) for lane in self._lanes)
+        return sum(len(lane.slots()) for lane in self._lanes)
 
     @property
     def queued(self) -> int:
@@ -95,7 +95,7 @@ class Scheduler:
 
     def sessions(self) -> list[Session]:
         """Running, lane by lane, and waiting."""
-        return [*(seat.session for lane in self._lanes for seat in lane.seats()), *self._waiting]
+        return [*(slot.session for lane in self._lanes for slot in lane.slots()), *self._waiting]
 
     def submit(self, session: Session) -> Session | None:
         """Tells whom it replaces, if anybody: when the queue is full, the client with the most waiting makes room.
@@ -123,8 +123,8 @@ class Scheduler:
     def finish(self, session: Session, *, keep: bool) -> None:
         """It is done, or nobody wants it any more; `keep` its KV for later sessions if there is room."""
         session.finished = True
-        if session.seat:
-            session.seat.gone, session.seat.keep = True, keep
+        if session.slot:
+            session.slot.gone, session.slot.keep = True, keep
             self._clear_prompts()
         else:
             self._waiting.remove(session)
@@ -136,8 +136,8 @@ class Scheduler:
         """
         if self._grid:
             return {}
-        seats = [seat for lane in self._lanes for seat in (*lane.kept(), *lane.seats())]
-        return self._prefixes.all() | {seat.number: tuple(seat.session.tokens[: seat.sent]) for seat in seats}
+        slots = [slot for lane in self._lanes for slot in (*lane.kept(), *lane.slots())]
+        return self._prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
 
     def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
         """Of what a ring before this one `left`, the stages have this, as prefixes: it need not be computed again."""
@@ -181,24 +181,24 @@ class Scheduler:
                 prompts.token_s = self._pace.took(step.tokens, seconds)
                 if step.samples and not prompts.gone:
                     self._join(prompts)
-        for seat in step.rows if step.samples else ():
-            self._waiting.charge(seat.session, 1)
+        for slot in step.rows if step.samples else ():
+            self._waiting.charge(slot.session, 1)
         self._clear_prompts()
 
     def goes_on(self, step: Step) -> bool:
         """Whether the step's lane would step again with the same rows and nothing in between, if none of them ends."""
         lane = next((lane for lane in self._lanes if lane.number == step.lane), None)
-        changes = lane is None or lane.joining or any(seat.gone for seat in lane.rows)
+        changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prompts or self._ops
         return not changes and not others and self.tokens_held <= self._budget
 
     def go_on(self, step: Step) -> Step:
         """The lane's next step, which has begun already, after `step` has landed."""
         lane = next(lane for lane in self._lanes if lane.number == step.lane)
-        for seat in lane.rows:
-            seat.sent = len(seat.session.tokens)
+        for slot in lane.rows:
+            slot.sent = len(slot.session.tokens)
             # Who hung up meanwhile never got the token that has begun: caches that can't go back hold one too many.
-            seat.keep = seat.keep and self._trimmable
+            slot.keep = slot.keep and self._trimmable
         lane.busy = True
         return replace(step, ops=(), tokens=())
 
@@ -219,21 +219,21 @@ class Scheduler:
         self._lanes.append(lane)
         lane.prepare(self._ops, self._keep_as)
         ops = self.take_ops()
-        tokens = tuple(tuple(seat.session.tokens[seat.sent :]) for seat in lane.rows)
-        for seat in lane.rows:
-            seat.sent = len(seat.session.tokens)
+        tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
+        for slot in lane.rows:
+            slot.sent = len(slot.session.tokens)
         lane.busy = True
         return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
 
     def _prefill(self, prompts: Prompts) -> Step:
         self._prompts.remove(prompts)
         self._prompts.append(prompts)
-        prompts.seats = part(prompts.seats, prompts.lane, self._ops, self._keep_as)
+        prompts.slots = part(prompts.slots, prompts.lane, self._ops, self._keep_as)
         prompts.begun = True
         prompts.under_way += 1
         tokens = prompts.chunk(self._chunk(prompts.token_s), self._grid)
-        samples = not prompts.ready and prompts.seats[0].reading is None
-        return Step(prompts.lane, self.take_ops(), tuple(prompts.seats), tokens, samples)
+        samples = not prompts.ready and prompts.slots[0].reading is None
+        return Step(prompts.lane, self.take_ops(), tuple(prompts.slots), tokens, samples)
 
     def _chunk(self, token_s: float = 0.0) -> int:
         """Tokens for the next step of prompts, of which one takes so long if that is known."""
@@ -242,25 +242,25 @@ class Scheduler:
 
     def _join(self, prompts: Prompts) -> None:
         self._prompts.remove(prompts)
-        prompts.home.arrive(prompts.seats, prompts.lane)
+        prompts.home.arrive(prompts.slots, prompts.lane)
         if self._trimmable:
             return
-        for row, seat in enumerate(prompts.seats):  # the only position to which a later session can go back
-            number = None if seat.gone else self._keep_as(seat)
+        for row, slot in enumerate(prompts.slots):  # the only position to which a later session can go back
+            number = None if slot.gone else self._keep_as(slot)
             self._ops += [] if number is None else [Keep(prompts.lane, row, number)]
 
     def _clear_prompts(self) -> None:
         """Drop the lanes of prompts that nobody waits for, once their last chunk is back."""
         for prompts in [prompts for prompts in self._prompts if prompts.gone and not prompts.under_way]:
             self._prompts.remove(prompts)
-            prompts.home.coming = [seat for seat in prompts.home.coming if not seat.gone]
-            part(prompts.seats, prompts.lane, self._ops, self._keep_as)
+            prompts.home.coming = [slot for slot in prompts.home.coming if not slot.gone]
+            part(prompts.slots, prompts.lane, self._ops, self._keep_as)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _size(self, lane: Lane, guest: Session | None = None) -> int:
         """KV that a lane takes, as it is or with one more session: rows are padded to the longest."""
-        reserved = [seat.session.reserved for seat in lane.seats()]
+        reserved = [slot.session.reserved for slot in lane.slots()]
         if guest:
             reserved.append(guest.reserved)
         return len(reserved) * self._limits.charge(max(reserved)) if reserved else 0
@@ -279,9 +279,9 @@ class Scheduler:
 
     def _home(self, session: Session) -> Lane | None:
         """The lane that the session makes least larger; None if there is no room."""
-        homes = [lane for lane in self._lanes if len(lane.seats()) < self._max_rows]
+        homes = [lane for lane in self._lanes if len(lane.slots()) < self._max_rows]
         home = min(
-            homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.seats())), default=None
+            homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.slots())), default=None
         )
         if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
             return None
@@ -291,21 +291,21 @@ class Scheduler:
         """Whether a place was freed for a session whose client has none: the last one of the client with the most, if
         that has several. Its KV is kept if there is room, and what is not is computed anew.
         """
-        seats = [seat for lane in self._lanes for seat in lane.seats()]
-        places = Counter(seat.session.request.client for seat in seats)
+        slots = [slot for lane in self._lanes for slot in lane.slots()]
+        places = Counter(slot.session.request.client for slot in slots)
         client, most = max(places.items(), key=itemgetter(1), default=("", 0))
         if most < 2 or session.request.client in places:
             return False
-        last = max((seat for seat in seats if seat.session.request.client == client), key=lambda seat: seat.number)
+        last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.number)
         last.gone = last.keep = True
-        last.session.seat = None
+        last.session.slot = None
         self._waiting.put_first(last.session)
         self._clear_prompts()
         return True
 
     def _next_in_line(self) -> Session | None:
         """Whose turn it is; while enough long prompts are run, only prompts that take one step have one."""
-        long = sum(1 for prompts in self._prompts if prompts.seats[0].ahead > self._limits.chunk)
+        long = sum(1 for prompts in self._prompts if prompts.slots[0].ahead > self._limits.chunk)
         return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
@@ -313,34 +313,34 @@ class Scheduler:
         match = None if self._grid or session.evaluates else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         lane = next(self._numbers)
-        seat = session.seat = Seat(session, lane, sent=reused, cached=reused)
-        self._waiting.charge(session, seat.ahead)
-        home.coming.append(seat)
+        slot = session.slot = Slot(session, lane, sent=reused, cached=reused)
+        self._waiting.charge(session, slot.ahead)
+        home.coming.append(slot)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
         if match and reused >= len(session.request.prompt):
             self._prefixes.use_last(match.prefix)  # most likely its own, from before its ring ended
         session.spared = 0 if session.request.resume else reused
         most = 0 if self._grid else self._chunk()
         for prompts in self._prompts:
-            if prompts.home is home and prompts.takes(seat, most, pads=self._pads):
-                prompts.seats.append(seat)
+            if prompts.home is home and prompts.takes(slot, most, pads=self._pads):
+                prompts.slots.append(slot)
                 self._ops.append(Merge(prompts.lane, lane))
                 return
-        self._prompts.append(Prompts(lane, home, [seat], reused))
+        self._prompts.append(Prompts(lane, home, [slot], reused))
 
     def _make_room(self) -> None:
         """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""
         self._evict()
         while self._used() > self._budget and self.running > 1:
-            last = max(self._lanes, key=self._size).seats()[-1]
+            last = max(self._lanes, key=self._size).slots()[-1]
             self._wait_again(last)
             self._clear_prompts()
 
-    def _wait_again(self, seat: Seat) -> None:
+    def _wait_again(self, slot: Slot) -> None:
         """The session gives up its KV and is next in line; its tokens will be replayed."""
-        seat.gone = True
-        seat.session.seat = None
-        self._waiting.put_back(seat.session)
+        slot.gone = True
+        slot.session.slot = None
+        self._waiting.put_back(slot.session)
 
     def _evict(self, room: int = 0) -> None:
         """Let go of kept KV until the rest, and `room` tokens more, are within the budget."""
@@ -350,8 +350,8 @@ class Scheduler:
                 return
             self._ops.append(Forget(number))
 
-    def _keep_as(self, seat: Seat) -> int | None:
-        held = seat.session.tokens[: seat.sent]
+    def _keep_as(self, slot: Slot) -> int | None:
+        held = slot.session.tokens[: slot.sent]
         room = self._limits.charge(len(held))
         if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
             return None

@@ -23,7 +23,7 @@ class Session:
     constraint: Constraint | None = None
     """Of the request's grammar; used in the compute thread."""
     tokens: list[int] = field(init=False)
-    seat: "Seat | None" = None
+    slot: "Slot | None" = None
     """None while it waits."""
     finished: bool = False
     spared: int = 0
@@ -81,7 +81,7 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Slot:
     """A session's stay in a lane: from its first token's step until its KV is freed or moved out of the way."""
 
     session: Session

@@ -11,7 +11,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.engine.runner import Runner
 from node.engine.sampling import Sampled
 from node.ring.scheduler import Scheduler
-from node.ring.session import Seat, Session
+from node.ring.session import Slot, Session
 from node.text.grammars import Grammars
 
 
@@ -86,23 +86,23 @@ class Sessions:
 
     # --- what comes back --------------------------------------------------------------------------------------------
 
-    def take(self, seat: Seat, result: Sampled | Findings | PippinError) -> None:
+    def take(self, slot: Slot, result: Sampled | Findings | PippinError) -> None:
         """The result of a step's row, or the error that it alone ended with."""
         if isinstance(result, PippinError):
-            self.fail(seat.session, result)
+            self.fail(slot.session, result)
         elif isinstance(result, Findings):
-            self._note(seat, result)
+            self._note(slot, result)
         else:
-            self._emit(seat, result)
+            self._emit(slot, result)
 
-    def _note(self, seat: Seat, findings: Findings) -> None:
-        if seat.reading and (evaluation := seat.reading.add(findings)):
-            seat.session.events.put_nowait(evaluation)
+    def _note(self, slot: Slot, findings: Findings) -> None:
+        if slot.reading and (evaluation := slot.reading.add(findings)):
+            slot.session.events.put_nowait(evaluation)
             # What was scored is often generated from next.
-            self.finish(seat.session, keep=bool(evaluation.scores))
+            self.finish(slot.session, keep=bool(evaluation.scores))
 
-    def _emit(self, seat: Seat, sampled: Sampled) -> None:
-        session = seat.session
+    def _emit(self, slot: Slot, sampled: Sampled) -> None:
+        session = slot.session
         if session.constraint and session.constraint.error:
             self.fail(session, session.constraint.error)
             return

@@ -205,16 +205,16 @@ class World:
             assert self.grid or len(step.tokens) * max(map(len, step.tokens)) <= self.limits.chunk
             if self.grid:
                 self.check_division(step)
-            assert not any(seat.gone for seat in step.rows)
+            assert not any(slot.gone for slot in step.rows)
             if len(step.rows) > 1:
                 assert step.samples or len(step.readings) == len(step.rows)  # all in one step
                 self.together += len(step.rows)
 
     def check_division(self, step: Step) -> None:
         """Whatever happened before, a prompt is divided alike, and what was generated comes token by token."""
-        for seat, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
-            prompt = len(seat.session.request.prompt)
-            assert not seat.session.spared
+        for slot, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
+            prompt = len(slot.session.request.prompt)
+            assert not slot.session.spared
             if len(row) < prompt:
                 assert len(row) % self.grid == 0
                 assert len(tokens) == min(self.grid, prompt - len(row))
@@ -228,12 +228,12 @@ class World:
             return
         drawn = list(zip(step.rows, tokens, strict=True))
         go_on = step.samples and self.scheduler.goes_on(step)
-        go_on = go_on and not any(seat.session.ends_with(token) for seat, token in drawn)
+        go_on = go_on and not any(slot.session.ends_with(token) for slot, token in drawn)
         if go_on and self.random.random() < 0.1:
             self.cancel()  # while the next step is being computed
-        for seat, token in zip(step.rows, tokens, strict=True):
-            if step.samples and not seat.gone:
-                session = seat.session
+        for slot, token in zip(step.rows, tokens, strict=True):
+            if step.samples and not slot.gone:
+                session = slot.session
                 assert not session.finished
                 event = session.accept(token)
                 self.cached += event.cached_tokens
@@ -246,11 +246,11 @@ class World:
             self.in_flight.append((onward, self.fake.run(onward)))
 
     def land_read(self, step: Step, followers: list[list[int]]) -> None:
-        for seat, reading, tokens in zip(step.rows, step.readings, followers, strict=True):
+        for slot, reading, tokens in zip(step.rows, step.readings, followers, strict=True):
             scores = [Score(float(token)) for token in tokens[: len(reading.question(len(tokens)).following)]]
-            if (evaluation := reading.add(Findings(len(tokens), scores))) and not seat.gone:
-                seat.session.events.put_nowait(evaluation)
-                self.scheduler.finish(seat.session, keep=True)
+            if (evaluation := reading.add(Findings(len(tokens), scores))) and not slot.gone:
+                slot.session.events.put_nowait(evaluation)
+                self.scheduler.finish(slot.session, keep=True)
         self.scheduler.landed(step, 0.01)
 
     def cancel(self) -> None:
@@ -273,7 +273,7 @@ class World:
         )
         self.scheduler.restore(left, held)
         for session in asking:
-            session.seat = None
+            session.slot = None
             session.request = replace(session.request, resume=tuple(session.tokens[len(session.request.prompt) :]))
             with suppress(Overloaded):
                 self.scheduler.submit(session)
@@ -366,9 +366,9 @@ def turn(scheduler: Scheduler) -> Step:
     """One step of a ring of one node."""
     step = scheduler.next()
     assert step
-    for seat in step.rows if step.samples else ():
-        if seat.session.accept(1).finish:
-            scheduler.finish(seat.session, keep=False)
+    for slot in step.rows if step.samples else ():
+        if slot.session.accept(1).finish:
+            scheduler.finish(slot.session, keep=False)
     scheduler.landed(step, 0.01)
     return step
 
@@ -432,7 +432,7 @@ def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
         scheduler.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
     for _ in range(50):
         turn(scheduler)
-    running = {session.request.client for session in scheduler.sessions() if session.seat}
+    running = {session.request.client for session in scheduler.sessions() if session.slot}
     assert len(running) == scheduler.running == 4, "with as many clients as places nobody has two"
 
 
@@ -503,17 +503,17 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     while not first.finished:
         step = scheduler.next()
         assert step
-        for seat in step.rows if step.samples else ():
-            if seat.session.accept(1).finish:
-                scheduler.finish(seat.session, keep=True)
+        for slot in step.rows if step.samples else ():
+            if slot.session.accept(1).finish:
+                scheduler.finish(slot.session, keep=True)
         scheduler.landed(step, 0.01)
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     scheduler.submit(second)
     step = scheduler.next()
     assert step
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
-    assert second.seat
-    assert second.seat.cached == 59
+    assert second.slot
+    assert second.slot.cached == 59
 
 
 def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
@@ -548,7 +548,7 @@ def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
     assert len(tokens) == 60
     scheduler = new()
     scheduler.restore(left, [Held(number, 60)])
-    session.seat, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
+    session.slot, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
     scheduler.submit(session)
     again = scheduler.next()  # a stage that has missed this has the sequence by its name from before
     assert again
@@ -647,9 +647,9 @@ def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
         for op in step.ops:
             fake.apply(op)
         drawn = fake.run(step)
-        for seat, token in zip(step.rows, drawn, strict=True):
-            if not seat.gone:
-                seat.session.accept(token)
+        for slot, token in zip(step.rows, drawn, strict=True):
+            if not slot.gone:
+                slot.session.accept(token)
         scheduler.landed(step, 0.01)
     left = [session for number, session in enumerate(sessions) if number not in (1, 2)]
     while not all(session.finished for session in left):
@@ -657,9 +657,9 @@ def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
         assert step
         for op in step.ops:
             fake.apply(op)
-        for seat, token in zip(step.rows, fake.run(step), strict=True):
-            if not seat.gone and seat.session.accept(token).finish:
-                scheduler.finish(seat.session, keep=False)
+        for slot, token in zip(step.rows, fake.run(step), strict=True):
+            if not slot.gone and slot.session.accept(token).finish:
+                scheduler.finish(slot.session, keep=False)
         scheduler.landed(step, 0.01)
     for session in left:
         assert session.tokens[len(session.request.prompt) :] == expected(session.request)
@@ -745,8 +745,8 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
             under_way.append((step, clock))
         step, begun = under_way.popleft()
         prompt = step.lane >= FIRST_NUMBER
-        seat = step.rows[0]
-        if prompt and len(seat.session.tokens) > 5:
+        slot = step.rows[0]
+        if prompt and len(slot.session.tokens) > 5:
             size = len(step.tokens[0])
             took = size * (token_s + depth_s * sum(sizes))
             sizes.append(size)
@@ -754,11 +754,11 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
         else:
             took = decode_s
         clock = max(clock, begun) + took
-        if step.samples and seat.session.accept(1).finish:
-            scheduler.finish(seat.session, keep=False)
+        if step.samples and slot.session.accept(1).finish:
+            scheduler.finish(slot.session, keep=False)
         scheduler.landed(step, clock - max(begun, landed))
         landed = clock
-        if scheduler.running == 1 and not scheduler.queued and len(seat.session.tokens) == 10:
+        if scheduler.running == 1 and not scheduler.queued and len(slot.session.tokens) == 10:
             scheduler.submit(request(8000, 1, first=100))
     return sizes, longest
 

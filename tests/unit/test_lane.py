@@ -3,22 +3,22 @@
 from node.core.generation import GenerateRequest
 from node.ring.lane import Lane
 from node.ring.prompts import Prompts
-from node.ring.session import Seat, Session
+from node.ring.session import Slot, Session
 
 
-def seat(**state: bool) -> Seat:
-    return Seat(Session(GenerateRequest("x", "m", (1, 2, 3), 5)), **state)
+def slot(**state: bool) -> Slot:
+    return Slot(Session(GenerateRequest("x", "m", (1, 2, 3), 5)), **state)
 
 
 def test_a_lane_forgets_who_hung_up_before_the_step_of_its_prompt() -> None:
-    stays, left = seat(), seat(gone=True)
+    stays, left = slot(), slot(gone=True)
     lane = Lane(0, coming=[stays, left])
     lane.arrive([stays], 7)
     assert lane.coming == []
-    assert lane.seats() == [stays]
+    assert lane.slots() == [stays]
 
 
 def test_prompts_have_no_more_to_do_for_who_is_gone() -> None:
-    stays, left = seat(), seat(gone=True)
+    stays, left = slot(), slot(gone=True)
     stays.sent = 3
     assert not Prompts(7, Lane(0), [stays, left], 0).ready
