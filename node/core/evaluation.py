@@ -1,4 +1,4 @@
-"""What is asked of a driver about a text that is there already, and its answer: nothing is generated."""
+"""Requests that evaluate a text without generating, their results, and the same for one chunk of a text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest:
-    """How likely a model thinks each token of a text; or the text as a vector."""
+    """Asks a driver for the score of each token of a text, or for the text's embedding."""
 
     id: str
     model: str
@@ -16,7 +16,7 @@ class EvaluateRequest:
     client: str = ""
     """As in GenerateRequest."""
     revision: str = ""
-    """Of the model whose tokenizer made the prompt."""
+    """Revision of the model whose tokenizer made the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +29,31 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One of the two."""
+    """Has either scores or an embedding."""
 
     scores: Sequence[Score] = ()
     """Of every token but the first."""
     embedding: Sequence[float] = ()
-    """The mean of the tokens' hidden states after the final norm, made 1 long."""
+    """Mean of the tokens' hidden states after the final norm, scaled to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be found out about a row of a step: scores of the tokens that follow each, or their hidden states."""
+class ChunkRequest:
+    """Asks the driver's runner about one row of a step: the scores of `following`, or the sum of the hidden states."""
 
     tokens: int
+    """Tokens of the row."""
     following: tuple[int, ...] = ()
-    """The next token after each; the last one of a text has none."""
+    """For each token of the row the next one; the last token of a text has none."""
     top: int | None = None
     """As in EvaluateRequest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """The answer; `total` is the sum of the hidden states after the final norm."""
+class ChunkResult:
+    """Has either scores or a total."""
 
     tokens: int
     scores: Sequence[Score] = ()
     total: Sequence[float] = ()
+    """Sum of the hidden states after the final norm."""

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.evaluation import Findings, Question, Score
+from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.failures import FAILURES
 from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
@@ -51,7 +51,8 @@ class Runner:
     def __init__(self, stage: Stage, directory: Path) -> None:
         """`directory`: of the model, for what the driver needs of its tokenizer."""
         self._stage = stage
-        self.constraints = Constraints(directory, stage.plan.vocabulary)
+        self.plan = stage.plan
+        self.constraints = Constraints(directory, self.plan.vocabulary)
         """For the grammars of sessions; may be used in any thread."""
         self.kv_bytes = 0
         """What the caches took after the last operation on them; may be read in any thread."""
@@ -104,58 +105,32 @@ class Runner:
                 raise
             raise StepFailed(f"The step could not be computed: {error}") from error
 
-    @property
-    def batchable(self) -> bool:
-        """Whether several sessions can share a lane."""
-        return self._stage.plan.batchable
-
-    @property
-    def pads(self) -> bool:
-        """Whether the rows of a step of prompts may differ in length."""
-        return self._stage.plan.pads
-
-    @property
-    def chunked(self) -> bool:
-        """Whether the answer depends on how a prompt is divided into chunks."""
-        return self._stage.plan.chunked
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the model gives embeddings."""
-        return self._stage.plan.embeds
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids are below it; MLX does not check, and reads beyond its arrays."""
-        return self._stage.plan.vocabulary
-
-    @property
-    def trimmable(self) -> bool:
-        """Whether the caches can go back to an earlier position."""
-        return self._stage.plan.trimmable
-
     # --- the driver ---
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
-        """Operations and the driver's layers; gives the frame for the next stage. Rows differ in length as the frame says."""
+        """Apply the operations and run the driver's layers; gives the frame for the next stage.
+
+        `tokens`: a row for each session, of the lengths that the frame tells.
+        """
         with self._step(frame.lane):
             self._apply(frame.ops)
-            return self._begin(frame, tokens)
+            return self._begin(frame, tokens, frame.ops)
 
-    def _begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
+    def _begin(self, frame: Frame, tokens: Sequence[Sequence[int]], ops: tuple[CacheOp, ...] = ()) -> Frame:
         assert frame.lane is not None
         ids = token_array(tokens)
         hidden = self._stage.begin(frame.lane, ids, frame.lengths)
-        told = pack([ids])[0] if self._stage.plan.reads_tokens else None
-        return replace(self._checked(frame, hidden), tensors=pack(hidden), tokens=told)
+        faults = self._faults(frame, hidden, ())
+        read = pack([ids])[0] if self.plan.reads_tokens else None
+        return replace(frame, ops=ops, faults=faults, tensors=pack(hidden), tokens=read)
 
     def finish(
         self, frame: Frame, draws: Sequence[Draw], *, go_on: bool
     ) -> tuple[list[Sampled | StepFailed], Frame | None]:
-        """Head and sampling of what came round, a draw for each row, or its failure.
+        """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
 
-        With `go_on`, and if no session ends with its token, the lane's next step as well: the frame for the next stage.
-        That saves two hand-overs between threads for each token.
+        With `go_on`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
+        stage. That saves two hand-overs between threads for each token.
         """
         with self._step(frame.lane):
             drawn = self._draw(unpack(frame.tensors), draws, faults=frame.faults)
@@ -166,16 +141,27 @@ class Runner:
                 or any(draw.ends(token) for draw, token in zip(draws, tokens, strict=True))
             ):
                 return drawn, None
-            return drawn, self._begin(replace(frame, ops=(), faults=()), [[token] for token in tokens])
+            return drawn, self._begin(frame, [[token] for token in tokens])
+
+    def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
+        """The result, or the failure, of each row of a step of evaluations that came back."""
+        with self._step(frame.lane):
+            return self._evaluate(unpack(frame.tensors), chunks, frame.faults)
 
     def run_alone(
-        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]
-    ) -> list[Sampled | StepFailed]:
-        """A whole step of a ring of one node. Nothing is drawn when there are no `draws`."""
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw] = (),
+        chunks: Sequence[ChunkRequest] = (),
+    ) -> Sequence[Sampled | ChunkResult | StepFailed]:
+        """A whole step of a ring of one stage. Gives a token for each of `draws`, or a result for each of `chunks`."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
             hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths)
+            if chunks:
+                return self._evaluate(hidden, chunks)
             return self._draw(hidden, draws, frame.lengths) if draws else []
 
     def _draw(
@@ -201,52 +187,41 @@ class Runner:
     def _not_finite(self, row: int, faults: Sequence[Fault]) -> StepFailed:
         """The failure of a row alone: the others have numbers of their own."""
         layers = next((f"layers {fault.start} to {fault.end}" for fault in faults if fault.row == row), "")
-        alone = self._stage.end == self._stage.plan.layers
+        alone = self._stage.end == self.plan.layers
         where = layers or (f"layers 0 to {self._stage.end} or the head" if alone else "the final norm or the head")
         return StepFailed(
             f"The numbers of {where} are not finite (NaN or infinity), so there is nothing to draw a token from.",
             hint="The weights may be damaged, or too large for their dtype: fetch the model again, or take another.",
         )
 
-    def answer(self, frame: Frame, questions: Sequence[Question]) -> list[Findings | StepFailed]:
-        """Answer a question about each row of a step that came round."""
-        with self._step(frame.lane):
-            return self._answer(unpack(frame.tensors), questions, frame.faults)
+    def _evaluate(
+        self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[Fault] = ()
+    ) -> list[ChunkResult | StepFailed]:
+        results = [
+            self._total(hidden, row, chunk) if chunk.top is None else self._scores(hidden, row, chunk)
+            for row, chunk in enumerate(chunks)
+        ]
+        return [each if _is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(results)]
 
-    def answer_alone(
-        self, frame: Frame, tokens: Sequence[Sequence[int]], questions: Sequence[Question]
-    ) -> list[Findings | StepFailed]:
-        """The same on a ring of one node: the whole step."""
-        assert frame.lane is not None
-        with self._step(frame.lane):
-            self._apply(frame.ops)
-            return self._answer(self._stage.begin(frame.lane, token_array(tokens), frame.lengths), questions)
-
-    def _answer(
-        self, hidden: Sequence[mx.array], questions: Sequence[Question], faults: Sequence[Fault] = ()
-    ) -> list[Findings | StepFailed]:
-        find = [self._total if question.top is None else self._scores for question in questions]
-        found = [find[row](hidden, row, question) for row, question in enumerate(questions)]
-        return [each if _is_finite(each) else self._not_finite(row, faults) for row, each in enumerate(found)]
-
-    def _total(self, hidden: Sequence[mx.array], row: int, question: Question) -> Findings:
-        states = self._stage.hidden(self._stage.part(hidden, row, 0, question.tokens))
+    def _total(self, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
+        states = self._stage.hidden(self._stage.part(hidden, row, 0, chunk.tokens))
         total: Any = mx.sum(states[0].astype(mx.float32), axis=0).tolist()
-        return Findings(question.tokens, total=total)
+        return ChunkResult(chunk.tokens, total=total)
 
-    def _scores(self, hidden: Sequence[mx.array], row: int, question: Question) -> Findings:
+    def _scores(self, hidden: Sequence[mx.array], row: int, chunk: ChunkRequest) -> ChunkResult:
         scores: list[Score] = []
-        for begin in range(0, len(question.following), HEAD_TOKENS):
-            following = question.following[begin : begin + HEAD_TOKENS]
+        for begin in range(0, len(chunk.following), HEAD_TOKENS):
+            following = chunk.following[begin : begin + HEAD_TOKENS]
             part = self._stage.part(hidden, row, begin, begin + len(following))
-            scored = score(self._stage.finish(part, every=True)[0], following, question.top or 0)
+            scored = score(self._stage.finish(part, every=True)[0], following, chunk.top or 0)
             scores += [Score(each.logprob or 0.0, each.top) for each in scored]
-        return Findings(question.tokens, scores)
+        return ChunkResult(chunk.tokens, scores)
 
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
-        """Operations and this stage's layers; gives the frame for the next stage, from the `last` one for the driver.
+        """Apply the operations and run this stage's layers; gives the frame for the next stage, or for the driver from
+        the `last` one.
 
         A failed step passes as it is.
         """
@@ -256,27 +231,23 @@ class Runner:
                 return frame
             tokens = unpack([frame.tokens])[0] if frame.tokens else None
             hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths)
-            frame = self._checked(frame, hidden)
+            faults = self._faults(frame, hidden, frame.faults)
             if not last:
-                return replace(frame, tensors=pack(hidden))
-            return replace(frame, tensors=pack(self._back(hidden, frame)), tokens=None, lengths=())
+                return replace(frame, faults=faults, tensors=pack(hidden))
+            if not frame.every:
+                hidden = self._stage.last(hidden, frame.lengths) if frame.sampled else ()
+            return replace(frame, faults=faults, tensors=pack(hidden), tokens=None, lengths=())
 
-    def _checked(self, frame: Frame, hidden: Sequence[mx.array]) -> Frame:
-        """Note which rows are no finite numbers after this stage and were before; only where something is made of them."""
+    def _faults(self, frame: Frame, hidden: Sequence[mx.array], known: tuple[Fault, ...]) -> tuple[Fault, ...]:
+        """The `known` faults and those of rows that are not finite after this stage; only where a result is made of them."""
         if not (frame.sampled or frame.every):
-            return frame
+            return known
         rows: Any = self._stage.finite(hidden, frame.lengths).tolist()
-        known = {fault.row for fault in frame.faults}
+        before = {fault.row for fault in known}
         stage = self._stage
-        new = [Fault(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in known]
-        return replace(frame, faults=(*frame.faults, *new)) if new else frame
-
-    def _back(self, hidden: tuple[mx.array, ...], frame: Frame) -> tuple[mx.array, ...]:
-        """What the driver needs."""
-        if frame.every:
-            return hidden
-        return self._stage.last(hidden, frame.lengths) if frame.sampled else ()
+        new = [Fault(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in before]
+        return (*known, *new)
 
 
-def _is_finite(findings: Findings) -> bool:
-    return all(map(math.isfinite, findings.total)) and all(math.isfinite(score.logprob) for score in findings.scores)
+def _is_finite(result: ChunkResult) -> bool:
+    return all(map(math.isfinite, result.total)) and all(math.isfinite(score.logprob) for score in result.scores)

@@ -1,4 +1,4 @@
 """The rings that this node is part of: `lifecycle` makes and ends them, `driver` runs a first stage, `worker` any other.
 
-Pure: `scheduler` and what it keeps (`lane`, `prompts`, `session`, `step`, `waiting`, `prefixes`).
+Pure: `scheduler` and its parts (`lane`, `prefill`, `session`, `fair_queue`, `kv`).
 """

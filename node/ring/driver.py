@@ -1,35 +1,51 @@
-"""The first stage of a ring: takes requests, sends steps round, samples what comes back, and emits tokens."""
+"""The first stage of a ring: takes requests, sends steps round, samples from the results, and emits tokens."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 
 from node.core.clock import now
-from node.core.errors import PippinError, RingLost, as_pippin_error, error_from
-from node.core.evaluation import Findings, Question
-from node.core.frames import CacheOp, Frame, Held
+from node.core.errors import (
+    BadRequest,
+    ModelUnsupported,
+    Overloaded,
+    PippinError,
+    RingLost,
+    as_pippin_error,
+    error_from,
+)
+from node.core.evaluation import ChunkResult, EvaluateRequest, Evaluation
+from node.core.frames import Frame, Held
+from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
-from node.engine.runner import Draw, Runner
+from node.engine.runner import Runner
 from node.engine.sampling import Sampled
-from node.ring.limits import Limits
-from node.ring.onward import Onward
-from node.ring.pipeline import Circuit
-from node.ring.prompts import GRID
-from node.ring.rate import Rate
+from node.ring.kv import Limits
+from node.ring.lane import Step
+from node.ring.pipeline import NextHop, Pipeline
+from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
-from node.ring.sessions import Sessions
-from node.ring.step import Step
+from node.ring.session import Session, Slot
 from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+RATE_S = 5.0
+"""Window of the token rate: long enough to be read by a person, short enough to show a stall."""
+
+RowResult = Sampled | ChunkResult | PippinError
+"""The result of one row of a step, or the error that ended only this row."""
 
 
 class Driver:
-    """Runs one ring, once: whatever breaks ends it, and the head makes another. `run` is its task; `sessions` is for gateways."""
+    """Runs one ring, once: any failure ends it, and the head makes another. `run` is its task.
+
+    `generate` and `evaluate` may be called by any number of gateways.
+    """
 
     def __init__(
         self,
@@ -37,7 +53,7 @@ class Driver:
         limits: Limits,
         compute: Compute,
         runner: Runner,
-        onward: Onward | None,
+        next_hop: NextHop | None,
         on_ended: Callable[[PippinError], None],
         *,
         step_timeout_s: float,
@@ -45,72 +61,145 @@ class Driver:
         left: Mapping[int, tuple[int, ...]],
         grammars: Grammars,
     ) -> None:
-        """`on_ended` is told why, once, if the ring ends by itself. `step_timeout_s`: a step that has not come round by then
-        is lost. `numbers`: see node.ring.scheduler.sequence_numbers. `left`: the tokens of which a ring of the same
-        layers had KV, by their numbers.
+        """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
+        itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
+        node.ring.scheduler.sequence_numbers. `left`: the tokens whose KV a ring of the same layers left, by sequence number.
         """
-        self._ring = ring
+        self.ring = ring
         self._on_ended = on_ended
         self._step_timeout = step_timeout_s
         self._compute = compute
         self._runner = runner
-        self._circuit = Circuit(ring, onward, self._end)
+        self._alone = next_hop is None
+        self._pipeline = Pipeline(ring, next_hop, self._end)
         self._scheduler = Scheduler(
             limits,
             numbers,
             stages=len(ring.stages),
-            batchable=runner.batchable,
-            pads=runner.pads,
-            trimmable=runner.trimmable,
-            grid=GRID if runner.chunked else 0,
+            batchable=runner.plan.batchable,
+            pads=runner.plan.pads,
+            trimmable=runner.plan.trimmable,
+            grid=GRID if runner.plan.chunked else 0,
         )
+        self._grammars = grammars
         self._wake = asyncio.Event()
-        self.sessions = Sessions(runner, self._scheduler, self._wake, grammars)
+        """There may be a step to send."""
+        self._ended: PippinError | None = None
+        """Why the ring takes no requests."""
         self._landed_at = 0.0
         self._left = left
         self._held: tuple[Held, ...] = ()
-        """What this stage has of it. The others are asked for theirs before anything else."""
-        self._asking = False
-        self._rate = Rate()
-
-    # --- what others see --------------------------------------------------------------------------------------------
+        """KV of `_left` that this stage has. The other stages are asked for theirs before anything else is sent."""
+        self._sampled_at: deque[float] = deque()
+        """Times of the tokens of the last RATE_S."""
 
     def load(self) -> RingLoad:
-        scheduler = self._scheduler
-        return RingLoad(self._ring.id, scheduler.running, scheduler.queued, self._rate.per_second(now()))
+        while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
+            self._sampled_at.popleft()
+        return RingLoad(self.ring.id, self._scheduler.running, self._scheduler.queued, len(self._sampled_at) / RATE_S)
 
     @property
     def kv_bytes(self) -> int:
         return self._runner.kv_bytes
 
     def give_up(self, reason: PippinError) -> None:
-        """End all requests with `reason`, and the links."""
-        if not self._circuit.is_cut:
+        """End all requests with `reason`, also later ones, and the links."""
+        if not self._ended:
+            self._ended = reason
             self._left = {**self._left, **self._scheduler.sequences()}
-            self._circuit.cut()
-            self.sessions.close(reason)
+            self._pipeline.close()
+            for session in self._scheduler.sessions():
+                self._fail(session, reason)
+            self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and `keep` the KV for the next ring of these stages, or free it. Tells the tokens of what is kept."""
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Gives the tokens of the KV kept."""
         self.give_up(reason)
         await self._compute.run(self._runner.leave if keep else self._runner.reset)
         return self._left if keep else {}
 
-    # --- the loop ---------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yields each new token once, in order. Closing it cancels the session.
+
+        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
+        """
+        self._check(request.prompt + request.resume)
+        constraint = None
+        if request.grammar:
+            constraint = await self._grammars.begin(self._runner.constraints, request.grammar, request.resume)
+        with closing(constraint) if constraint else nullcontext():
+            session = Session(request, constraint)
+            self._submit(session)
+            try:
+                while True:
+                    match await session.events.get():
+                        case PippinError() as error:
+                            raise error
+                        case TokenEvent() as event:
+                            yield event
+                            if event.finish:
+                                return
+            finally:
+                self._finish(session, keep=True)  # after a stop string or a hang-up: the client may ask again
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        """Cancelling it cancels the session.
+
+        Raises ModelUnsupported for a model without embeddings, and the errors of `generate`.
+        """
+        if request.top is None and not self._runner.plan.embeds:
+            raise ModelUnsupported(f"{request.model} is of an architecture that gives no embeddings.")
+        self._check(request.prompt)
+        session = Session.of_evaluation(request)
+        self._submit(session)
+        try:
+            event = await session.events.get()
+            if isinstance(event, PippinError):
+                raise event
+            assert isinstance(event, Evaluation)
+            return event
+        finally:
+            self._finish(session, keep=False)
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self._runner.plan.vocabulary:
+            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.plan.vocabulary}.")
+
+    def _submit(self, session: Session) -> None:
+        if self._ended:
+            raise self._ended
+        if replaced := self._scheduler.submit(session):
+            most = "The requests that wait are as many as may, and most of them are this client's."
+            self._fail(replaced, Overloaded(most, hint="Try again in a moment, with fewer at once."))
+        self._wake.set()
+
+    def _finish(self, session: Session, *, keep: bool) -> None:
+        """Free the session's slot, and its KV unless `keep` and there is room."""
+        if not session.finished:
+            self._scheduler.finish(session, keep=keep)
+            self._wake.set()
+
+    def _fail(self, session: Session, error: PippinError) -> None:
+        if not session.finished:
+            session.events.put_nowait(error)
+            self._finish(session, keep=False)
+
+    # --- steps out --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until the ring ends."""
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._watch(), name=f"watch of {self._ring.id}")
+            watching = group.create_task(self._watch(), name=f"watch of {self.ring.id}")
             await self._drive()
             watching.cancel()
 
     async def _drive(self) -> None:
-        """Send steps as long as there is one and the ring has room for it."""
         try:
-            if not self.sessions.closed:
+            if not self._ended:
                 await self._inherit()
-            while not self.sessions.closed:
+            while not self._ended:
                 await self._wake.wait()
                 self._wake.clear()
                 await self._send_all()
@@ -120,64 +209,53 @@ class Driver:
             self._end(as_pippin_error(error))
 
     async def _send_all(self) -> None:
-        while not (self.sessions.closed or self._asking or self._circuit.full):
+        """Send steps as long as there are any and the ring has room for them."""
+        pipeline = self._pipeline
+        while not (self._ended or pipeline.asking or pipeline.full):
             if self._held and self._scheduler.queued:
-                await self._ask()
+                pipeline.open()
+                await pipeline.send(pipeline.frame(held=self._held))
             elif step := self._scheduler.next():
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
-                await self._send_ops(ops)
+                await self._compute.run(self._runner.apply, ops)
+                await pipeline.send(pipeline.frame(ops))
             else:
                 return
 
     async def _send(self, step: Step) -> None:
-        frame = replace(
-            self._circuit.frame(step.ops),
-            lane=step.lane,
-            sampled=step.samples,
-            every=bool(step.readings),
-            lengths=step.lengths,
-        )
         begun_at = now()
-        if self._circuit.alone:
+        frame = self._pipeline.frame(step=step)
+        if self._alone:
             await self._run_alone(step, frame, begun_at)
             return
-        self._circuit.open()
+        self._pipeline.open()
         try:
             frame = await self._compute.run(self._runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            await self._circuit.send(frame, step, begun_at)
+            await self._pipeline.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
-        results: Sequence[Sampled | Findings | PippinError]
+        work = step.tokens, step.draws(), step.chunk_requests()
         try:
-            if step.readings:
-                results = await self._compute.run(self._runner.answer_alone, frame, step.tokens, _questions(step))
-            else:
-                results = await self._compute.run(self._runner.run_alone, frame, step.tokens, _draws(step))
+            results = await self._compute.run(self._runner.run_alone, frame, *work)
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            self._landed(step, results, now() - begun_at)
+            self._land(step, results, now() - begun_at)
 
-    async def _send_ops(self, ops: tuple[CacheOp, ...]) -> None:
-        frame = self._circuit.frame(ops)
-        await self._compute.run(self._runner.apply, ops)
-        await self._circuit.send(frame)
-
-    # --- what comes back --------------------------------------------------------------------------------------------
+    # --- results back -----------------------------------------------------------------------------------------------
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the last stage until it ends."""
-        await self._take(first)
+        await self._receive(first)
         async for frame in frames:
-            await self._take(frame)
+            await self._receive(frame)
 
-    async def _take(self, frame: Frame) -> None:
-        self._circuit.check(frame)
-        due = self._circuit.due(frame) if self._asking or frame.lane is not None else None
+    async def _receive(self, frame: Frame) -> None:
+        due = self._pipeline.receive(frame)
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(due.step if due else None, error)
@@ -187,91 +265,92 @@ class Driver:
             self._restore(frame.held)
 
     async def _finish_step(self, step: Step, begun_at: float, frame: Frame) -> None:
-        # From when it had the ring to itself: so long it held up what came behind it.
+        # Seconds since the step had the ring to itself: so long did it delay the steps behind it.
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
-        onward = None
-        results: Sequence[Sampled | Findings | PippinError] = ()
+        next_frame = None
+        results: Sequence[RowResult] = ()
         try:
-            if step.readings:
-                results = await self._compute.run(self._runner.answer, frame, _questions(step))
-            elif draws := _draws(step):
+            if step.evaluations:
+                results = await self._compute.run(self._runner.evaluate, frame, step.chunk_requests())
+            elif draws := step.draws():
                 go_on = self._scheduler.goes_on(step)
-                results, onward = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
+                results, next_frame = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
         except PippinError as error:
             self._fail_step(step, error)
             return
-        if self.sessions.closed:
+        if self._ended:
             return
-        self._landed(step, results, seconds)
-        if onward:
+        self._land(step, results, seconds)
+        if next_frame:
             try:
-                await self._circuit.send(onward, self._scheduler.go_on(step))
+                await self._pipeline.send(next_frame, self._scheduler.go_on(step))
             except PippinError as error:
                 self._end(error)
 
-    def _landed(self, step: Step, results: Sequence[Sampled | Findings | PippinError], seconds: float) -> None:
+    def _land(self, step: Step, results: Sequence[RowResult], seconds: float) -> None:
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        landed_at = now()
         for slot, result in zip(step.rows, results, strict=bool(results)):
-            if slot.gone:
-                continue
-            if isinstance(result, Sampled):
-                self._rate.count(landed_at)
-            self.sessions.take(slot, result)
+            if not slot.gone:
+                self._deliver(slot, result)
         self._scheduler.landed(step, seconds)
 
+    def _deliver(self, slot: Slot, result: RowResult) -> None:
+        """Give a row's result to its session."""
+        session = slot.session
+        match result:
+            case PippinError():
+                self._fail(session, result)
+            case ChunkResult():
+                if slot.evaluation and (evaluation := slot.evaluation.add(result)):
+                    session.events.put_nowait(evaluation)
+                    # A client often generates from the text that it had scored.
+                    self._finish(session, keep=bool(evaluation.scores))
+            case Sampled():
+                self._sampled_at.append(now())
+                if session.constraint and session.constraint.error:
+                    self._fail(session, session.constraint.error)
+                    return
+                event = session.accept(result.token, result.logprob, result.top)
+                session.events.put_nowait(event)
+                if event.finish:
+                    self._finish(session, keep=True)
+
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
-        """Its sessions fail. The stages may have come to differ, so the ring ends for all others, too."""
+        """Fail the step's sessions. The stages may have come to differ, so the ring ends for all others, too."""
         for slot in step.rows if step else ():
             if not slot.gone:
-                self.sessions.fail(slot.session, error)
+                self._fail(slot.session, error)
         self._end(error)
 
-    # --- what a ring before this one left, and the end --------------------------------------------------------------
+    # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
 
     async def _inherit(self) -> None:
-        """Without anything of it here, whatever the other stages have is of no use."""
+        """Take over what earlier rings left at this stage. Without any of it, what the other stages have is of no use."""
         left = tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
         self._held = await self._compute.run(self._runner.inherit, left)
-        if not self.sessions.closed and (self._circuit.alone or not self._held):
+        if not self._ended and (self._alone or not self._held):
             self._restore(self._held)
 
-    async def _ask(self) -> None:
-        """Find out what the other stages still have of what this one has."""
-        self._asking = True
-        self._circuit.open()
-        await self._circuit.send(replace(self._circuit.frame(), held=self._held))
-
     def _restore(self, held: tuple[Held, ...]) -> None:
-        """All stages have this. Nothing else is under way."""
+        """Begin with the KV that all stages have. No step is in flight."""
         if held:
             tokens = sum(each.tokens for each in held)
-            log.info("ring %s begins with the KV of %d tokens, of %d sequences", self._ring.id, tokens, len(held))
+            log.info("ring %s begins with the KV of %d tokens, of %d sequences", self.ring.id, tokens, len(held))
         self._scheduler.restore(self._left, held)
-        self._left, self._held, self._asking = {}, (), False
+        self._left, self._held = {}, ()
         self._wake.set()
 
     def _end(self, reason: PippinError) -> None:
-        """The ring lost frames or a link, or its stages may differ. Its requests go on with the next one."""
-        if not self.sessions.closed:
-            log.warning("ring %s ended: %s", self._ring.id, reason)
+        """End the ring: it lost a frame or a link, or its stages may differ. Its requests go on with the next ring."""
+        if not self._ended:
+            log.warning("ring %s ended: %s", self.ring.id, reason)
             self.give_up(RingLost(f"The ring ended: {reason.message}"))
             self._on_ended(reason)
 
     async def _watch(self) -> None:
-        """End the ring when a step does not come round. A task of its own: timers have no place on the token path."""
+        """End the ring when a step takes too long. It polls: a timer for each step would burden the token path."""
         while True:
             await asyncio.sleep(WATCH_S)
-            if self._circuit.waited_s > self._step_timeout:
+            if self._pipeline.waited_s > self._step_timeout:
                 self._end(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
-
-
-def _draws(step: Step) -> list[Draw]:
-    """One for each row, of a session that may be gone by now; none when the step yields no tokens."""
-    return [slot.session.draw() for slot in step.rows] if step.samples else []
-
-
-def _questions(step: Step) -> list[Question]:
-    """One for each row of a step of texts that are evaluated."""
-    return [reading.question(len(tokens)) for reading, tokens in zip(step.readings, step.tokens, strict=True)]

@@ -1,71 +1,107 @@
-"""A lane as the driver keeps it: which sessions step together, and what must happen before they step again."""
+"""Lanes as the driver keeps them: which sessions step together, their steps, and the operations before a step. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Drop, Filter, Keep, Merge
-from node.ring.session import Slot
+from node.engine.runner import Draw
+from node.ring.session import PartialEvaluation, Slot
 
 KeepAs = Callable[[Slot], int | None]
-"""The number under which a slot's KV shall be kept; None to let it go. It may add operations, so all go into one list."""
+"""Gives the number under which the stages shall keep a slot's KV, or None to free it. It may add operations, so all
+operations go into one list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Apply `ops`, then run `tokens`, one row for each slot, which may differ in length in a step of prompts."""
+
+    lane: int
+    ops: tuple[CacheOp, ...]
+    rows: tuple[Slot, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    samples: bool
+    """Whether each row yields its session's next token."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the rows; empty if they are equal."""
+        lengths = tuple(map(len, self.tokens))
+        return lengths if len(set(lengths)) > 1 else ()
+
+    @property
+    def evaluations(self) -> list[PartialEvaluation]:
+        """One for each row of a step of evaluations; empty when the rows are sampled."""
+        return [slot.evaluation for slot in self.rows if slot.evaluation]
+
+    def draws(self) -> list[Draw]:
+        """The sampler's inputs, one for each row; empty when the step yields no tokens."""
+        return [slot.session.draw() for slot in self.rows] if self.samples else []
+
+    def chunk_requests(self) -> list[ChunkRequest]:
+        """One for each row of a step of evaluations."""
+        evaluations = self.evaluations
+        pairs = zip(evaluations, self.tokens, strict=True) if evaluations else ()
+        return [evaluation.request(len(tokens)) for evaluation, tokens in pairs]
 
 
 @dataclass(slots=True)
 class Lane:
-    """The rows at the stages are those of `rows`, which changes only by `prepare`, whose operations tell the stages."""
+    """Slots that step together. The stages have the rows of `rows`, which changes only by `prepare` and its operations."""
 
     number: int
     rows: list[Slot] = field(default_factory=list)
     joining: list[tuple[list[Slot], int]] = field(default_factory=list)
     """Slots whose prompts are done, and the lanes in which they are the rows."""
-    coming: list[Slot] = field(default_factory=list)
-    """Slots that are to join once their prompt is done."""
+    prefilling: list[Slot] = field(default_factory=list)
+    """Slots that will join once their prompt is done."""
     busy: bool = False
-    """A step is under way."""
+    """A step is in flight."""
 
     def slots(self) -> list[Slot]:
-        """All that count towards its size, in the order in which they came."""
-        return [slot for slot in (*self._present(), *self.coming) if not slot.gone]
+        """All slots that count towards the lane's size, in the order in which they came."""
+        return [slot for slot in (*self._present(), *self.prefilling) if not slot.gone]
 
     def kept(self) -> list[Slot]:
-        """Those that are gone and whose KV is worth keeping, until that is done."""
-        return [slot for slot in (*self._present(), *self.coming) if slot.gone and slot.keep]
+        """Slots that are gone and whose KV is to be kept, until that is done."""
+        return [slot for slot in (*self._present(), *self.prefilling) if slot.gone and slot.keep]
 
     def _present(self) -> list[Slot]:
         return [*self.rows, *(slot for slots, _ in self.joining for slot in slots)]
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way, so its rows may change."""
+        """No step is in flight, so the rows may change."""
         return not self.busy and bool(self.rows or self.joining)
 
     @property
     def ready(self) -> bool:
-        """Idle, with rows that want another step."""
+        """Idle, with rows that need another step."""
         return self.idle and not all(slot.gone for slot in self._present())
 
     @property
-    def crowded(self) -> bool:
-        """Rows are there of slots that are gone."""
+    def stale(self) -> bool:
+        """Some rows belong to slots that are gone."""
         return any(slot.gone for slot in self._present())
 
-    def arrive(self, slots: list[Slot], source: int) -> None:
-        """Their prompts are done in lane `source`: they join with the next step."""
-        self.coming = [slot for slot in self.coming if slot not in slots and not slot.gone]
+    def join(self, slots: list[Slot], source: int) -> None:
+        """Add the rows of lane `source`, whose prompts are done, with the next step."""
+        self.prefilling = [slot for slot in self.prefilling if slot not in slots and not slot.gone]
         self.joining.append((slots, source))
 
     def prepare(self, ops: list[CacheOp], keep_as: KeepAs) -> None:
-        """Let those go that are gone, and let those join that wait."""
-        self.rows = part(self.rows, self.number, ops, keep_as)
+        """Free the rows of slots that are gone, and merge those that are joining."""
+        self.rows = free_rows(self.rows, self.number, ops, keep_as)
         for slots, source in self.joining:
-            staying = part(slots, source, ops, keep_as)
+            staying = free_rows(slots, source, ops, keep_as)
             ops += [Merge(self.number, source)] if staying else []
             self.rows += staying
         self.joining = []
 
 
-def part(rows: list[Slot], lane: int, ops: list[CacheOp], keep_as: KeepAs) -> list[Slot]:
-    """Let those rows of a lane go that are gone, their KV kept if that is wanted. Gives those that stay."""
+def free_rows(rows: list[Slot], lane: int, ops: list[CacheOp], keep_as: KeepAs) -> list[Slot]:
+    """Free the rows of a lane whose slots are gone; their KV is kept where wanted. Gives the slots that stay."""
     staying = [row for row, slot in enumerate(rows) if not slot.gone]
     if len(staying) == len(rows):
         return rows

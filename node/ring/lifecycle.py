@@ -30,8 +30,8 @@ from node.engine.stage import Stage
 from node.model.weights import Weights
 from node.placement.footprint import ring_bytes
 from node.ring.driver import Driver
-from node.ring.limits import Limits
-from node.ring.onward import Onward
+from node.ring.kv import Limits
+from node.ring.pipeline import NextHop
 from node.ring.scheduler import sequence_numbers
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
@@ -135,11 +135,11 @@ class Rings:
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""
-        return self._driver(ring).sessions.generate(request)
+        return self._driver(ring).generate(request)
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         """Raises StaleFence when this node does not drive that ring (any more)."""
-        return await self._driver(ring).sessions.evaluate(request)
+        return await self._driver(ring).evaluate(request)
 
     def _driver(self, ring: str) -> Driver:
         part = self._parts.get(ring)
@@ -319,12 +319,12 @@ class Rings:
     def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
-        onward = Onward(nodes[(index + 1) % len(nodes)], self._client, self._book.address_of)
+        next_hop = NextHop(nodes[(index + 1) % len(nodes)], self._client, self._book.address_of)
         # A ring that takes the place of another may have the same layers here.
         runner = Runner(loaded.stage.sibling(), loaded.directory)
         on_ended = partial(self._ended, ring.id, shard)
         if index:
-            return Worker(ring, self._compute, runner, onward, on_ended)
+            return Worker(ring, self._compute, runner, next_hop, on_ended)
         limits = Limits(
             context=ring.context,
             max_sessions=ring.max_sessions,
@@ -338,7 +338,7 @@ class Rings:
             limits,
             self._compute,
             runner,
-            onward if len(nodes) > 1 else None,
+            next_hop if len(nodes) > 1 else None,
             on_ended,
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,

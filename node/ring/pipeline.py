@@ -1,4 +1,4 @@
-"""The way round a ring as its driver has it: frames leave in the order of their numbers, and come back in it."""
+"""The way round a ring: how a stage reaches the next one, and the frames that a driver has sent and waits for."""
 
 import asyncio
 from collections import deque
@@ -6,64 +6,95 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from node.core.clock import now
-from node.core.errors import BadRequest, PippinError, StaleFence
-from node.core.frames import CacheOp, Frame
-from node.core.types import Ring
-from node.ring.onward import Onward
-from node.ring.step import Step
+from node.core.errors import BadRequest, PeerUnavailable, PippinError, StaleFence
+from node.core.frames import CacheOp, Frame, Held
+from node.core.types import Address, Ring
+from node.ring.lane import Step
+from node.rpc.client import RpcClient
 from node.rpc.link import Link
 
 
 @dataclass(frozen=True, slots=True)
+class NextHop:
+    """The next stage of a ring. Its address is looked up whenever a link is opened, as it may change meanwhile."""
+
+    node: str
+    """Its id."""
+    client: RpcClient
+    address_of: Callable[[str], Address | None]
+    """Address of a node's gRPC server, by the node's id; None while none is known."""
+
+    def open(self, on_broken: Callable[[PippinError], None]) -> Link:
+        """Raises PeerUnavailable when no address of the node is known."""
+        address = self.address_of(self.node)
+        if address is None:
+            raise PeerUnavailable(f"No address of node {self.node} is known.")
+        return self.client.link(address, on_broken)
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
+    """A frame that the driver waits for."""
+
     step: Step | None
-    """None for the ring's first frame, which asks what the stages have of earlier rings."""
+    """None for the ring's first frame, which asks the stages for KV of earlier rings."""
     seq: int
     begun_at: float
 
 
-class Circuit:
-    """`on_broken` is called when the link to the next stage breaks, unless it was cut."""
+class Pipeline:
+    """The driver's frames: they leave in the order of their numbers and come back in the same order."""
 
-    def __init__(self, ring: Ring, onward: Onward | None, on_broken: Callable[[PippinError], None]) -> None:
-        """`onward` is None when the ring is this node alone."""
+    def __init__(self, ring: Ring, next_hop: NextHop | None, on_broken: Callable[[PippinError], None]) -> None:
+        """`next_hop`: None when the ring has one stage. `on_broken` is called when the link breaks before `close`."""
         self._ring = ring
-        self._onward = onward
+        self._next_hop = next_hop
         self._on_broken = on_broken
         self._link: Link | None = None
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
         self._seq = 0
-        self.is_cut = False
-        """For good."""
-
-    @property
-    def alone(self) -> bool:
-        return self._onward is None
+        self.closed = False
 
     @property
     def full(self) -> bool:
-        """As many steps are on their way as there are stages to do them."""
+        """As many steps are in flight as there are stages to compute them."""
         return len(self._in_flight) >= len(self._ring.stages)
 
     @property
+    def asking(self) -> bool:
+        """The ring's first frame is in flight."""
+        return bool(self._in_flight) and self._in_flight[0].step is None
+
+    @property
     def waited_s(self) -> float:
-        """How long the oldest step has been on its way."""
+        """Seconds since the oldest step in flight began."""
         return now() - self._in_flight[0].begun_at if self._in_flight else 0.0
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def frame(self, ops: tuple[CacheOp, ...] = ()) -> Frame:
-        """Without a number yet: that is given when it is sent."""
-        return Frame(self._ring.id, self._ring.fence, 0, ops)
+    def frame(self, ops: tuple[CacheOp, ...] = (), step: Step | None = None, held: tuple[Held, ...] = ()) -> Frame:
+        """A frame without tensors, which the runner adds, and without its number, which `send` gives it."""
+        if step is None:
+            return Frame(self._ring.id, self._ring.fence, 0, ops, held=held)
+        return Frame(
+            self._ring.id,
+            self._ring.fence,
+            0,
+            step.ops,
+            step.lane,
+            sampled=step.samples,
+            every=bool(step.evaluations),
+            lengths=step.lengths,
+        )
 
     def open(self) -> None:
-        """Make sure that there is a link. Raises PeerUnavailable when no address of the next stage is known."""
-        if self._onward and not self._link and not self.is_cut:
-            self._link = self._onward.open(self._on_broken)
+        """Open the link to the next stage if there is none. Raises PeerUnavailable when its address is not known."""
+        if self._next_hop and not self._link and not self.closed:
+            self._link = self._next_hop.open(self._on_broken)
 
     async def send(self, frame: Frame, step: Step | None = None, begun_at: float = 0.0) -> None:
-        """Number a frame and send it, unless the circuit is cut.
+        """Number a frame and send it; without a link, do nothing.
 
         Raises PeerUnavailable.
         """
@@ -78,25 +109,25 @@ class Circuit:
 
     # --- back -------------------------------------------------------------------------------------------------------
 
-    def check(self, frame: Frame) -> None:
-        """Raises StaleFence for a frame that is not of this ring, or comes after its end."""
+    def receive(self, frame: Frame) -> InFlight | None:
+        """Take a frame that came back; gives the one in flight that it answers, or None for operations alone.
+
+        Raises StaleFence when the frame is of another ring or the link is not open, BadRequest when another one is due.
+        """
         if frame.fence != self._ring.fence:
             raise StaleFence(f"A frame of {frame.fence} came to ring {self._ring.id}, of {self._ring.fence}.")
         if not self._link:
             raise StaleFence(f"A frame came to ring {self._ring.id}, which has ended or sent none.")
-
-    def due(self, frame: Frame) -> InFlight:
-        """What the frame is the answer to. Raises BadRequest, which ends the link, when another one is due."""
+        if frame.lane is None and not self.asking:
+            return None
         due = self._in_flight[0] if self._in_flight else None
         if due is None or (due.seq, due.step and due.step.lane) != (frame.seq, frame.lane):
             raise BadRequest(f"Frame {frame.seq} of lane {frame.lane} came back when another one was due.")
         return self._in_flight.popleft()
 
-    # --- the end ----------------------------------------------------------------------------------------------------
-
-    def cut(self) -> None:
-        """Close the link for good, and forget what is on its way."""
-        self.is_cut = True
+    def close(self) -> None:
+        """Close the link for good, and forget the steps in flight."""
+        self.closed = True
         if self._link:
             self._link.close()
             self._link = None

@@ -1,14 +1,15 @@
-"""Decides what steps next: which sessions share a lane, whose prompt advances, and which caches are kept. Pure.
+"""Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
-Sessions wait until there is KV for them, in an order that is fair among clients; while enough long prompts are run, short
-ones go past the rest. Then their prompt is run in a lane of its own, in chunks, or together with others when they are short; such lanes
-take turns. Done, they join one of as many lanes as the ring has stages, where all rows step together. Between two chunks
-every lane steps once, and a chunk is no longer than streams may be held up.
+A session waits until there is KV for it, in an order that is fair among clients; while LONG_PROMPTS long prompts run, short
+ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are
+short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages, and whose rows
+step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait.
 
-KV is accounted in tokens: the placement set aside `max_sessions` times the context. Sessions are charged for what their
-caches have allocated, a lane for its longest row times its rows; what is left holds the KV of finished sessions for
-those that begin alike. When a session grows beyond what is left, the last to join is put back and will be replayed. So is
-the last of a client that has several places when another client has none.
+KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens that
+its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of finished
+sessions for later ones with the same beginning. When a session grows beyond the budget, the last one that joined the largest
+lane goes back to the queue, and its tokens are replayed later. So does the last session of the client with the most slots
+when the session that is next is of a client without any.
 """
 
 from collections import Counter, deque
@@ -21,33 +22,31 @@ from operator import itemgetter
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.types import NodeInfo
-from node.ring.lane import Lane, part
-from node.ring.limits import Limits
-from node.ring.prefixes import SHORTEST, Prefixes
-from node.ring.prompts import Pace, Prompts
-from node.ring.session import Slot, Session
-from node.ring.step import Step
-from node.ring.waiting import Waiting
+from node.ring.fair_queue import FairQueue
+from node.ring.kv import MIN_TOKENS, Limits, Prefixes
+from node.ring.lane import Lane, Step, free_rows
+from node.ring.prefill import ChunkSize, Prefill
+from node.ring.session import Session, Slot
 
 LONG_PROMPTS = 4
-"""Prompts of more than a step that are run in turn: none becomes slow for want of turns. Short ones go past the others."""
+"""Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
 FIRST_NUMBER = 1 << 16
-"""Lanes of prompts and prefixes have numbers from here on; those below are where sessions decode."""
+"""First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""
 
 
 def sequence_numbers(info: NodeInfo) -> Iterator[int]:
-    """For the sequences of all rings that a node's process drives: no other process of any node has them.
+    """Numbers for the sequences of all rings that a node's process drives.
 
-    Of 62 bits, as a driver that was started again, and another one, may find KV of earlier numbers at a stage.
+    They begin at a hash of 62 bits, so that no two processes use the same: stages keep KV under numbers of earlier drivers.
     """
     digest = sha256(f"{info.id} {info.incarnation} {info.started_at}".encode()).digest()
     return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))
 
 
 class Scheduler:
-    """`stages` of the ring; `batchable`: the model's sessions can share a lane; `pads`: so can prompts of different
-    lengths; `trimmable`: its caches can go back. `grid`: tokens at whose multiples prompts are divided, whatever else there is
-    to do, where the answer depends on it; 0 where it does not. `numbers`: see `sequence_numbers`.
+    """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can share a
+    lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier position.
+    `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many tokens; else 0.
     """
 
     def __init__(
@@ -70,15 +69,15 @@ class Scheduler:
         self._grid = grid
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
-        self._prompts: deque[Prompts] = deque()
-        self._pace = Pace(limits.chunk)
-        self._waiting = Waiting()
+        self._prefills: deque[Prefill] = deque()
+        self._chunk_size = ChunkSize(limits.chunk)
+        self._waiting = FairQueue()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
         self._numbers = numbers
         self._steps_since_chunk = 0
 
-    # --- sessions come and go -----------------------------------------------------------------------------------------
+    # --- sessions -----------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -90,49 +89,49 @@ class Scheduler:
 
     @property
     def tokens_held(self) -> int:
-        """Tokens of KV that are set aside or kept; never more than the budget for longer than one step."""
+        """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
         return self._used() + self._prefixes.charged
 
     def sessions(self) -> list[Session]:
-        """Running, lane by lane, and waiting."""
+        """The running ones, lane by lane, then the waiting ones."""
         return [*(slot.session for lane in self._lanes for slot in lane.slots()), *self._waiting]
 
     def submit(self, session: Session) -> Session | None:
-        """Tells whom it replaces, if anybody: when the queue is full, the client with the most waiting makes room.
+        """Queue a session. Gives the one that it replaces, if the queue is full and another client has more sessions in it.
 
-        Raises BadRequest, ContextExceeded, or Overloaded when that is this one.
+        Raises BadRequest, ContextExceeded, or Overloaded when the queue is full and no session is replaced.
         """
         nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluates
         if not session.request.prompt or nothing_to_do:
             raise BadRequest("There is nothing to begin from, or nothing left to generate.")
-        if session.longest > self._limits.context:
+        if session.max_length > self._limits.context:
             raise ContextExceeded(
                 f"This model's context is {self._limits.context} tokens; {len(session.request.prompt)} of prompt and "
-                f"{session.request.max_tokens} to generate are {session.longest}.",
+                f"{session.request.max_tokens} to generate are {session.max_length}.",
                 hint="Send a shorter prompt or ask for fewer tokens.",
             )
-        # A session that lost its ring has begun already: refusing it now would break its stream.
+        # A session that resumes has begun on another ring: refusing it would break its stream.
         replaced = None
         if not session.request.resume and len(self._waiting) >= self._limits.max_queue:
-            replaced = self._waiting.crowding(session)
+            replaced = self._waiting.replaceable(session)
             if replaced is None:
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already.", hint="Try again in a moment.")
         self._waiting.add(session)
         return replaced
 
     def finish(self, session: Session, *, keep: bool) -> None:
-        """It is done, or nobody wants it any more; `keep` its KV for later sessions if there is room."""
+        """Free a session's slot; `keep` its KV for later sessions if there is room."""
         session.finished = True
         if session.slot:
             session.slot.gone, session.slot.keep = True, keep
-            self._clear_prompts()
+            self._clear_prefills()
         else:
             self._waiting.remove(session)
 
     def sequences(self) -> dict[int, tuple[int, ...]]:
-        """The tokens of which the stages have KV, or have been sent what makes it, by the number that they know it by.
+        """The tokens of all sequences whose KV the stages have or are about to compute, by sequence number.
 
-        None with a grid: how the KV was divided when it was computed is not known any more.
+        Empty with a grid: nobody knows how the tokens were divided when the KV was computed.
         """
         if self._grid:
             return {}
@@ -140,29 +139,29 @@ class Scheduler:
         return self._prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
 
     def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
-        """Of what a ring before this one `left`, the stages have this, as prefixes: it need not be computed again."""
+        """Make prefixes of the KV that an earlier ring left: `left` has the tokens, `held` the KV that all stages have."""
         here = {each.number: each.tokens for each in held}
         for number, tokens in left.items():
-            if SHORTEST <= here.get(number, 0) <= len(tokens):
+            if MIN_TOKENS <= here.get(number, 0) <= len(tokens):
                 self._prefixes.put(number, tokens[: here[number]])
             else:
-                self._ops.append(Forget(number))  # some stages may have it
+                self._ops.append(Forget(number))  # some stages may still have its KV
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def next(self) -> Step | None:
-        """The next step; None when all that could step is under way."""
+        """The next step; None when there is none to send now."""
         self._clear_lanes()
         self._make_room()
         self._admit()
         lane = next((lane for lane in self._lanes if lane.ready), None)
-        prompts = next((prompts for prompts in self._prompts if prompts.ready), None)
-        if lane and (prompts is None or self._steps_since_chunk < self._decoding):
+        prefill = next((prefill for prefill in self._prefills if prefill.ready), None)
+        if lane and (prefill is None or self._steps_since_chunk < self._decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
-        if prompts:
+        if prefill:
             self._steps_since_chunk = 0
-            return self._prefill(prompts)
+            return self._run_chunk(prefill)
         return None
 
     @property
@@ -170,48 +169,51 @@ class Scheduler:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
     def landed(self, step: Step, seconds: float) -> None:
-        """A step came back, which held up others for so long; the caller has given its sessions their tokens."""
-        for lane in self._lanes:
-            if lane.number == step.lane:
-                lane.busy = False
-                self._pace.decode_s = seconds
-        for prompts in list(self._prompts):
-            if prompts.lane == step.lane:
-                prompts.under_way -= 1
-                prompts.token_s = self._pace.took(step.tokens, seconds)
-                if step.samples and not prompts.gone:
-                    self._join(prompts)
+        """A step came back and delayed others by `seconds`. Call it after the step's sessions have accepted their tokens."""
+        if lane := self._lane(step):
+            lane.busy = False
+            self._chunk_size.decode_s = seconds
+        for prefill in list(self._prefills):
+            if prefill.lane == step.lane:
+                prefill.in_flight -= 1
+                prefill.token_s = self._chunk_size.took(step.tokens, seconds)
+                if step.samples and not prefill.gone:
+                    self._join(prefill)
         for slot in step.rows if step.samples else ():
             self._waiting.charge(slot.session, 1)
-        self._clear_prompts()
+        self._clear_prefills()
 
     def goes_on(self, step: Step) -> bool:
-        """Whether the step's lane would step again with the same rows and nothing in between, if none of them ends."""
-        lane = next((lane for lane in self._lanes if lane.number == step.lane), None)
+        """Whether the lane's next step can follow at once: with the same rows, and no other step or operation before it."""
+        lane = self._lane(step)
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
-        others = self._waiting or self._prompts or self._ops
+        others = self._waiting or self._prefills or self._ops
         return not changes and not others and self.tokens_held <= self._budget
 
     def go_on(self, step: Step) -> Step:
-        """The lane's next step, which has begun already, after `step` has landed."""
-        lane = next(lane for lane in self._lanes if lane.number == step.lane)
+        """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
+        lane = self._lane(step)
+        assert lane
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-            # Who hung up meanwhile never got the token that has begun: caches that can't go back hold one too many.
+            # A slot that has gone meanwhile did not get the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
         lane.busy = True
         return replace(step, ops=(), tokens=())
 
     def take_ops(self) -> tuple[CacheOp, ...]:
-        """Operations that belong to no step, to go with the next one or alone."""
+        """Operations to send with the next step or alone."""
         self._clear_lanes()
         ops, self._ops = tuple(self._ops), []
         return ops
 
+    def _lane(self, step: Step) -> Lane | None:
+        return next((lane for lane in self._lanes if lane.number == step.lane), None)
+
     def _clear_lanes(self) -> None:
-        """Free the rows of those that are gone; lanes that are under way do so with their next step."""
+        """Free the rows of slots that are gone. A lane with a step in flight does so with its next step."""
         for lane in self._lanes:
-            if lane.idle and lane.crowded:
+            if lane.idle and lane.stale:
                 lane.prepare(self._ops, self._keep_as)
 
     def _decode(self, lane: Lane) -> Step:
@@ -225,41 +227,41 @@ class Scheduler:
         lane.busy = True
         return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
 
-    def _prefill(self, prompts: Prompts) -> Step:
-        self._prompts.remove(prompts)
-        self._prompts.append(prompts)
-        prompts.slots = part(prompts.slots, prompts.lane, self._ops, self._keep_as)
-        prompts.begun = True
-        prompts.under_way += 1
-        tokens = prompts.chunk(self._chunk(prompts.token_s), self._grid)
-        samples = not prompts.ready and prompts.slots[0].reading is None
-        return Step(prompts.lane, self.take_ops(), tuple(prompts.slots), tokens, samples)
+    def _run_chunk(self, prefill: Prefill) -> Step:
+        self._prefills.remove(prefill)
+        self._prefills.append(prefill)
+        prefill.slots = free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)
+        prefill.begun = True
+        prefill.in_flight += 1
+        tokens = prefill.chunk(self._chunk(prefill.token_s), self._grid)
+        samples = not prefill.ready and prefill.slots[0].evaluation is None
+        return Step(prefill.lane, self.take_ops(), tuple(prefill.slots), tokens, samples)
 
     def _chunk(self, token_s: float = 0.0) -> int:
-        """Tokens for the next step of prompts, of which one takes so long if that is known."""
+        """Tokens of the next step of prompts. `token_s`: see ChunkSize."""
         decoding = self._decoding
-        return self._pace.tokens(max(1, self._stages - decoding) if decoding else 0, token_s)
+        return self._chunk_size.tokens(max(1, self._stages - decoding) if decoding else 0, token_s)
 
-    def _join(self, prompts: Prompts) -> None:
-        self._prompts.remove(prompts)
-        prompts.home.arrive(prompts.slots, prompts.lane)
+    def _join(self, prefill: Prefill) -> None:
+        self._prefills.remove(prefill)
+        prefill.home.join(prefill.slots, prefill.lane)
         if self._trimmable:
             return
-        for row, slot in enumerate(prompts.slots):  # the only position to which a later session can go back
+        for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position
             number = None if slot.gone else self._keep_as(slot)
-            self._ops += [] if number is None else [Keep(prompts.lane, row, number)]
+            self._ops += [] if number is None else [Keep(prefill.lane, row, number)]
 
-    def _clear_prompts(self) -> None:
-        """Drop the lanes of prompts that nobody waits for, once their last chunk is back."""
-        for prompts in [prompts for prompts in self._prompts if prompts.gone and not prompts.under_way]:
-            self._prompts.remove(prompts)
-            prompts.home.coming = [slot for slot in prompts.home.coming if not slot.gone]
-            part(prompts.slots, prompts.lane, self._ops, self._keep_as)
+    def _clear_prefills(self) -> None:
+        """Drop the lanes of prompts whose slots are all gone, once their last chunk is back."""
+        for prefill in [prefill for prefill in self._prefills if prefill.gone and not prefill.in_flight]:
+            self._prefills.remove(prefill)
+            prefill.home.prefilling = [slot for slot in prefill.home.prefilling if not slot.gone]
+            free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _size(self, lane: Lane, guest: Session | None = None) -> int:
-        """KV that a lane takes, as it is or with one more session: rows are padded to the longest."""
+        """KV of a lane, with one more session if given. Rows are padded to the longest."""
         reserved = [slot.session.reserved for slot in lane.slots()]
         if guest:
             reserved.append(guest.reserved)
@@ -278,7 +280,7 @@ class Scheduler:
             self._evict()
 
     def _home(self, session: Session) -> Lane | None:
-        """The lane that the session makes least larger; None if there is no room."""
+        """The lane that grows least by the session; None if there is no room."""
         homes = [lane for lane in self._lanes if len(lane.slots()) < self._max_rows]
         home = min(
             homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.slots())), default=None
@@ -288,62 +290,59 @@ class Scheduler:
         return home
 
     def _yield_to(self, session: Session) -> bool:
-        """Whether a place was freed for a session whose client has none: the last one of the client with the most, if
-        that has several. Its KV is kept if there is room, and what is not is computed anew.
+        """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
+
+        The KV of that slot is kept if there is room. Gives whether a slot was freed.
         """
         slots = [slot for lane in self._lanes for slot in lane.slots()]
-        places = Counter(slot.session.request.client for slot in slots)
-        client, most = max(places.items(), key=itemgetter(1), default=("", 0))
-        if most < 2 or session.request.client in places:
+        slots_of = Counter(slot.session.request.client for slot in slots)
+        client, most = max(slots_of.items(), key=itemgetter(1), default=("", 0))
+        if most < 2 or session.request.client in slots_of:
             return False
         last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.number)
         last.gone = last.keep = True
         last.session.slot = None
         self._waiting.put_first(last.session)
-        self._clear_prompts()
+        self._clear_prefills()
         return True
 
     def _next_in_line(self) -> Session | None:
-        """Whose turn it is; while enough long prompts are run, only prompts that take one step have one."""
-        long = sum(1 for prompts in self._prompts if prompts.slots[0].ahead > self._limits.chunk)
+        """The session to admit next; while LONG_PROMPTS long prompts run, only one whose prompt takes a single step."""
+        long = sum(1 for prefill in self._prefills if prefill.slots[0].unsent > self._limits.chunk)
         return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        # With a grid, no other session's KV is what this one would compute; who is evaluated needs every token computed.
+        # With a grid, another session's KV may differ from the KV computed here; an evaluation needs every token computed.
         match = None if self._grid or session.evaluates else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, sent=reused, cached=reused)
-        self._waiting.charge(session, slot.ahead)
-        home.coming.append(slot)
+        self._waiting.charge(session, slot.unsent)
+        home.prefilling.append(slot)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
         if match and reused >= len(session.request.prompt):
-            self._prefixes.use_last(match.prefix)  # most likely its own, from before its ring ended
-        session.spared = 0 if session.request.resume else reused
+            self._prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+        session.cached_tokens = 0 if session.request.resume else reused
         most = 0 if self._grid else self._chunk()
-        for prompts in self._prompts:
-            if prompts.home is home and prompts.takes(slot, most, pads=self._pads):
-                prompts.slots.append(slot)
-                self._ops.append(Merge(prompts.lane, lane))
+        for prefill in self._prefills:
+            if prefill.home is home and prefill.fits(slot, most, pads=self._pads):
+                prefill.slots.append(slot)
+                self._ops.append(Merge(prefill.lane, lane))
                 return
-        self._prompts.append(Prompts(lane, home, [slot], reused))
+        self._prefills.append(Prefill(lane, home, [slot], reused))
 
     def _make_room(self) -> None:
-        """Sessions have grown: let go of kept KV, then of the last session of the largest lane."""
+        """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
         self._evict()
         while self._used() > self._budget and self.running > 1:
             last = max(self._lanes, key=self._size).slots()[-1]
-            self._wait_again(last)
-            self._clear_prompts()
-
-    def _wait_again(self, slot: Slot) -> None:
-        """The session gives up its KV and is next in line; its tokens will be replayed."""
-        slot.gone = True
-        slot.session.slot = None
-        self._waiting.put_back(slot.session)
+            last.gone = True
+            last.session.slot = None
+            self._waiting.put_back(last.session)
+            self._clear_prefills()
 
     def _evict(self, room: int = 0) -> None:
-        """Let go of kept KV until the rest, and `room` tokens more, are within the budget."""
+        """Drop prefixes until everything and `room` more tokens are within the budget."""
         while self._prefixes.full or self._used() + self._prefixes.charged + room > self._budget:
             number = self._prefixes.evict()
             if number is None:

@@ -1,14 +1,15 @@
-"""One sequence being generated, as its driver keeps it."""
+"""One request at its driver: its tokens, its slot in a lane, and the progress of an evaluation."""
 
 import asyncio
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from node.core.errors import PippinError
-from node.core.evaluation import EvaluateRequest, Evaluation
+from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.engine.runner import Draw
 from node.engine.sampling import History
-from node.ring.reading import Reading
 from node.text.constraint import Constraint
 
 HEADROOM = 64
@@ -17,92 +18,122 @@ HEADROOM = 64
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Everything about a generation but its KV. `tokens` is the prompt and all that was generated since."""
+    """All of a request but its KV. `tokens` holds the prompt and the generated tokens."""
 
     request: GenerateRequest
     constraint: Constraint | None = None
-    """Of the request's grammar; used in the compute thread."""
+    """Made of the request's grammar; used in the compute thread."""
     tokens: list[int] = field(init=False)
     slot: "Slot | None" = None
-    """None while it waits."""
+    """None while the session waits."""
     finished: bool = False
-    spared: int = 0
+    cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
     evaluates: EvaluateRequest | None = None
-    """All that is wanted is an evaluation of the prompt."""
+    """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
-    """What its gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
+    """Events that the gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.resume]
 
     @classmethod
     def of_evaluation(cls, request: EvaluateRequest) -> "Session":
-        """One that ends with its prompt."""
-        asked = GenerateRequest(request.id, request.model, request.prompt, max_tokens=0, client=request.client)
-        return cls(asked, evaluates=request)
+        """A session that ends with its prompt."""
+        prompt = GenerateRequest(request.id, request.model, request.prompt, max_tokens=0, client=request.client)
+        return cls(prompt, evaluates=request)
 
     @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def longest(self) -> int:
-        """Tokens that it may come to have."""
+    def max_length(self) -> int:
+        """Maximum number of tokens, prompt included."""
         return len(self.request.prompt) + self.request.max_tokens
 
     @property
     def reserved(self) -> int:
-        """Tokens of KV that are set aside for it now; grows with it."""
-        return min(len(self.tokens) + HEADROOM, self.longest)
+        """Tokens of KV set aside for the session; grows with it."""
+        return min(len(self.tokens) + HEADROOM, self.max_length)
 
     def ends_with(self, token: int) -> bool:
         """Whether this token, as the next one, is the last."""
         return token in self.request.stop_tokens or self.generated + 1 >= self.request.max_tokens
 
     def draw(self) -> Draw:
-        """What sampling needs for the next token."""
+        """The sampler's input for the next token."""
         sampling, prompt = self.request.sampling, len(self.request.prompt)
         history = History()
         if sampling.penalizes or self.constraint:
             history = History(self.tokens[:prompt] if sampling.penalizes else (), self.tokens[prompt:])
         return Draw(sampling, self.generated, history, self.ends_with, self.constraint)
 
-    def accept(self, token: int) -> TokenEvent:
-        """Append a sampled token; tells whether it was the last."""
+    def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:
+        """Append a sampled token. The event tells whether it is the last."""
         position = self.generated
         self.tokens.append(token)
         first = position == len(self.request.resume)
-        cached = min(self.spared, len(self.request.prompt)) if first else 0
-        if token in self.request.stop_tokens:
-            return TokenEvent(position, token, finish="stop", cached_tokens=cached)
+        cached = min(self.cached_tokens, len(self.request.prompt)) if first else 0
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None
-        return TokenEvent(position, token, finish=finish, cached_tokens=cached)
+        if token in self.request.stop_tokens:
+            finish = "stop"
+        return TokenEvent(position, token, logprob, top, finish, cached)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A session's stay in a lane: from its first token's step until its KV is freed or moved out of the way."""
+    """A session's stay in a lane: from the step of its first token until its KV is freed or moved out of the way."""
 
     session: Session
     number: int = 0
-    """Of the lane in which it begins: what the stages know its KV by, whichever lane it comes to be in."""
+    """Number of the lane in which it begins. The stages know its KV by it, whichever lane it moves to."""
     sent: int = 0
-    """Tokens whose KV the stages have, once all steps under way have passed them."""
+    """Tokens whose KV the stages have, once all steps in flight have passed them."""
     cached: int = 0
-    """Those of them whose KV was there when it began."""
+    """Tokens whose KV was there when the slot began."""
     gone: bool = False
-    """The row is to be freed; what still comes back for it is ignored."""
+    """The row is to be freed; results that still come back for it are ignored."""
     keep: bool = False
-    """Its KV is worth keeping for a later session that begins alike."""
-    reading: Reading | None = field(default=None, init=False)
+    """The KV is worth keeping for a later session with the same beginning."""
+    evaluation: "PartialEvaluation | None" = field(default=None, init=False)
     """Of a session that evaluates its prompt."""
 
     def __post_init__(self) -> None:
         if self.session.evaluates:
-            self.reading = Reading(self.session.evaluates)
+            self.evaluation = PartialEvaluation(self.session.evaluates)
 
     @property
-    def ahead(self) -> int:
-        """Tokens that the stages have yet to be sent."""
+    def unsent(self) -> int:
+        """Tokens that have yet to be sent to the stages."""
         return len(self.session.tokens) - self.sent
+
+
+class PartialEvaluation:
+    """Collects the results of a text's chunks.
+
+    It belongs to a slot: when KV is lost, the next slot begins at the first token, so nothing is counted twice.
+    """
+
+    def __init__(self, request: EvaluateRequest) -> None:
+        self._request = request
+        self._done = 0
+        """Tokens."""
+        self._scores: list[Score] = []
+        self._total: list[float] = []
+
+    def request(self, tokens: int) -> ChunkRequest:
+        """The request for the next chunk, of so many tokens."""
+        first = self._done + 1
+        return ChunkRequest(tokens, self._request.prompt[first : first + tokens], self._request.top)
+
+    def add(self, result: ChunkResult) -> Evaluation | None:
+        """Add a chunk's result; gives the evaluation after the last chunk."""
+        self._done += result.tokens
+        self._scores += result.scores
+        before = self._total or [0.0] * len(result.total)
+        self._total = [a + b for a, b in zip(before, result.total, strict=True)]
+        if self._done < len(self._request.prompt):
+            return None
+        length = math.hypot(*self._total) or 1.0
+        return Evaluation(self._scores, [value / length for value in self._total])

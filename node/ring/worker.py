@@ -10,7 +10,7 @@ from node.core.frames import Failure, Frame
 from node.core.types import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
-from node.ring.onward import Onward
+from node.ring.pipeline import NextHop
 from node.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -24,16 +24,16 @@ class Worker:
         ring: Ring,
         compute: Compute,
         runner: Runner,
-        onward: Onward,
+        next_hop: NextHop,
         on_ended: Callable[[PippinError], None],
     ) -> None:
         """`on_ended` is told why, once, if the ring ends by itself."""
         self._ring = ring.id
         self._fence = ring.fence
-        self._last = onward.node == ring.driver
+        self._last = next_hop.node == ring.driver
         self._compute = compute
         self._runner = runner
-        self._onward = onward
+        self._next_hop = next_hop
         self._on_ended = on_ended
         self._seq = 0
         self._link: Link | None = None
@@ -94,7 +94,7 @@ class Worker:
     async def _begin(self, first: Frame) -> None:
         """With the KV that earlier rings left and that is still wanted; the frame then tells what that is."""
         held = await self._compute.run(self._runner.inherit, first.held)
-        self._link = self._onward.open(self._end)
+        self._link = self._next_hop.open(self._end)
         await self._take(replace(first, held=held))
 
     async def _take(self, frame: Frame) -> None:

@@ -123,7 +123,7 @@ async def nonsense_to_a_stage(evil: Stranger, ring: Ring) -> None:
         link = evil.client.link(evil.peer, lambda reason, broken=broken: broken.set())
         tensor = Tensor("float32", shape, b"\x00" * 12)
         await link.send(Frame(own.id, own.fence, 0, (Open(1),), lane=1, tensors=(tensor,), sampled=True))
-        await asyncio.wait_for(broken.wait(), 10)  # there is nobody onward
+        await asyncio.wait_for(broken.wait(), 10)  # there is no next stage
         link.close()
 
 

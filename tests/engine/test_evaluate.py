@@ -9,7 +9,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
 from node.core.types import Fence
 from node.engine.runner import HEAD_TOKENS, Runner
-from node.ring.reading import Reading
+from node.ring.session import PartialEvaluation
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Whole, load, prompt, write_model
 from tests.engine.test_hidden import stock_hidden
@@ -22,22 +22,22 @@ NAMES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt2"]
 def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
     """What a driver would do."""
     runners = [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
-    reading = Reading(request)
+    evaluation = PartialEvaluation(request)
     ops: tuple[CacheOp, ...] = (Open(0),)
     for begin in range(0, len(request.prompt), CHUNK):
         chunk = request.prompt[begin : begin + CHUNK]
         frame = Frame("r", Fence(1, 1), 0, ops, 0, every=True)
-        question = reading.question(len(chunk))
+        asked = evaluation.request(len(chunk))
         if len(runners) == 1:
-            (findings,) = runners[0].answer_alone(frame, [chunk], [question])
+            (result,) = runners[0].run_alone(frame, [chunk], chunks=[asked])
         else:
             frame = runners[0].begin(frame, [chunk])
             for stage in runners[1:]:
                 frame = stage.relay(frame, last=stage is runners[-1])
-            (findings,) = runners[0].answer(frame, [question])
+            (result,) = runners[0].evaluate(frame, [asked])
         ops = ()
-        if evaluation := reading.add(findings):
-            return evaluation
+        if done := evaluation.add(result):
+            return done
     raise AssertionError("the text has no end")
 
 
@@ -88,16 +88,17 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(tmp_path, t
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
     requests = [EvaluateRequest("x", "m", text, top) for text in texts]
-    readings = [Reading(request) for request in requests]
+    evaluations = [PartialEvaluation(request) for request in requests]
     runners = [Runner(load(directory, *pair), directory) for pair in ((0, 2), (2, 4))]
     ops: list[CacheOp] = [Open(0)]
     for row in range(1, len(texts)):
         ops += [Open(row), Merge(0, row)]
     frame = Frame("r", Fence(1, 1), 0, tuple(ops), 0, every=True, lengths=tuple(map(len, texts)))
     came = runners[1].relay(runners[0].begin(frame, texts), last=True)
-    questions = [reading.question(len(text)) for reading, text in zip(readings, texts, strict=True)]
-    for reading, request, findings in zip(readings, requests, runners[0].answer(came, questions), strict=True):
-        together = reading.add(findings)
+    chunks = [evaluation.request(len(text)) for evaluation, text in zip(evaluations, texts, strict=True)]
+    results = runners[0].evaluate(came, chunks)
+    for evaluation, request, result in zip(evaluations, requests, results, strict=True):
+        together = evaluation.add(result)
         alone = evaluated(directory, (0, 4), request)
         assert together
         assert together.embedding == pytest.approx(alone.embedding, abs=1e-4)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 
-from node.core.evaluation import Question
+from node.core.evaluation import ChunkRequest
 from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
 from node.core.types import Fence
@@ -81,8 +81,8 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
     if len(ring) == 1:
         good, bad = ring[0].run_alone(step, tokens, draws())
     else:
-        (good, bad), onward = ring[0].finish(step, draws(), go_on=True)
-        assert onward is None
+        (good, bad), next_frame = ring[0].finish(step, draws(), go_on=True)
+        assert next_frame is None
     assert isinstance(good, Sampled)
     assert isinstance(bad, StepFailed)
     assert f"The numbers of {where} are not finite" in bad.message
@@ -104,11 +104,11 @@ def test_the_stage_that_they_come_from_is_named(tensor, where, tmp_path):
     assert [f"The numbers of {where} are" in str(each) for each in found] == [True, True]
 
 
-@pytest.mark.parametrize("question", [Question(3, (2, 3), 2), Question(3, (2, 3), 0), Question(3)])
-def test_a_text_that_is_evaluated_fails_alone(question, tmp_path):
+@pytest.mark.parametrize("chunk", [ChunkRequest(3, (2, 3), 2), ChunkRequest(3, (2, 3), 0), ChunkRequest(3)])
+def test_a_text_that_is_evaluated_fails_alone(chunk, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     changed(directory, "model.embed_tokens.weight", lambda w: mx.where(mx.arange(128)[:, None] == BAD, math.nan, w))
     ring = runners(directory, 0, 2, 4)
-    good, bad = ring[0].answer(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [question, question])
+    good, bad = ring[0].evaluate(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [chunk, chunk])
     assert not isinstance(good, StepFailed)
     assert "The numbers of layers 0 to 2 are not finite" in str(bad)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.ring.prefixes import SHORTEST
+from node.ring.kv import MIN_TOKENS
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Machine
@@ -26,7 +26,7 @@ def test_what_was_computed_is_not_computed_again(trimmable):
         world.run(7.0)
         driver = world.machines[ring(machines[0]).driver]
         asks = [world.ask(driver.process, max_tokens=80) for _ in range(6)]
-        assert world.until(lambda: all(len(ask.tokens) > SHORTEST or ask.finished for ask in asks), 20.0)
+        assert world.until(lambda: all(len(ask.tokens) > MIN_TOKENS or ask.finished for ask in asks), 20.0)
         at_work = [ask for ask in asks if not ask.finished]
         assert len(at_work) > 2
         held = sum(len(ask.request.prompt) + len(ask.tokens) for ask in at_work)

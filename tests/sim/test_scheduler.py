@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from node.core.errors import Overloaded
-from node.core.evaluation import EvaluateRequest, Findings, Score
+from node.core.evaluation import ChunkResult, EvaluateRequest, Score
 from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
-from node.ring.limits import Limits
-from node.ring.prefixes import MOST, SHORTEST
-from node.ring.prompts import LEAST_CHUNK, STALL_S
+from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, Limits
+from node.ring.lane import Step
+from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler
 from node.ring.session import Session
-from node.ring.step import Step
 
 Row = tuple[int, ...]
 
@@ -91,7 +90,7 @@ class FakeStages:
         return held
 
     def run(self, step: Step) -> list[Any]:
-        """The next token of each row; of a step that is read, what follows each token of each."""
+        """The next token of each row; of a step of evaluations, the tokens that follow each token of each."""
         rows = self.lanes[step.lane]
         assert len(rows) == len(step.tokens) == len(step.rows)
         assert all(step.tokens)
@@ -100,7 +99,7 @@ class FakeStages:
         assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
         assert self.pads or not step.lengths
         self.lanes[step.lane] = [(*row, *tokens) for row, tokens in zip(rows, step.tokens, strict=True)]
-        if step.readings:
+        if step.evaluations:
             return [
                 [next_token((*row, *tokens[: count + 1])) for count in range(len(tokens))]
                 for row, tokens in zip(rows, step.tokens, strict=True)
@@ -207,14 +206,14 @@ class World:
                 self.check_division(step)
             assert not any(slot.gone for slot in step.rows)
             if len(step.rows) > 1:
-                assert step.samples or len(step.readings) == len(step.rows)  # all in one step
+                assert step.samples or len(step.evaluations) == len(step.rows)  # all in one step
                 self.together += len(step.rows)
 
     def check_division(self, step: Step) -> None:
         """Whatever happened before, a prompt is divided alike, and what was generated comes token by token."""
         for slot, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
             prompt = len(slot.session.request.prompt)
-            assert not slot.session.spared
+            assert not slot.session.cached_tokens
             if len(row) < prompt:
                 assert len(row) % self.grid == 0
                 assert len(tokens) == min(self.grid, prompt - len(row))
@@ -223,8 +222,8 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
-        if step.readings:
-            self.land_read(step, tokens)
+        if step.evaluations:
+            self.land_evaluations(step, tokens)
             return
         drawn = list(zip(step.rows, tokens, strict=True))
         go_on = step.samples and self.scheduler.goes_on(step)
@@ -242,14 +241,14 @@ class World:
                     self.scheduler.finish(session, keep=True)
         self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]))
         if go_on:
-            onward = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
-            self.in_flight.append((onward, self.fake.run(onward)))
+            next_step = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
+            self.in_flight.append((next_step, self.fake.run(next_step)))
 
-    def land_read(self, step: Step, followers: list[list[int]]) -> None:
-        for slot, reading, tokens in zip(step.rows, step.readings, followers, strict=True):
-            scores = [Score(float(token)) for token in tokens[: len(reading.question(len(tokens)).following)]]
-            if (evaluation := reading.add(Findings(len(tokens), scores))) and not slot.gone:
-                slot.session.events.put_nowait(evaluation)
+    def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
+        for slot, evaluation, tokens in zip(step.rows, step.evaluations, followers, strict=True):
+            scores = [Score(float(token)) for token in tokens[: len(evaluation.request(len(tokens)).following)]]
+            if (done := evaluation.add(ChunkResult(len(tokens), scores))) and not slot.gone:
+                slot.session.events.put_nowait(done)
                 self.scheduler.finish(slot.session, keep=True)
         self.scheduler.landed(step, 0.01)
 
@@ -289,7 +288,7 @@ class World:
         if not self.in_flight and self.scheduler.running == 0:
             assert not self.fake.lanes
 
-    def drain(self) -> None:
+    def run_to_end(self) -> None:
         for _ in range(200_000):
             while self.send():
                 pass
@@ -317,7 +316,7 @@ def run(seed: int) -> World:
             case _:
                 if world.in_flight:
                     world.land()
-    world.drain()
+    world.run_to_end()
     world.check_memory()
     assert world.fake.prefixes.keys() == world.scheduler._prefixes.all().keys()
     for session in world.sessions:
@@ -521,8 +520,8 @@ def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
     roomy = limits(context=1 << 20, chunk=64)
     scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
     fake = FakeStages(pads=True, trimmable=True)
-    for number in range(2 * MOST):
-        session = request(SHORTEST, 1, first=2 * number)
+    for number in range(2 * MAX_PREFIXES):
+        session = request(MIN_TOKENS, 1, first=2 * number)
         scheduler.submit(session)
         step = scheduler.next()
         assert step
@@ -531,7 +530,7 @@ def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
         session.accept(fake.run(step)[0])
         scheduler.finish(session, keep=True)
         scheduler.landed(step, 0.01)
-    assert len(fake.prefixes) <= MOST
+    assert len(fake.prefixes) <= MAX_PREFIXES
 
 
 def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
@@ -768,7 +767,7 @@ def test_chunks_get_shorter_as_the_prompt_gets_longer(stages: int) -> None:
     sizes, longest = stall(stages, token_s=0.0005, depth_s=0.000_000_5, decode_s=0.02)
     assert sizes[-2] < max(sizes)
     assert longest < 2 * STALL_S
-    assert min(sizes[:-1]) >= LEAST_CHUNK
+    assert min(sizes[:-1]) >= MIN_CHUNK
 
 
 def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> None:

@@ -18,7 +18,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.driver import Driver
-from node.ring.scheduler import Limits
+from node.ring.kv import Limits
 from node.text.constraint import Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar
 from node.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def driving(directory, tokenizer, grammars):
                 grammar=grammar,
                 resume=tuple(resume),
             )
-            return [event async for event in driver.sessions.generate(request)]
+            return [event async for event in driver.generate(request)]
 
         yield ask
         task.cancel()

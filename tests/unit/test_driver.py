@@ -4,18 +4,20 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from node.core.errors import Overloaded, PippinError, RingLost
+from node.core.evaluation import ChunkRequest
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
-from node.ring.limits import Limits
+from node.ring.kv import Limits
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN = 13, 14
@@ -35,15 +37,15 @@ class FakeRunner:
     row fails.
     """
 
-    batchable = pads = trimmable = True
-    chunked = False
-    vocabulary = 5000
+    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, chunked=False, vocabulary=5000)
 
     def __init__(self) -> None:
         self.computed = 0
         """Tokens."""
 
-    def run_alone(self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Any]:
+    def run_alone(
+        self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
+    ) -> list[Any]:
         self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):
             raise StepFailed("The step could not be computed.")
@@ -83,12 +85,12 @@ async def driven(
 
 
 async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> list[TokenEvent]:
-    return [event async for event in driver.sessions.generate(GenerateRequest("x", "m", prompt, max_tokens))]
+    return [event async for event in driver.generate(GenerateRequest("x", "m", prompt, max_tokens))]
 
 
 async def test_who_has_all_places_of_the_queue_loses_one_to_another_client() -> None:
     def ask(client: str, first: int, max_tokens: int) -> AsyncGenerator[TokenEvent, None]:
-        return driver.sessions.generate(GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
+        return driver.generate(GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
 
     async with driven() as driver:
         running = [ask("a", first, 4000) for first in range(20, 24)]
@@ -123,7 +125,7 @@ async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv
     """Its own session has the error; the others are given back, and go on with the next ring of the same layers."""
     runner, prompt = FakeRunner(), tuple(range(20, 120))
     async with driven(runner) as driver:
-        stream = driver.sessions.generate(GenerateRequest("x", "m", prompt, 60))
+        stream = driver.generate(GenerateRequest("x", "m", prompt, 60))
         tokens = [(await anext(stream)).token]
         with pytest.raises(StepFailed):
             await answer(driver, (7, BAD), 5)
@@ -138,7 +140,7 @@ async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv
     computed = runner.computed
     async with driven(runner, left) as driver:
         resumed = GenerateRequest("x", "m", prompt, 60, resume=tuple(tokens))
-        events = [event async for event in driver.sessions.generate(resumed)]
+        events = [event async for event in driver.generate(resumed)]
     assert tokens + [event.token for event in events] == [100 + position for position in range(60)]
     assert events[0].cached_tokens == 0, "its own KV is not what another left"
     assert 0 < runner.computed - computed <= 60 - len(tokens) + 2

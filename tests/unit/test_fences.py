@@ -12,8 +12,8 @@ from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
 from node.core.types import Caller, Fence, Ring, StageSpec
 from node.ring.driver import Driver
+from node.ring.kv import Limits
 from node.ring.lifecycle import Rings
-from node.ring.scheduler import Limits
 from node.ring.worker import Worker
 
 RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
@@ -24,8 +24,7 @@ LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 class Untouched:
     """Stands for MLX: a frame that is refused reaches no cache."""
 
-    batchable = trimmable = pads = True
-    chunked = False
+    plan = SimpleNamespace(batchable=True, trimmable=True, pads=True, chunked=False)
 
     async def run(self, *_args: object, **_more: object) -> None:
         raise AssertionError("a stale frame was computed")

@@ -61,10 +61,8 @@ class FakeStage:
 
 
 class FakeRunner:
-    batchable = pads = trimmable = True
-    chunked = False
+    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, chunked=False, vocabulary=10)
     kv_bytes = 0
-    vocabulary = 10
 
     def __init__(self, stage: FakeStage, _directory: Path) -> None:
         self._stage = stage

@@ -41,7 +41,7 @@ class Compute:
         return job(*args, **more)
 
 
-class Onward:
+class NextHop:
     """The next stage, and the link to it."""
 
     node = "a"
@@ -50,7 +50,7 @@ class Onward:
         self.sent: asyncio.Queue[Frame] = asyncio.Queue()
         self.closed = False
 
-    def open(self, on_broken: Callable[[PippinError], None]) -> "Onward":
+    def open(self, on_broken: Callable[[PippinError], None]) -> "NextHop":
         self.broke = on_broken
         return self
 
@@ -81,13 +81,13 @@ def frame(seq: int, **more: Any) -> Frame:
 
 
 async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
-    compute, onward, ended = Compute(), Onward(), Ended()
-    worker = Worker(RING, compute, Runner(), onward, ended)
+    compute, next_hop, ended = Compute(), NextHop(), Ended()
+    worker = Worker(RING, compute, Runner(), next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0, ops=(Open(1),)), one_and_no_more(frame(1))))
     for _ in range(2):
-        await asyncio.wait_for(onward.sent.get(), 5)
+        await asyncio.wait_for(next_hop.sent.get(), 5)
     gone = PeerUnavailable("the next stage is gone")
-    onward.broke(gone)
+    next_hop.broke(gone)
     closing = asyncio.create_task(worker.close(RingLost("replaced"), keep=True))
     with pytest.raises(PeerUnavailable, match="the next stage is gone"):
         await asyncio.wait_for(serving, 5)
@@ -97,11 +97,11 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
 
 async def test_a_ring_begins_with_the_kv_that_is_left_and_leaves_its_own():
     """The first frame tells what is wanted, and hears what is there."""
-    runner, onward = Runner(), Onward()
-    worker = Worker(RING, Compute(), runner, onward, Ended())
+    runner, next_hop = Runner(), NextHop()
+    worker = Worker(RING, Compute(), runner, next_hop, Ended())
     asked = (Held(1, 5), Held(2, 6))
     serving = asyncio.create_task(worker.frames(frame(0, held=asked), one_and_no_more(frame(1))))
-    sent = [await asyncio.wait_for(onward.sent.get(), 5) for _ in range(2)]
+    sent = [await asyncio.wait_for(next_hop.sent.get(), 5) for _ in range(2)]
     assert [(each.seq, each.held) for each in sent] == [(0, asked[:1]), (1, ())]
     assert await worker.close(RingLost("replaced"), keep=True) == {}
     with pytest.raises(RingLost, match="replaced"):
@@ -111,13 +111,13 @@ async def test_a_ring_begins_with_the_kv_that_is_left_and_leaves_its_own():
 
 async def test_a_ring_ends_with_the_link_from_the_stage_before():
     """And takes no other: what its frames would build on is not what this stage has."""
-    runner, onward, ended = Runner(), Onward(), Ended()
-    worker = Worker(RING, Compute(), runner, onward, ended)
+    runner, next_hop, ended = Runner(), NextHop(), Ended()
+    worker = Worker(RING, Compute(), runner, next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
-    await asyncio.wait_for(onward.sent.get(), 5)
+    await asyncio.wait_for(next_hop.sent.get(), 5)
     serving.cancel()
     await asyncio.wait([serving])
-    assert onward.closed
+    assert next_hop.closed
     assert [each.code for each in ended.reasons] == ["ring_lost"]
     with pytest.raises(RingLost, match="link from the stage before ended"):
         await worker.frames(frame(0), one_and_no_more(frame(1)))
@@ -125,10 +125,10 @@ async def test_a_ring_ends_with_the_link_from_the_stage_before():
 
 
 async def test_a_second_link_harms_nobody():
-    onward, ended = Onward(), Ended()
-    worker = Worker(RING, Compute(), Runner(), onward, ended)
+    next_hop, ended = NextHop(), Ended()
+    worker = Worker(RING, Compute(), Runner(), next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
-    await asyncio.wait_for(onward.sent.get(), 5)
+    await asyncio.wait_for(next_hop.sent.get(), 5)
     with pytest.raises(StaleFence, match="has had its link"):
         await worker.frames(frame(0), one_and_no_more(frame(1)))
     assert not serving.done()
@@ -141,8 +141,8 @@ async def test_a_second_link_harms_nobody():
     "second", [frame(2), frame(0), Frame(RING.id, Fence(9, 9), 1)], ids=["lost", "doubled", "stale"]
 )
 async def test_a_frame_that_is_not_due_ends_the_ring(second: Frame):
-    onward, ended = Onward(), Ended()
-    worker = Worker(RING, Compute(), Runner(), onward, ended)
+    next_hop, ended = NextHop(), Ended()
+    worker = Worker(RING, Compute(), Runner(), next_hop, ended)
     with pytest.raises(BadRequest, match="was due"):
         await asyncio.wait_for(worker.frames(frame(0), one_and_no_more(second)), 5)
     assert [each.code for each in ended.reasons] == ["invalid_value"]

@@ -9,8 +9,10 @@ import asyncio
 import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import KvCost, ModelSpec
@@ -218,16 +220,17 @@ class FakeStage:
 class FakeRunner:
     """In place of node.engine.runner.Runner."""
 
-    batchable = True
-    pads = True
-    chunked = False
-    vocabulary = VOCABULARY
-
     def __init__(self, stage: FakeStage, directory: Any) -> None:
         self._stage = stage
         self._seen = -1
         """The number of the last frame."""
-        self.trimmable = stage.process.world.trimmable
+        self.plan = SimpleNamespace(
+            batchable=True,
+            pads=True,
+            chunked=False,
+            vocabulary=VOCABULARY,
+            trimmable=stage.process.world.trimmable,
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -262,7 +265,9 @@ class FakeRunner:
             return drawn, None
         return drawn, self.begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
 
-    def run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+    def run_alone(
+        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
+    ) -> list[Sampled]:
         done = self.begin(frame, tokens)
         return self._draw(done.tensors[0], draws) if draws else []
 

@@ -4,22 +4,22 @@ import random
 from collections import Counter
 
 from node.core.generation import GenerateRequest
+from node.ring.fair_queue import MAX_COUNTS, FairQueue
 from node.ring.session import Session
-from node.ring.waiting import MOST_COUNTS, Waiting
 
 
 def session(client: str = "", name: str = "x", resume: tuple[int, ...] = ()) -> Session:
     return Session(GenerateRequest(name, "m", (1, 2), 10, resume=resume, client=client))
 
 
-def waiting_with(*clients: str) -> Waiting:
-    waiting = Waiting()
+def waiting_with(*clients: str) -> FairQueue:
+    waiting = FairQueue()
     for number, client in enumerate(clients):
         waiting.add(session(client, f"{client}{number}"))
     return waiting
 
 
-def admitted(waiting: Waiting, tokens: int = 10) -> str:
+def admitted(waiting: FairQueue, tokens: int = 10) -> str:
     """The next one, which costs so many tokens."""
     found = waiting.next(lambda _: True)
     assert found
@@ -107,33 +107,33 @@ def test_only_those_that_fit_are_considered() -> None:
 
 def test_a_newcomer_replaces_the_last_of_who_has_most() -> None:
     waiting = waiting_with(*"aaaab")
-    replaced = waiting.crowding(session("c"))
+    replaced = waiting.replaceable(session("c"))
     assert replaced
     assert replaced.request.id == "a3"
-    assert waiting.crowding(session("a")) is None
-    assert waiting_with(*"aab").crowding(session("b")) is None, "they would have one and two in turn, for ever"
-    assert waiting_with(*"abc").crowding(session("d")) is None
-    assert waiting_with("a").crowding(session("b")) is None
-    assert Waiting().crowding(session("b")) is None
+    assert waiting.replaceable(session("a")) is None
+    assert waiting_with(*"aab").replaceable(session("b")) is None, "they would have one and two in turn, for ever"
+    assert waiting_with(*"abc").replaceable(session("d")) is None
+    assert waiting_with("a").replaceable(session("b")) is None
+    assert FairQueue().replaceable(session("b")) is None
 
 
 def test_who_has_begun_is_not_replaced() -> None:
     waiting = waiting_with("a")
     for number in range(3):
         waiting.add(session("a", f"resumed{number}", resume=(7,)))
-    found = waiting.crowding(session("b"))
+    found = waiting.replaceable(session("b"))
     assert found
     assert found.request.id == "a0"
     waiting.remove(found)
-    assert waiting.crowding(session("b")) is None
+    assert waiting.replaceable(session("b")) is None
 
 
 def test_clients_that_never_come_again_are_forgotten() -> None:
-    waiting = Waiting()
-    for number in range(3 * MOST_COUNTS):
+    waiting = FairQueue()
+    for number in range(3 * MAX_COUNTS):
         waiting.add(session(f"client-{number}"))
         admitted(waiting)
-    assert len(waiting._counts) <= MOST_COUNTS + 2
+    assert len(waiting._counts) <= MAX_COUNTS + 2
     assert not waiting._lines
 
 
@@ -141,7 +141,7 @@ def test_every_history_is_fair_and_loses_nobody() -> None:
     """Between two admissions of a client that waits all the time, another gets no more than one request's worth ahead."""
     for seed in range(200):
         seeded = random.Random(seed)
-        waiting, inside = Waiting(), set[Session]()
+        waiting, inside = FairQueue(), set[Session]()
         came, went = 0, 0
         served = Counter[str]()
         for client in "ab":

@@ -1,0 +1,145 @@
+"""KV as the driver accounts for it: a ring's limits, and the prefixes that the stages keep for later sessions. Pure.
+
+The KV itself is at the stages, under the prefix's number. Prefixes are compared as bytes: 15 comparisons find the common
+prefix of two sequences of 32k tokens, so a list serves as well as a tree.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from node.core.types import KvCost
+
+ALLOCATED = 256
+"""Tokens by which mlx-lm's caches grow."""
+MIN_TOKENS = 16
+"""A shorter prefix is not worth a copy of its KV."""
+MAX_PREFIXES = 1024
+"""Bounds the caches at the stages, and the comparisons for each new prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one ring takes on."""
+
+    context: int
+    """Tokens of one session."""
+    max_sessions: int
+    """Sessions of the whole context for which there is KV."""
+    max_queue: int
+    """Sessions that wait."""
+    max_rows: int
+    """Sessions in a lane."""
+    chunk: int
+    """Tokens of prompts in one step, padding included, when no stream waits for it."""
+    kv: tuple[KvCost, ...] = (KvCost(1),)
+    """Of each layer of the model."""
+
+    def charge(self, tokens: int) -> int:
+        """The share of the KV budget that a sequence takes, in tokens of a sequence of the whole context.
+
+        It is the share in the layer for which it is largest, so it holds on every stage. The state of a recurrent layer
+        has the same size for any number of tokens, so there every session is charged the context.
+        """
+        return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
+
+
+@cache
+def _charge(kv: tuple[KvCost, ...], context: int, tokens: int) -> int:
+    whole = [(cost.bytes_for(tokens), cost.bytes_for(context)) for cost in set(kv)]
+    return max((-(-part * context // most) for part, most in whole if most), default=tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    prefix: int
+    tokens: int
+    """How many of the prefix's first tokens match."""
+
+
+class Prefixes:
+    """Ordered by last use. `charged` is the sum of their charges.
+
+    `charge`: see Limits. `trimmable`: whether the caches can go back to an earlier position.
+    """
+
+    def __init__(self, charge: Callable[[int], int], *, trimmable: bool) -> None:
+        self.charged = 0
+        self._charge = charge
+        self._trimmable = trimmable
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+
+    @property
+    def full(self) -> bool:
+        return len(self._held) >= MAX_PREFIXES
+
+    def best(self, tokens: Sequence[int]) -> Match | None:
+        """The prefix with the most of the first `tokens`; counts as its use."""
+        wanted = _pack(tokens)
+        matches = [Match(number, _common(held, wanted)) for number, held in self._held.items()]
+        if not self._trimmable:
+            matches = [match for match in matches if match.tokens == _count(self._held[match.prefix])]
+        match = max(matches, key=lambda match: match.tokens, default=None)
+        if match is None or match.tokens < MIN_TOKENS:
+            return None
+        self._held.move_to_end(match.prefix)
+        return match
+
+    def add(self, number: int, tokens: Sequence[int]) -> list[int]:
+        """Add a prefix and drop those that it continues. Gives the numbers of the dropped ones."""
+        new = _pack(tokens)
+        needless = [number for number, held in self._held.items() if new.startswith(held)]
+        for other in needless:
+            self.drop(other)
+        self.put(number, tokens)
+        return needless
+
+    def put(self, number: int, tokens: Sequence[int]) -> None:
+        """Add a prefix and drop none."""
+        self._held[number] = _pack(tokens)
+        self.charged += self._charge(len(tokens))
+
+    def all(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of each, in order of last use."""
+        return {number: tuple(array("I", held)) for number, held in self._held.items()}
+
+    def worth_adding(self, tokens: Sequence[int]) -> bool:
+        """Whether the sequence is long enough and not the beginning of a prefix."""
+        new = _pack(tokens)
+        return len(tokens) >= MIN_TOKENS and not any(held.startswith(new) for held in self._held.values())
+
+    def evict_next(self, number: int) -> None:
+        """Let the next `evict` drop this one."""
+        self._held.move_to_end(number, last=False)
+
+    def evict(self) -> int | None:
+        """Drop the least recently used one and give its number; None when there is none."""
+        oldest = next(iter(self._held), None)
+        if oldest is not None:
+            self.drop(oldest)
+        return oldest
+
+    def drop(self, number: int) -> None:
+        self.charged -= self._charge(_count(self._held.pop(number)))
+
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def _count(packed: bytes) -> int:
+    return len(packed) // 4
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Tokens that both begin with."""
+    low, high = 0, min(_count(one), _count(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * 4] == other[: middle * 4]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
