@@ -143,6 +143,7 @@ def piece(request):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("piece")
 @given(values, st.booleans())
 def test_counts_are_of_what_is_there(value, ascii_only):
@@ -179,6 +180,7 @@ def test_too_much_of_anything(item, said, close):
         parse_json(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -206,6 +208,7 @@ def test_memory_that_json_takes(data):
     assert peak < 15 * len(data)
 
 
+@pytest.mark.slow
 async def test_memory_of_a_body_that_comes_in_small_pieces():
     data = json.dumps({"text": "x" * 200_000}).encode()
     pieces = (data[start : start + 2] for start in range(0, len(data) + 2, 2))
@@ -250,6 +253,7 @@ def test_arguments_count_together():
         parse(ChatRequest, CHAT | {"messages": [user(), *[message] * 200]})
 
 
+@pytest.mark.slow
 @given(values)
 def test_weights_are_about_as_long_as_the_json(value):
     written = len(json.dumps(value, ensure_ascii=False))
@@ -265,6 +269,7 @@ async def packed(server, data, headers=GZIP):
     return await server.post("/v1/chat/completions", data=io.BytesIO(data), headers={**headers, "Connection": "close"})
 
 
+@pytest.mark.slow
 async def test_what_a_body_unpacks_to(serve, caplog):
     server = await serve(body_limit=4 * 2**20)
     good = json.dumps(CHAT).encode()

@@ -127,6 +127,7 @@ def test_bodies_around_the_schema(served: Served, data: st.DataObject) -> None:
     served.ask("POST", path, written(data.draw(bodies(path))))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_bodies_around_json(served: Served, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(endpoints(served)))
@@ -145,6 +146,7 @@ def test_any_path_and_method(served: Served, data: st.DataObject) -> None:
     served.ask(method, filled + data.draw(st.sampled_from(["", "?", "?limit=x&after=%ff&stream=true"])), body)
 
 
+@pytest.mark.slow
 @more
 @given(st.data())
 def test_bytes_around_http(served: Served, data: st.DataObject) -> None:

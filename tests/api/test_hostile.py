@@ -91,6 +91,7 @@ def sample() -> list[Hostile]:
     return random.Random(7).sample(every, min(SAMPLE, len(every)))
 
 
+@pytest.mark.slow
 def test_health_answers_meanwhile(child: Child) -> None:
     worst = ["", ""]
     longest, largest = 0.0, 0

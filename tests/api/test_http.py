@@ -130,6 +130,7 @@ async def test_expect_100_continue(server):
     await writer.wait_closed()
 
 
+@pytest.mark.slow
 async def test_large_bodies(serve, backend):
     server = await serve(body_limit=4_000_000)
     backend.model.context = 10_000_000

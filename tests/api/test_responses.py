@@ -93,6 +93,7 @@ async def test_it_is_asked_as_a_chat(server):
     assert (one.prompt, one.sampling, one.max_tokens) == (other.prompt, other.sampling, other.max_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_that_is_cut(server, stream):
     server.backend.say("one two three four five six seven")
@@ -109,6 +110,7 @@ async def test_a_response_that_is_cut(server, stream):
     assert response.usage.output_tokens == 3
 
 
+@pytest.mark.slow
 async def test_log_probabilities(server):
     answer = await ask(server, include=["message.output_text.logprobs"], top_logprobs=2)
     (part,) = strictly(Response, answer.json).output[0].content

@@ -38,6 +38,7 @@ def outcome(attempt):
         return None, refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [ChatRequest, CompletionRequest])
 @given(st.data())
 @settings(max_examples=300)

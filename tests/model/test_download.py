@@ -46,6 +46,7 @@ def until(condition, within_s=60):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_file(fake_hub, hub, content, tmp_path):
     fake_hub.stalls[NAME] = 1_000_000
     script = (

@@ -87,6 +87,7 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     assert catalogue.whole("org/model").path == directory
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_is_resumed(fake_hub, hub, make_safetensors):
     tensors = {f"model.layers.{n}.mlp.weight": 6_000_000 for n in range(4)}
     fake_hub.repos["org/big"] = {"config.json": b"{}", "model.safetensors": make_safetensors(tensors)}

@@ -228,6 +228,7 @@ def test_agrees_with_the_safetensors_library(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_description_of_a_large_model_stays_small(tmp_path):
     """One of 160 files and 100,000 tensors, as DeepSeek-V3."""
     files = [f"model-{number:05}-of-00160.safetensors" for number in range(160)]

@@ -141,6 +141,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [20, 1024], ids=["capped", "no descriptor left"])
 async def test_a_process_without_descriptors_lives_and_serves_afterwards(client: RpcClient, most: int) -> None:
     with subprocess.Popen(  # noqa: ASYNC220

@@ -156,6 +156,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Security, kind: str) -> None:
     """No id can be made of its key: then none that it claims could be checked."""
@@ -217,6 +218,7 @@ def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
 IMPOSTURES = list(impostures(new_key()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", IMPOSTURES)
 async def test_a_member_can_not_answer_for_another_node(ours: Security, case: str) -> None:
     """Its own port is where the other's address is thought to be: by a forged advert or a machine in between."""
@@ -237,6 +239,7 @@ async def test_an_id_that_is_no_key_is_nobody(ours: Security) -> None:
                 client.link(Address(target, name), lambda reason: None)
 
 
+@pytest.mark.slow
 async def test_a_node_that_started_anew_is_known_by_its_key(ours: Security) -> None:
     peers = set()
     async with RpcClient(member()) as client:

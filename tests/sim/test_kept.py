@@ -49,6 +49,7 @@ def ring(machine: Machine):
     return only
 
 
+@pytest.mark.slow
 def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now():
     """It is back before it is missed, so the next ring has the same stages; the others still have KV of its earlier process."""
     assert sum(a_driver_comes_back(seed) for seed in range(30)) > 10

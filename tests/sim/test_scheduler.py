@@ -515,6 +515,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert second.slot.cached == 59
 
 
+@pytest.mark.slow
 def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
     """Stages refuse more than 4096 lanes and prefixes, and a break does not free them."""
     roomy = limits(context=1 << 20, chunk=64)

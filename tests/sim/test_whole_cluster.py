@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUICK, ALL = 60, 600
+QUICK, ALL = 16, 600
 """Seeds; the slow test goes on where the quick one ends. PIPPIN_SEEDS=20000 makes it thousands."""
 
 
@@ -40,6 +40,7 @@ def test_every_request_of_a_disturbed_cluster_ends_as_if_nothing_had_happened() 
     assert sum(requests for requests, *_ in simulated(0, QUICK)) > 5 * QUICK
 
 
+@pytest.mark.slow
 def test_a_seed_tells_the_same_story_each_time() -> None:
     assert simulated(0, 6) == simulated(0, 6)
 

@@ -118,6 +118,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.slow
 async def test_every_answer_is_valid_whatever_the_sampling_alone_and_in_a_batch(driving, tokenizer):
     async with driving() as ask:
         batch = await asyncio.gather(*(ask(GRAMMAR, **sampling) for sampling in SAMPLINGS))
@@ -142,6 +143,7 @@ async def test_rows_without_a_grammar_draw_as_they_do_alone(driving):
         assert [tokens_of(events) for events in mixed[1:3]] == [tokens_of(events) for events in alone]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 4}])
 async def test_an_answer_that_is_taken_up_goes_on_as_if_nothing_had_happened(driving, sampling):
     """Another driver has the grammar and the tokens, and no more."""

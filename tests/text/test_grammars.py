@@ -54,6 +54,7 @@ HARMFUL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMFUL)
 async def test_harm_is_refused_in_time_and_the_next_grammar_is_there_at_once(grammars, name):
     begun = time.monotonic()
@@ -122,6 +123,7 @@ def constraints():
     return Constraints(DEMO, Tokenizer(DEMO).vocab_size)
 
 
+@pytest.mark.slow
 async def test_a_driver_compiles_nothing_that_was_not_proven(grammars, constraints, monkeypatch):
     """Whatever a peer says: its grammars are tried out in a process, too."""
     compiled = []
@@ -232,6 +234,7 @@ schemas = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(schema=schemas.filter(lambda schema: isinstance(schema, dict)), strict=st.booleans(), seed=st.integers(0, 9))
 def test_any_schema_is_made_or_refused_and_can_be_followed(sandbox_server, constraints, schema, strict, seed):

@@ -87,6 +87,7 @@ async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
         assert not x.hints
 
 
+@pytest.mark.slow
 async def test_a_node_that_restarts_on_another_port_is_told_anew():
     async with started(info("a")) as (a,):
         async with started(info("b", port=7003)):
@@ -103,6 +104,7 @@ async def test_changed_addresses_are_told_anew():
         await a.hears("b", 7003, "10.0.0.9")
 
 
+@pytest.mark.slow
 async def test_the_name_of_the_cluster_follows_the_head():
     async with started(info("a"), info("b", port=7003)) as (a, b):
         await a.hears("b", 7003)
@@ -116,6 +118,7 @@ async def test_the_name_of_the_cluster_follows_the_head():
         assert await address_of(f"{NAME}.local.", within_s=2.0) == []
 
 
+@pytest.mark.slow
 async def test_a_name_that_another_machine_has_is_left_alone(caplog):
     stranger = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
     printer = AsyncServiceInfo(
@@ -238,6 +241,7 @@ def heard_by(found: Started) -> asyncio.DatagramProtocol:
     return protocol
 
 
+@pytest.mark.slow
 async def test_a_flood_of_names_stops_the_listening_for_a_while(monkeypatch, caplog):
     """And what was remembered of it is forgotten."""
     monkeypatch.setattr(module, "RETRY_S", 0.5)
@@ -303,6 +307,7 @@ async def refused(by: Started, *nodes: str) -> dict[str, str]:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_nodes_of_another_secret_are_shown_and_not_told(caplog):
     async with started(info("a"), info("b", port=7003), fingerprint="f00d") as (a, b):
         await a.hears("b", 7003)
@@ -318,6 +323,7 @@ async def test_nodes_of_another_secret_are_shown_and_not_told(caplog):
     assert "d (127.0.0.1) does not join: it has another secret" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_given_the_secret_is_told():
     async with started(info("a"), fingerprint="f00d") as (a,):
         async with started(info("b", port=7003)):

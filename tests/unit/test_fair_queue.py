@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 
+import pytest
+
 from node.core.generation import GenerateRequest
 from node.ring.fair_queue import MAX_COUNTS, FairQueue
 from node.ring.session import Session
@@ -137,6 +139,7 @@ def test_clients_that_never_come_again_are_forgotten() -> None:
     assert not waiting._lines
 
 
+@pytest.mark.slow
 def test_every_history_is_fair_and_loses_nobody() -> None:
     """Between two admissions of a client that waits all the time, another gets no more than one request's worth ahead."""
     for seed in range(200):

@@ -66,6 +66,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
         await part().frames(replace(FRAME, fence=fence), no_more())
 
 
+@pytest.mark.slow
 async def test_a_ring_that_a_node_is_no_part_of_is_refused():
     rings = Rings(
         SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1, started_at=0)),

@@ -59,6 +59,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_who_hangs_up_while_a_tokenizer_is_read_leaves_no_process(gateway, processes):
     for _ in range(3):
         opening = asyncio.create_task(gateway._encoder(ring("a")))
@@ -81,6 +82,7 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, pr
     await until(lambda: processes() == 1)
 
 
+@pytest.mark.slow
 async def test_a_node_without_sandboxes_is_of_no_use(gateway):
     assert gateway.health() == {"status": "ok", "node": "n1", "models": []}
     gateway._sandboxes = server = SandboxServer()

@@ -112,6 +112,7 @@ async def test_the_head_looks_for_so_many_models_at_once(monkeypatch):
             await head.want("org/one-more")
 
 
+@pytest.mark.slow
 async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()

@@ -60,6 +60,7 @@ def test_a_damaged_key_is_an_error_that_says_what_to_do(tmp_path, pem):
     open_data_directory(tmp_path).close()
 
 
+@pytest.mark.slow
 @given(st.text() | st.text("abcdefghijklmnopqrstuvwxyz234567", min_size=53, max_size=53))
 def test_what_is_no_id_is_no_key(text):
     try:

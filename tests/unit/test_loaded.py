@@ -99,6 +99,7 @@ def test_whatever_nodes_claim_to_have_costs_little_time():
     assert time.process_time() - began < 2
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(specs(), clusters(), clusters(), st.integers(1, 3), st.randoms())
 def test_a_ring_that_was_refused_for_a_while_is_back_as_it_was(spec, nodes, measured, min_stages, rng):

@@ -71,6 +71,7 @@ def test_who_has_the_files_of_the_revision_is_preferred():
 # --- the head -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
     async with elected(monkeypatch) as (head, agent, _):
         revisions = [NEW, OLD]

@@ -589,6 +589,7 @@ def test_a_ring_is_legal_and_a_refusal_is_true(spec, nodes, min_stages):
             assert not [n for n in useful if spread[0] <= n < len(ring.stages) and n in spread]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(specs(), clusters())
 def test_the_numbers_of_a_refusal_add_up(spec, nodes):
@@ -626,6 +627,7 @@ def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, mi
     assert third.rings == second.rings
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(specs(), clusters(), st.integers(1, 3), limits)
 def test_one_more_node_moves_no_ring_that_falls_short_of_nothing(spec, nodes, min_stages, max_rings):
@@ -638,6 +640,7 @@ def test_one_more_node_moves_no_ring_that_falls_short_of_nothing(spec, nodes, mi
             assert dataclasses.replace(ring, retiring=False) in second.rings
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.tuples(specs("m"), specs("k")), clusters(), st.randoms())
 def test_a_replica_never_costs_another_model_its_ring(models, nodes, rng):

@@ -230,6 +230,7 @@ async def test_weights_that_no_ring_needs_stay_until_a_ring_needs_them_again(wor
     assert world.loads == ["0-2", "closed"]
 
 
+@pytest.mark.slow
 async def test_idle_weights_make_room_from_the_one_that_was_unused_for_longest(world: World) -> None:
     world.go_on.set()
     for start in (2, 1, 3):
