@@ -21,7 +21,7 @@ from api.json_object import Counts, parse_json, weight
 from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from api.text import Pattern, StopMatcher
 from node.core.errors import BadRequest
-from node.options import DEFAULT_MAX_BODY
+from node.options import Options
 from tests.api.hostile import MOST
 
 MODEL = "pippin/demo"
@@ -29,7 +29,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def test_the_option_has_the_same_default():
-    assert limits.MAX_BODY == DEFAULT_MAX_BODY
+    assert Options(name="mini").max_body == limits.MAX_BODY
 
 
 def user(content="x"):

@@ -113,7 +113,7 @@ def test_no_host_names(name, capsys):
 
 
 def test_interface(monkeypatch):
-    monkeypatch.setattr("node.options.interface_names", lambda: ("en0", "en5"))
+    monkeypatch.setattr("node.option_values.interface_names", lambda: ("en0", "en5"))
     assert parsed("--interface", "en5").interface == "en5"
     with pytest.raises(SystemExit):
         parsed("--interface", "en9")
@@ -124,9 +124,9 @@ def test_interface(monkeypatch):
     [
         (["--model", ""], "must not be empty"),
         (["--models-dir", "/no/such"], "there is no directory /no/such"),
-        (["--api-port", "70000"], "'70000' is no whole number from 0 to 65535"),
-        (["--grpc-port", "x"], "'x' is no whole number"),
-        (["--host", "mini"], "'mini' is no IP address of this machine"),
+        (["--api-port", "70000"], "'70000' is not a whole number from 0 to 65535"),
+        (["--grpc-port", "x"], "'x' is not a whole number"),
+        (["--host", "mini"], "'mini' is not an IP address of this machine"),
         (["--host", "198.51.100.7"], "this machine has no address 198.51.100.7"),
         (["--name", "a\x1bb"], "control characters"),
         (["--cluster", "a b"], "'a b' must be up to 63 letters"),
@@ -134,18 +134,18 @@ def test_interface(monkeypatch):
         (["--cluster", "a" * 64], "must be up to 63 letters"),
         (["--memory", "lots"], "Write it like 64MB, 4GB or 1.5GiB"),
         (["--memory", "0"], "write it like 12GB"),
-        (["--stages", "0"], "'0' is no whole number from 1 to 1024"),
-        (["--context", "4k"], "'4k' is no whole number"),
-        (["--max-sessions", "-1"], "no whole number"),
+        (["--stages", "0"], "'0' is not a whole number from 1 to 1024"),
+        (["--context", "4k"], "'4k' is not a whole number"),
+        (["--max-sessions", "-1"], "not a whole number"),
         (["--peer", "mini"], "'mini' must be HOST:PORT"),
         (["--peer", "mini:0"], "must be HOST:PORT"),
         (["--peer", "fd00::5:52416"], "must be HOST:PORT"),
         (["--peer", "[fd00::g]:1"], "must be HOST:PORT"),
-        (["--peer", "[1::2::3]:1"], "is no IPv6 address"),
+        (["--peer", "[1::2::3]:1"], "is not an IPv6 address"),
         (["--peer", "http://mini:1"], "must be HOST:PORT"),
-        (["--fail-after", "0.1"], "'0.1' is no number of seconds from 1 to 60"),
-        (["--fail-after", "1e1"], "'1e1' is no number of seconds"),
-        (["--step-timeout", "nan"], "'nan' is no number of seconds"),
+        (["--fail-after", "0.1"], "'0.1' is not a number of seconds from 1 to 60"),
+        (["--fail-after", "1e1"], "'1e1' is not a number of seconds"),
+        (["--step-timeout", "nan"], "'nan' is not a number of seconds"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),

@@ -1,0 +1,138 @@
+"""Values of the options of `node`, parsed and checked.
+
+Each function takes the text, and raises ArgumentTypeError with the mistake and an example of a valid value.
+"""
+
+import argparse
+import ipaddress
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from node.core.addresses import host_in, split_host_port
+from node.core.types import LONGEST_NAME
+from node.core.units import parse_bytes
+from node.host.api_keys import read_keys
+from node.host.interfaces import can_bind, interface_names
+
+
+def nonempty(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError("must not be empty or contain control characters")
+    return text.strip()
+
+
+def name(text: str) -> str:
+    """Checked here, as other nodes refuse nodes with longer names."""
+    if len(text) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; {LONGEST_NAME} are the most")
+    return nonempty(text)
+
+
+def cluster(text: str) -> str:
+    """Must be a DNS label, as the head is found as <cluster>.local. It is returned in lower case, like DNS names."""
+    if not re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be up to 63 letters, digits and hyphens, like home-2")
+    return text.lower()
+
+
+def directory(text: str) -> Path:
+    found = path(text)
+    if not found.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {found}")
+    return found
+
+
+def path(text: str) -> Path:
+    return Path(nonempty(text)).expanduser().absolute()
+
+
+def size(text: str) -> int:
+    try:
+        amount = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if amount == 0:
+        raise argparse.ArgumentTypeError("must be more than 0 bytes; write it like 12GB")
+    return amount
+
+
+def keys(text: str) -> tuple[str, ...]:
+    try:
+        return read_keys(path(text))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def origin(text: str) -> str:
+    """Returned as browsers write it in the Origin header: in lower case, without a path."""
+    written = text.lower().rstrip("/")
+    if written not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", written):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an origin; write it like https://chat.example or app://obsidian.md"
+        )
+    return written
+
+
+def host_name(text: str) -> str:
+    if host_in(text) != text.lower():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host name; write it like llm.example, without a port")
+    return text.lower()
+
+
+def count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) or not least <= float(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {most:g}")
+        return float(text)
+
+    return parse
+
+
+def port(text: str) -> int:
+    return count(0, 65535)(text)
+
+
+def host(text: str) -> str:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if text == "localhost" else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address of this machine, like 192.168.1.5") from error
+    if address.is_unspecified:
+        return ""  # 0.0.0.0 and :: mean all addresses, which is what no --host means
+    if not can_bind(str(address)):
+        raise argparse.ArgumentTypeError(f"this machine has no address {address}")
+    return str(address)
+
+
+def interface(text: str) -> str:
+    if text not in interface_names():
+        raise argparse.ArgumentTypeError(f"there is no interface {text!r}; there are {', '.join(interface_names())}")
+    return text
+
+
+def peer(text: str) -> tuple[str, int]:
+    """Parse host:port, 192.168.1.5:52416 or [fd00::5]:52416."""
+    has_form = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", text)
+    address, number = split_host_port(text) if has_form else ("", 0)
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} must be HOST:PORT, where PORT is the --grpc-port of the other node")
+    try:
+        return str(ipaddress.IPv6Address(address)) if text.startswith("[") else address, number
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{address!r} is not an IPv6 address") from error
+
+
+def hostname() -> str:
+    """Name of this machine without its domain: "mini-1", not "mini-1.local"."""
+    return socket.gethostname().partition(".")[0] or "node"
