@@ -1,4 +1,6 @@
-"""Real nodes for the tests: processes with a log each, asked over HTTP, ended by their pid whatever happens."""
+"""Real nodes for the tests: processes, each with a log, that tests ask over HTTP. They are ended by their pid in any
+case.
+"""
 
 import contextlib
 import http.client
@@ -28,11 +30,11 @@ BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 MODEL = "pippin-demo"
 START_S = 120.0
-"""Five nodes at once, each with its server of sandboxes, on two slow, busy cores take a third of it."""
+"""Five nodes at once, each with its server of sandboxes, need a third of this on two slow, busy cores."""
 GONE = ("failed", "left", "refused")
 Found = TypeVar("Found")
 
-# Machines may be slow and busy, and a slow draw is no defect. `--hypothesis-profile long` searches far longer.
+# Machines may be slow and busy, so a slow draw is no failure. `--hypothesis-profile long` searches far longer.
 hypothesis.settings.register_profile("short", deadline=None, suppress_health_check=hypothesis.HealthCheck)
 hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("short"), max_examples=3_000)
 hypothesis.settings.load_profile("short")
@@ -53,11 +55,13 @@ async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
 
 
 _shown: list["Node"] = []
-"""The nodes whose logs tell why a test failed."""
+"""Nodes whose logs are shown when a test fails."""
 
 
 def until(ask: Callable[[], Found], within: float, what: str) -> Found:
-    """The first answer that is neither false nor a failed connection or assertion; asked again until the time is up."""
+    """Ask again and again for up to `within` seconds; return the first result that is true. Failed connections and
+    assertions count as false.
+    """
     deadline = time.monotonic() + within
     while True:
         last: Any = None
@@ -83,7 +87,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What the assistant said."""
+        """The assistant's text."""
         assert self.status == 200, self.body
         return self.json["choices"][0]["message"]["content"]
 
@@ -94,7 +98,7 @@ class Answer:
 
 
 class Events:
-    """A streamed answer, as it comes."""
+    """A streamed answer while it arrives."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.text = ""
@@ -104,7 +108,7 @@ class Events:
         self._body = b""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Reads to the end, which is to be `[DONE]` after a finish reason, with nothing that is no chunk in between."""
+        """Yield the chunks. The stream must end with a finish reason and `[DONE]`, and contain nothing but chunks."""
         while line := self._response.readline():
             self._body += line
             if not line.startswith(b"data: "):
@@ -118,7 +122,7 @@ class Events:
         raise AssertionError(f"the stream broke off after {self.text!r}")
 
     def rest(self) -> str:
-        """The whole text, once all of it has come."""
+        """Read to the end; return the whole text."""
         for _ in self:
             pass
         return self.text
@@ -141,7 +145,7 @@ class Node:
     log: Path
     host: str = "127.0.0.1"
     connect: Callable[..., socket.socket] = socket.create_connection
-    """How to reach it: a node in another network namespace is reached from there only."""
+    """Connects to the node: a node in another network namespace is reachable only from there."""
     ended: bool = False
     port: int = 0
 
@@ -152,7 +156,7 @@ class Node:
         return self.log.read_text(errors="replace")
 
     def started(self) -> "Node":
-        """Wait until it takes requests."""
+        """Wait until the node takes requests."""
 
         def find() -> re.Match[str] | None:
             assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}"
@@ -165,7 +169,6 @@ class Node:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """As when the plug is pulled."""
         self.process.kill()
         self.process.wait()
 
@@ -173,7 +176,7 @@ class Node:
         return self.process.wait(within)
 
     def end(self) -> None:
-        """Both signals first: a drained exit is no part of most tests."""
+        """Interrupt twice, so that the node ends without draining."""
         for number in (signal.SIGINT, signal.SIGINT):
             if self.process.poll() is None:
                 self.signal(number)
@@ -208,7 +211,7 @@ class Node:
         return self._ask("POST", path, body)
 
     def _ask(self, method: str, path: str, body: Any = None) -> Answer:
-        """Whatever comes is held against OpenAI's types."""
+        """Send a request; check its answer against OpenAI's types."""
         with self.request(method, path, body) as response:
             answer = Answer(response.status, dict(response.headers), response.read())
         check_answer(method, path, answer.status, answer.headers.get("Content-Type", ""), answer.body)
@@ -228,7 +231,7 @@ class Node:
         with self.stream(content, **body) as events:
             return events.rest()
 
-    # --- what it thinks of the cluster ----------------------------------------------------------------------------------
+    # --- the cluster as it sees it ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         answer = self.get("/cluster/status")
@@ -236,23 +239,23 @@ class Node:
         return answer.json
 
     def state_of(self, other: "Node") -> str:
-        """Of another node, as this one sees it; empty if it never heard of it."""
+        """State of another node as this one sees it; empty if it never heard of it."""
         return next((node["state"] for node in self.status()["nodes"] if node["name"] == other.name), "")
 
     def running(self) -> int:
-        """Requests that some ring works on or that wait for one."""
+        """Number of requests that run in rings or wait for one."""
         requests = [model["requests"] for model in self.status()["models"]]
         return sum(each["running"] + each["queued"] for each in requests)
 
 
 def chat_body(content: Any, **body: Any) -> dict[str, Any]:
-    """Greedy unless told otherwise."""
+    """A greedy request, unless `body` says otherwise."""
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **body}
 
 
 @dataclass
 class Cluster:
-    """Nodes that are to find each other; the name is nobody else's, as all of them share one machine's multicast."""
+    """Nodes that find each other. The cluster's name is unique, because all tests share one machine's multicast."""
 
     directory: Path
     name: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
@@ -267,11 +270,11 @@ class Cluster:
         environment: Mapping[str, str] = MappingProxyType({}),
         **reached: Any,
     ) -> Node:
-        """Start one more process; it may not take requests yet. `host` "": all addresses."""
+        """Start one more process; it may not take requests yet. An empty `host` means all addresses."""
         name = name or f"n{len(self.nodes) + 1}"
         arguments = ["--name", name, "--cluster", self.name, "--api-port", "0", *options]
         arguments += ["--data-dir", str(self.directory / name), *(["--host", host] if host else [])]
-        # No test asks the hub for anything, nor sees what this machine's user has fetched from it.
+        # No test uses the hub, nor files that this machine's user has fetched from it.
         hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.directory / "hub")}
         log = self.directory / f"{name}-{len(self.nodes)}.log"
         with log.open("wb") as file:
@@ -283,11 +286,11 @@ class Cluster:
         return node
 
     def start(self, count: int, *options: str) -> list[Node]:
-        """Start nodes at the same time; they take requests, but may not have found each other yet."""
+        """Start nodes at the same time. They take requests, but may not have found each other yet."""
         return [node.started() for node in [self.launch(*options) for _ in range(count)]]
 
     def agreed(self, *nodes: Node, within: float = 15.0) -> dict[str, Any]:
-        """Wait until these nodes, and no others, are here with one head and one term; their status.
+        """Wait until exactly these nodes are here, with one head and one term; return their status.
 
         `within` starts when all of them take requests.
         """
@@ -306,7 +309,7 @@ class Cluster:
         return until(agree, within, f"{', '.join(node.name for node in nodes)} agree on a head and a term")
 
     def ready(self, *nodes: Node, within: float = 30.0) -> dict[str, Any]:
-        """Wait until these nodes agree and all that is wanted is served; their status."""
+        """Wait until these nodes agree and all wanted models are served; return their status."""
 
         def is_ready() -> dict[str, Any] | None:
             status = self.agreed(*nodes, within=0)
@@ -350,7 +353,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failure shows what the nodes logged."""
+    """Add the nodes' logs to the report of a failure."""
     report: Any = yield
     if report.failed:
         report.sections += [(f"log of {node.name}", node.written[-6000:]) for node in _shown]
@@ -379,7 +382,7 @@ PROMPTS = {
     "Count from 10 to 1": 64,
     "Who are you?": 64,
 }
-"""Each with the most tokens its answer may have."""
+"""Each with the maximum number of tokens of its answer."""
 DIALOG = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "My name is Clara."},
@@ -390,7 +393,9 @@ DIALOG = [
 
 @pytest.fixture(scope="session")
 def stock() -> dict[str, str]:
-    """What stock mlx-lm answers, by prompt, and as "dialog". In a process of its own: MLX has no place among the tests' threads."""
+    """Stock mlx-lm's answers, by prompt, and as "dialog". Computed in a separate process: MLX must not share one with
+    the tests' threads.
+    """
     model = ROOT / "node" / "builtin" / MODEL
     asked = [(content, most, [{"role": "user", "content": content}]) for content, most in PROMPTS.items()]
     asked.append(("dialog", 64, DIALOG))

@@ -1,6 +1,6 @@
-"""OpenAI's own view of what a server sends: the types of its package, with nothing missing and nothing that they lack.
+"""Checks a server's output against the types of OpenAI's package: no missing and no additional fields.
 
-`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with all that they send and get.
+`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with each of theirs.
 """
 
 import json
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 
 class _Allowing(BaseModel):
-    """Takes fields that it does not know, so that `strictly` can name them."""
+    """Accepts unknown fields, so that `strictly` can name them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -40,11 +40,11 @@ class _Deleted(_Allowing):
     deleted: Literal[True]
 
 
-# Where the package's types are stricter than OpenAI's schema and OpenAI's answers.
+# Types for the cases where the package's types are stricter than OpenAI's schema and answers.
 
 
 class _EchoLogprobs(Logprobs):
-    """The first token of an echoed prompt follows nothing."""
+    """The first token of an echoed prompt has no log-probability."""
 
     token_logprobs: list[float | None] | None = None  # type: ignore[assignment]
     top_logprobs: list[dict[str, float] | None] | None = None  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class _Completion(Completion):
 
 
 class _CompletionChunkChoice(_CompletionChoice):
-    """No reason to finish before the end."""
+    """A chunk before the end has no finish reason."""
 
     finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
 
@@ -69,7 +69,7 @@ class _CompletionChunk(Completion):
 
 
 class _Embedding(Embedding):
-    """In base64, when asked for."""
+    """A string if base64 was requested."""
 
     embedding: list[float] | str  # type: ignore[assignment]
 
@@ -107,17 +107,17 @@ ALWAYS: Mapping[type[BaseModel], frozenset[str]] = {
     ErrorObject: frozenset({"code", "param"}),
     Response: frozenset({"error", "incomplete_details", "instructions", "metadata", "temperature", "top_p", "status"}),
 }
-"""What OpenAI's schema requires, be it null; the package's types let it be missing."""
+"""Fields that OpenAI's schema requires, maybe as null, but that may be missing in the package's types."""
 
 EXTRAS: Mapping[type[BaseModel], frozenset[str]] = {
     ChatCompletionMessage: frozenset({"reasoning_content"}),
     ChoiceDelta: frozenset({"reasoning_content"}),
 }
-"""What OpenAI lacks and docs/api.md explains."""
+"""Fields that OpenAI does not have; docs/api.md explains them."""
 
 
 def strictly(kind: Any, data: Any) -> Any:
-    """`data`, decoded from JSON, as OpenAI's type; nothing is converted, missing or too much."""
+    """Validate `data`, decoded from JSON, as OpenAI's type, without conversions and without additional fields."""
     made = TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
     _check_fields(made)
     return made
@@ -142,11 +142,11 @@ def _named(table: Mapping[type[BaseModel], frozenset[str]], value: BaseModel) ->
 
 
 def check_answer(method: str, path: str, status: int, content_type: str, body: bytes) -> None:
-    """Whatever a server answered: an answer, an error, or a whole stream. `path` may have a query, and lack `/v1`."""
+    """Check any answer: plain, error or whole stream. `path` may have a query, and may lack `/v1`."""
     path = path.partition("?")[0].removeprefix("/v1")
     if content_type.startswith("text/event-stream"):
         check_stream(path, body)
-    elif status >= 400 and method != "HEAD" and path != "/health":  # which tells how it is, well or not
+    elif status >= 400 and method != "HEAD" and path != "/health":  # its 503 has a body of its own
         assert content_type.startswith("application/json"), content_type
         assert isinstance(json.loads(body), dict)
         strictly(_Error, json.loads(body))
@@ -157,7 +157,7 @@ def check_answer(method: str, path: str, status: int, content_type: str, body: b
 
 
 def check_stream(path: str, body: bytes) -> None:
-    """All events of a stream that came to its end: by itself, or by an error."""
+    """Check all events of a stream that ended normally or with an error."""
     *blocks, end = body.split(b"\n\n")
     assert end == b"", "the last event lacks its blank line"
     events = [block for block in blocks if not block.startswith(b":")]
@@ -183,7 +183,7 @@ def _data(event: bytes) -> bytes:
 
 
 def _check_named(events: Sequence[bytes]) -> None:
-    """Of /v1/responses: each event has its type as a name, and a number."""
+    """Check a stream of /v1/responses: each event has its type as its name, and a number."""
     for number, event in enumerate(events):
         name, data = event.split(b"\n")
         told = json.loads(_data(data))

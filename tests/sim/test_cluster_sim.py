@@ -1,6 +1,6 @@
 """Membership and election of several nodes on a fake clock and a network that loses, delays, reorders and splits.
 
-Replay one run with its story printed: python tests/sim/test_cluster_sim.py SEED
+Replay one run and print its events: python tests/sim/test_cluster_sim.py SEED
 """
 
 import heapq
@@ -21,7 +21,7 @@ SEEDS = 400
 
 
 class Network:
-    """A heap of things to happen, and the state of the cables."""
+    """A heap of future events, and the state of the cables."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -95,7 +95,7 @@ class Machine:
 
 
 class Process:
-    """One life of a node."""
+    """One run of a node's process."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.world = machine, machine.world
@@ -159,7 +159,7 @@ class Process:
         self.world.net.after(self.world.net.rng.uniform(0, 0.5), lambda: self.adopt(term))
 
     def adopt(self, term: int) -> None:
-        """The head's first placement has come."""
+        """The head's first placement has arrived."""
         if self.election.term == term:
             self.fence = Fence(term, 1)
 
@@ -194,7 +194,7 @@ class World:
         return [list(group) for _, group in itertools.groupby(sorted(alive, key=key), key)]
 
     def check_agreement(self) -> None:
-        """All nodes that reach each other have one head, which is one of them, and nothing goes on changing."""
+        """Check that all nodes that reach each other have one head among them, and that changes have stopped."""
         self.run(CALM_S)
         calm = self.net.now - self.changed_at
         assert calm >= CALM_S, f"still changing {calm:.1f} s ago"
@@ -234,7 +234,7 @@ def chaos_step(world: World) -> None:
 
 
 def poison(head: str = "") -> NodeReport:
-    """What a stranger may say: the highest numbers that pass the checks."""
+    """A stranger's report with the highest numbers that pass the checks."""
     most = COUNTER_LIMIT - 1
     info = NodeInfo("stranger", most, "stranger", "home", "1", 1, (), 1, 2)
     return NodeReport(info, Memory(most, most), term=most, head=head, fence=Fence(most, most))

@@ -1,4 +1,4 @@
-"""A driver is lost when it has drawn a token that no gateway has got yet."""
+"""A driver is lost after it has sampled a token that no gateway has received yet."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ LOSSES: dict[str, Callable[[Machine], None]] = {
 
 
 def drawn(world: World, ask: Ask) -> dict[str, int]:
-    """By machine, how many tokens of an answer its driver has drawn."""
+    """Number of tokens of an answer that each machine's driver has sampled."""
     return {
         process.name: session.generated
         for process in world.processes()

@@ -1,4 +1,4 @@
-"""A partition heals: the head of the higher term goes on with the rings that it finds, and no stream pauses."""
+"""A partition heals: the head of the higher term takes over the existing rings, and no stream pauses."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.sim.world.model import MB
 
 
 class Cluster:
-    """Machines of which two hold the model; n1, with a little more memory, becomes head."""
+    """Machines; any two of them can hold the model. n1, with a little more memory, becomes head."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -118,7 +118,7 @@ def test_what_does_not_stand_is_not_waited_for_long(world):
 
 @pytest.mark.parametrize("world", [2], indirect=True)
 def test_a_node_that_is_needed_at_once_is_told_so_at_once(world):
-    """The head stood still; what it holds of the old ring is of no use any more, as the other node let go of its part."""
+    """The head was stopped. Its part of the old ring is useless, because the other node has freed its own."""
     cluster = Cluster(world)
     (old,) = cluster.rings
     world.machines["n1"].stop(6.0)
@@ -129,7 +129,7 @@ def test_a_node_that_is_needed_at_once_is_told_so_at_once(world):
 
 @pytest.mark.parametrize("world", [4], indirect=True)
 def test_nodes_that_lose_each_other_for_good_are_no_ring_any_more(world):
-    """The head, which was there first and is too small for a part, reaches both."""
+    """The head, which started first and is too small for a part, reaches both."""
     for name, usable, wait_s in (("n4", 100, 4.0), ("n1", 420, 0.0), ("n2", 420, 0.0), ("n3", 420, 7.0)):
         world.machines[name].usable = usable * MB
         world.machines[name].start()

@@ -1,4 +1,4 @@
-"""What nodes loaded outlives the ring: a node that is out of reach for some seconds costs nobody a load."""
+"""Weights outlive their ring: after a node was unreachable for some seconds, nothing has to be loaded."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.sim.world.model import MB, MODEL
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Two machines that hold the model together only; n1 is head."""
+    """Two machines that can hold the model only together; n1 is head."""
     world = World(1, 2)
     with simulated(world):
         for machine in world.machines.values():
@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 
 def ready(world: World) -> bool:
-    """Whether all follow one placement, and hold what it says."""
+    """Whether all nodes follow one placement and hold its layers."""
     placements = {process.agent.placement.fence for process in world.processes()}
     loads = [load for process in world.processes() for load in process.rings.reports()]
     return len(placements) == 1 and len(loads) == 2 and all(load.state is LoadState.READY for load in loads)

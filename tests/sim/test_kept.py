@@ -1,4 +1,4 @@
-"""Connections between nodes are reset: streams go on with the KV that the stages still have."""
+"""Connections between nodes are reset: streams continue with the KV that the stages still have."""
 
 import pytest
 
@@ -13,7 +13,7 @@ STAGES = 3
 
 @pytest.mark.parametrize("trimmable", [True, False])
 def test_what_was_computed_is_not_computed_again(trimmable):
-    """Where a model's caches cannot go back, a sequence is lost of which the stages stopped at different places."""
+    """If a model's caches can't go back, a sequence is lost when the stages stopped it at different places."""
     world = World(6, STAGES)
     world.trimmable = trimmable
     world.min_stages = STAGES
@@ -51,12 +51,14 @@ def ring(machine: Machine):
 
 @pytest.mark.slow
 def test_what_a_driver_left_that_died_is_not_taken_for_what_it_computes_now():
-    """It is back before it is missed, so the next ring has the same stages; the others still have KV of its earlier process."""
+    """The driver is back before its loss is detected, so the next ring has the same stages; the other stages still have
+    KV of its previous process.
+    """
     assert sum(a_driver_comes_back(seed) for seed in range(30)) > 10
 
 
 def a_driver_comes_back(seed: int) -> bool:
-    """Whether the stages stayed as they were: in some histories it is seen that the driver was gone."""
+    """Whether the stages stayed the same: in some histories the driver's loss is detected."""
     world = World(seed, 3)
     world.trimmable = True
     world.min_stages = 2
@@ -64,7 +66,7 @@ def a_driver_comes_back(seed: int) -> bool:
     with simulated(world):
         gateway, *others = world.machines.values()
         gateway.start()
-        world.run(3.0)  # it is the head by then, and stays it without a place in the ring
+        world.run(3.0)  # by then it is head; it stays head without a place in the ring
         gateway.process.usable = 50 * MB
         for machine in others:
             machine.start()

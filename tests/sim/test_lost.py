@@ -1,4 +1,4 @@
-"""A ring that ends though all of its nodes are well is replaced by another of the same layers."""
+"""A ring that ends although all of its nodes are well is replaced by another one of the same layers."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ STEP_TIMEOUT_S = 60.0
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """As many machines as asked for, of which two hold the model; requests are under way in all rings."""
+    """As many machines as asked for. Any two of them hold the model; requests run in all rings."""
     world = World(1, request.param)
     world.step_s = 0.05
     with simulated(world):

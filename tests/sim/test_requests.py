@@ -1,4 +1,4 @@
-"""Requests that a ring does not serve: it is full, lost, or has less room than it had."""
+"""Requests that a ring does not serve: it is full or lost, or the next one has a shorter context."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,12 +13,12 @@ from tests.sim.world.machine import Ask
 from tests.sim.world.model import MB, MODEL, SPEC, answer
 
 PROMPT = tuple(range(200))
-"""Long enough to be remembered by where it went."""
+"""Long enough for the gateway to remember the ring that served it."""
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Two nodes or more, on each a ring of its own, for which one request may wait."""
+    """Two or more nodes, each with its own ring, in which one request may wait."""
     world = World(1, getattr(request, "param", 2))
     world.max_queue = 1
     with simulated(world):
@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def ask(world: World, max_tokens: int, expected: int | None = None) -> Ask:
-    """Of the first node; `expected`: tokens of the answer, if not as many as asked for."""
+    """Send a request to the first node. `expected`: tokens of the answer, if not `max_tokens`."""
     process = world.processes()[0]
     request = GenerateRequest(f"r{len(world.asks)}", MODEL, PROMPT, max_tokens, frozenset(), Sampling(temperature=0))
     ask = Ask(process, request, answer(replace(request, max_tokens=expected or max_tokens)))
@@ -67,7 +67,7 @@ def test_a_request_that_was_made_for_a_longer_context_ends_with_that_of_the_ring
 
 @pytest.mark.parametrize("world", [3], indirect=True)
 def test_a_request_that_was_taken_is_not_refused_when_its_ring_is_lost_before_the_first_token(world):
-    """The rings that are left have all that they may have, for a while."""
+    """The remaining rings are full for a while."""
     world.step_s = 0.1
     asks = []
     while len([each for each in asks if each.error]) < 3:

@@ -1,4 +1,6 @@
-"""The scheduler against an exact fake model: each token is a hash of all tokens before it, so stale or lost KV shows."""
+"""The scheduler against an exact fake model: each token is a hash of all tokens before it, so stale or lost KV is
+detected.
+"""
 
 import itertools
 import random
@@ -41,7 +43,7 @@ def expected(request: GenerateRequest) -> list[int]:
 
 
 class FakeStages:
-    """What all stages do alike: rows of tokens instead of KV. Strict: an operation that does not fit is an error."""
+    """All stages at once: rows of tokens instead of KV. Strict: an invalid operation is an error."""
 
     def __init__(self, *, pads: bool, trimmable: bool) -> None:
         self.lanes: dict[int, list[Row]] = {}
@@ -72,12 +74,14 @@ class FakeStages:
                 assert len(held) == tokens or (self.trimmable and len(held) > tokens)
                 self.lanes[lane], self.numbers[lane] = [held[:tokens]], [lane]
             case Forget(prefix):
-                self.prefixes.pop(prefix, None)  # of what a ring left, this stage may have nothing
+                self.prefixes.pop(prefix, None)  # this stage may lack KV of an earlier ring
             case _:
                 raise AssertionError(op)
 
     def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
-        """A ring of the same stages begins: some stage is `behind` with each, or has nothing of it."""
+        """A ring of the same stages begins. Some stage lacks the last `behind` tokens of each sequence, or has none of
+        it.
+        """
         for lane, rows in self.lanes.items():
             self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
         self.lanes, self.numbers = {}, {}
@@ -90,7 +94,7 @@ class FakeStages:
         return held
 
     def run(self, step: Step) -> list[Any]:
-        """The next token of each row; of a step of evaluations, the tokens that follow each token of each."""
+        """Return each row's next token; for a step of evaluations, the token that follows each token of each row."""
         rows = self.lanes[step.lane]
         assert len(rows) == len(step.tokens) == len(step.rows)
         assert all(step.tokens)
@@ -113,7 +117,7 @@ class FakeStages:
 
 
 class World:
-    """A ring of `stages` whose frames come back in order, some of them late."""
+    """A ring of `stages`. Its frames come back in order, some of them late."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -143,7 +147,7 @@ class World:
         """Tokens of running sessions whose KV outlived their ring."""
         self.cached = 0
         self.together = 0
-        """Prompts that ran with others in one step."""
+        """Prompts that shared a step with others."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
 
     def new_scheduler(self) -> Scheduler:
@@ -210,7 +214,7 @@ class World:
                 self.together += len(step.rows)
 
     def check_division(self, step: Step) -> None:
-        """Whatever happened before, a prompt is divided alike, and what was generated comes token by token."""
+        """Whatever happened before, a prompt is divided in the same way, and generated tokens are run one by one."""
         for slot, row, tokens in zip(step.rows, self.fake.lanes[step.lane], step.tokens, strict=True):
             prompt = len(slot.session.request.prompt)
             assert not slot.session.cached_tokens
@@ -260,7 +264,7 @@ class World:
             self.scheduler.finish(session, keep=self.random.random() < 0.5)
 
     def lose_ring(self) -> None:
-        """Another takes its place; those who were served by it ask again, with what they have got."""
+        """Replace the ring. The requests that it served are sent again with the tokens that they have received."""
         self.in_flight.clear()
         left, asking = self.scheduler.sequences(), self.scheduler.sessions()
         self.scheduler = self.new_scheduler()
@@ -283,7 +287,7 @@ class World:
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
         assert self.scheduler.tokens_held <= budget
-        # What is let go at the stages is let go with its lane's next step.
+        # Stages free a session together with its lane's next step.
         assert self.fake.tokens <= budget + self.limits.context
         if not self.in_flight and self.scheduler.running == 0:
             assert not self.fake.lanes
@@ -402,7 +406,9 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 
 def test_a_greedy_client_keeps_nobody_waiting() -> None:
-    """200 long answers for one, of which as many run as can; another's short one is next, and not after one of them."""
+    """One client asks for 200 long answers, of which as many as possible run. Another client's short request is next,
+    and does not wait for any of them to end.
+    """
     scheduler = Scheduler(
         limits(max_rows=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -436,7 +442,7 @@ def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
 
 
 def test_a_place_that_was_given_up_costs_little() -> None:
-    """Where KV is not what is short, a session goes on with its own when it is its turn again."""
+    """If KV is not scarce, a session that gave up its place keeps its KV and continues with it."""
     scheduler = Scheduler(
         limits(max_rows=2), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -517,7 +523,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
 
 @pytest.mark.slow
 def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
-    """Stages refuse more than 4096 lanes and prefixes, and a break does not free them."""
+    """Stages refuse more than 4096 lanes and prefixes, and the end of a ring does not free them."""
     roomy = limits(context=1 << 20, chunk=64)
     scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
     fake = FakeStages(pads=True, trimmable=True)
@@ -550,7 +556,7 @@ def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
     scheduler.restore(left, [Held(number, 60)])
     session.slot, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
     scheduler.submit(session)
-    again = scheduler.next()  # a stage that has missed this has the sequence by its name from before
+    again = scheduler.next()  # a stage that has missed this still has the sequence under its old name
     assert again
     assert again.tokens == ((session.tokens[-1],),)
     assert {number: len(tokens) for number, tokens in scheduler.sequences().items()} == {number: 60, number + 1: 61}
@@ -560,7 +566,7 @@ def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
 
 
 def prompts_of(scheduler: Scheduler, steps: int) -> list[Step]:
-    """The next steps, of prompts alone, all under way at once."""
+    """Return the next steps, all of prompts alone, all in flight at once."""
     found = [scheduler.next() for _ in range(steps)]
     assert all(step and step.lane >= FIRST_NUMBER for step in found)
     return [step for step in found if step]
@@ -724,9 +730,10 @@ def test_many_short_prompts_hold_up_a_stream_by_one_step_at_a_time() -> None:
 
 
 def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tuple[list[int], float]:
-    """A prompt of 8,000 tokens comes while a stream runs: the sizes of its chunks, and the longest that one took.
+    """A prompt of 8,000 tokens arrives while a stream runs. Return the sizes of its chunks, and the longest time of
+    one.
 
-    A token of the prompt takes `token_s` and `depth_s` more for each token before it.
+    A token of the prompt takes `token_s`, and `depth_s` more for each token before it.
     """
     scheduler = Scheduler(
         limits(context=20_000, chunk=512),
@@ -750,7 +757,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
             size = len(step.tokens[0])
             took = size * (token_s + depth_s * sum(sizes))
             sizes.append(size)
-            longest = max(longest, took if len(sizes) > 1 else 0.0)  # nothing is known before the first
+            longest = max(longest, took if len(sizes) > 1 else 0.0)  # nothing is measured before the first
         else:
             took = decode_s
         clock = max(clock, begun) + took

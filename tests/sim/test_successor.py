@@ -1,4 +1,4 @@
-"""A head is lost: how soon there is another one, and how soon it has put right what was lost with it."""
+"""A head is lost: the time until there is another one, and until it has replaced what was lost with it."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.sim.world.model import MB
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Three machines, of which n1 ranks best and two hold the model."""
+    """Three machines. n1 ranks best; any two hold the model."""
     world = World(1, 3)
     with simulated(world):
         for machine in world.machines.values():
@@ -23,7 +23,7 @@ def world() -> Iterator[World]:
 
 
 def head_of(world: World) -> str:
-    """Which all nodes follow; none if they differ."""
+    """The head that all nodes follow; empty if they differ."""
     heads = {process.agent.head for process in world.processes()}
     return heads.pop() if len(heads) == 1 else ""
 
@@ -62,7 +62,9 @@ def test_a_head_that_restarts_keeps_nobody_waiting(world: World, down_s: float) 
 
 
 def test_a_head_that_came_only_now_waits_for_nobody_who_was_lost_since(world: World) -> None:
-    """It gives nodes that come from another head time to bring their rings; of this one it saw a node go."""
+    """It gives nodes from another head time to report their rings. It has seen one of these nodes go, so it does not
+    wait for it.
+    """
     world.machines["n1"].kill()
     world.run(0.2)
     world.machines["n1"].start()

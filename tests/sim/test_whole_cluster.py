@@ -1,4 +1,4 @@
-"""Hundreds of histories of a whole cluster; see whole_cluster.py, which replays one by its number."""
+"""Hundreds of histories of a whole cluster; whole_cluster.py replays one by its seed."""
 
 import itertools
 import os
@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 QUICK, ALL = 16, 600
-"""Seeds; the slow test goes on where the quick one ends. PIPPIN_SEEDS=20000 makes it thousands."""
+"""Numbers of seeds; the slow test begins where the quick one ends. PIPPIN_SEEDS=20000 runs thousands."""
 
 
 def simulated(first: int, last: int) -> list[tuple[int, ...]]:
-    """Run these seeds, on each core a share of them, in processes whose hashes of strings are the same each time."""
+    """Run these seeds, divided among the cores, in processes whose string hashes are always the same."""
     cores = os.cpu_count() or 1
     marks = [first + (last - first) * core // cores for core in range(cores + 1)]
     shares = [

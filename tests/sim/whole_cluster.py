@@ -1,10 +1,11 @@
-"""Whole clusters on a fake clock, each seed another history of mishaps. Every request must end as if none had happened.
+"""Whole clusters on a fake clock. Each seed is another history of faults. Every request must end as if none had
+happened.
 
-    python -m tests.sim.whole_cluster 1234           one seed, with its story
-    python -m tests.sim.whole_cluster 0 20000        many, quietly; ends at the first that fails
+    python -m tests.sim.whole_cluster 1234           one seed, with its events
+    python -m tests.sim.whole_cluster 0 20000        many, quietly; stops at the first that fails
 
-In a `gentle` history something happens at a time, and what is left always holds the model: there no client may see so
-much as an error. In a `wild` one everything happens at once, so errors are allowed that tell the client to come back.
+In a `gentle` history one fault happens at a time, and the remaining nodes always hold the model: no client may get an
+error. In a `wild` one everything happens at once: a client may get errors that tell it to come back later.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class Story:
 
 @contextlib.contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """The product runs on the fakes, and says what it logs to the world."""
+    """Run the product on the fakes, with its log sent to the world."""
     handler = ToTimeline(world)
     root = logging.getLogger("node")
     level = root.level
@@ -110,7 +111,7 @@ def _gentle(world: World, rng: random.Random) -> None:
 
 
 def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None:
-    """To one of those that are not the gateway, or to the way between two of them."""
+    """One fault of a machine that is not the gateway, or of the path between two of them."""
     machine = rng.choice(others)
     ways = ("cut off", "cut", "apart", "weather", "reset", "reset")
     match rng.choice(["kill", "kill", "plug", "leave", "stop", "back", *ways]):
@@ -178,7 +179,7 @@ def _wild(world: World, rng: random.Random) -> None:
         world.run(rng.choice([0.0, 0.01, 0.1, 0.5, 1.0]))
     world.failing_steps = world.failing_loads = 0
     _calm_down(world)
-    world.failing_steps = world.failing_loads = 1e-12  # what failed before was proper
+    world.failing_steps = world.failing_loads = 1e-12  # earlier failures were allowed
     world.check_ends(gentle=False)
     _check_peace(world)
 
@@ -251,12 +252,12 @@ def _some_clients_go_away(world: World, rng: random.Random) -> None:
 
 
 def _calm_down(world: World) -> None:
-    """No more mishaps, and all machines are on and quick. Every request ends."""
+    """Stop the faults, switch all machines on and make them fast. Every request must end."""
     world.step_s = min(world.step_s, 0.02)
     _heal(world)
     _clear_up(world)
     world.until(lambda: not any(process.loop.stopped_until > world.timeline.now for process in world.processes()), 10.0)
-    world.run(2.0)  # who is saying goodbye is gone by then
+    world.run(2.0)  # nodes that say goodbye are gone by then
     for machine in world.machines.values():
         machine.disk_is_full = False
         machine.start()
@@ -264,7 +265,7 @@ def _calm_down(world: World) -> None:
 
 
 def _check_peace(world: World) -> None:
-    """The cluster heals, answers at every node, and keeps nothing that it does not need."""
+    """Check that the cluster heals, answers at every node, and has freed everything that it does not need."""
     if world.can_serve():
         for process in world.processes():
             _insist(world, process)
@@ -277,7 +278,9 @@ def _check_peace(world: World) -> None:
 
 
 def _insist(world: World, process: Process) -> None:
-    """Ask, and ask again as long as the answer is to come back later: what failed for a while is tried again by itself."""
+    """Send a request, again and again while the answer is to come back later: a temporary failure
+    must end by itself.
+    """
     end = world.timeline.now + 25.0
     while True:
         ask = world.ask(process, max_tokens=5)
@@ -291,7 +294,7 @@ def _insist(world: World, process: Process) -> None:
 
 
 def main() -> None:
-    if os.environ.get("PYTHONHASHSEED") != "0":  # or sets of names would differ in order from run to run
+    if os.environ.get("PYTHONHASHSEED") != "0":  # else the order of sets of strings would differ between runs
         command = [sys.executable, "-m", "tests.sim.whole_cluster", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     seeds = [int(argument) for argument in sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""A whole cluster, what befalls it, and what must hold whatever does."""
+"""A whole cluster, the faults that happen to it, and the invariants that must hold in any case."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PASSING = {
     "stale_fence",
     "rate_limit_exceeded",
 }
-"""Errors that a client may get while nodes come and go: all of them say when to come back."""
+"""Errors that a client may get while nodes come and go. All tell it to come back later."""
 
 
 class World:
@@ -52,13 +52,13 @@ class World:
         self.step_s = 0.01
         self.trimmable = self.rng.random() < 0.7
         self.computed = 0
-        """Positions that stages have run."""
+        """Number of positions that stages have computed."""
         self.loads = 0
-        """Stages that were loaded."""
+        """Number of stages that were loaded."""
         self.failing_steps = 0.0
         self.failing_loads = 0.0
         self.found_once = False
-        """Whoever knew of the model at first does so no more: what nodes tell each other of it has to do."""
+        """Whether the hub is unreachable once a live node has the model's description: nodes must tell each other."""
         self.machines = {f"n{k}": Machine(self, k, 1000 * MB) for k in range(1, count + 1)}
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []
@@ -83,7 +83,7 @@ class World:
         return True
 
     def end(self) -> None:
-        """Let all coroutines end, those of killed processes too, now that nothing that they do reaches anybody."""
+        """Let all coroutines end, also those of killed processes: their effects reach nobody any more."""
         self.timeline.over = True
         for machine in self.machines.values():
             machine.powered = False
@@ -91,13 +91,13 @@ class World:
             loop.dead, loop.stopped_until = False, 0.0
             for handle in loop.missed:
                 self.timeline.push(self.timeline.now, loop, handle)
-        for _ in range(3):  # what runs only now may begin new tasks
+        for _ in range(3):  # ending tasks may begin new ones
             for loop in self.loops:
                 for task in loop.tasks():
                     task.cancel()
             self.timeline.run(self.timeline.now + 10.0)
 
-    # --- mishaps that the fakes ask for -------------------------------------------------------------------------------
+    # --- faults that the fakes ask for -------------------------------------------------------------------------------
 
     def steps_fail(self) -> bool:
         return self.failing_steps > 0 and self.rng.random() < self.failing_steps
@@ -130,14 +130,14 @@ class World:
         return [machine.process for machine in self.machines.values() if machine.process]
 
     def lost(self, ask: Ask) -> bool:
-        """Its gateway's process is gone, so its client saw the connection close."""
+        """Whether the gateway's process is gone, so that the client saw its connection close."""
         return ask.ended_at is None and ask.gateway.loop.dead
 
     def ended(self, ask: Ask) -> bool:
         return ask.ended_at is not None or self.lost(ask)
 
     def poison(self, machine: Machine, head: str) -> None:
-        """A stranger tells it the highest numbers that pass the checks."""
+        """A stranger sends the highest numbers that pass the checks."""
         most = COUNTER_LIMIT - 1
         info = NodeInfo("stranger", most, "stranger", "home", "1", 1, (), 1, 2)
         fence = Fence(most, most)
@@ -150,7 +150,7 @@ class World:
     # --- invariants ---------------------------------------------------------------------------------------------------
 
     def observe(self, process: Process, heartbeat: Heartbeat) -> None:
-        """What a node says of itself."""
+        """Check a node's own report."""
         report = heartbeat.report
         name, term = report.info.id, report.term
         if report.head:
@@ -179,7 +179,7 @@ class World:
             self.timeline.violated(f"{process.name} holds with a ring that covers {marks} of {LAYERS}: {ring}")
 
     def can_serve(self) -> bool:
-        """Whether the nodes hold the model, without regard to what they hold now."""
+        """Whether the nodes have room for the model, whatever they hold now."""
         nodes = []
         for process in self.processes():
             info = NodeInfo(process.name, 1, process.name, "home", "1", 1, (), 1, 2)
@@ -204,14 +204,16 @@ class World:
         return error.code in PASSING and error.retry_after is not None
 
     def check_terms(self) -> None:
-        """Nobody came near to where there is no next one."""
+        """Check that no term comes near the highest one."""
         for process in self.processes():
             fence = process.agent.placement.fence
             if max(process.agent.term, fence.term, fence.epoch) > 1000 * REACH:
                 self.timeline.violated(f"{process.name} is in term {process.agent.term} and follows {fence}")
 
     def check_left_over(self) -> None:
-        """No session, no KV but kept prefixes, no connection but those of the rings, and no task that nobody needs."""
+        """Check that nothing remains: no session, no KV but kept prefixes, no connections but those of the rings, no
+        needless task.
+        """
         for process in self.processes():
             for part in process.rings._parts.values():
                 stage = part._runner._stage
@@ -231,7 +233,7 @@ class World:
 
 
 class ToTimeline(logging.Handler):
-    """Shows the product's log on the simulation's clock; an unexpected exception in it is a violation."""
+    """Shows the product's log with the simulation's time. An unexpected exception in it is a violation."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.DEBUG if world.loud else logging.ERROR)

@@ -1,7 +1,7 @@
-"""Event loops on one fake clock: nothing waits, and the next thing to happen is always the one that is due first.
+"""Event loops on one fake clock: nothing waits; the next event is always the one that is due first.
 
-Each simulated process has a loop of its own, so that it can be stopped like SIGSTOP stops it (its timers are overdue when
-it goes on) and killed like SIGKILL kills it (nothing of it ever runs again, not even a `finally`).
+Each simulated process has a loop of its own. So it can be stopped as by SIGSTOP (its timers are overdue when it
+continues) and killed as by SIGKILL (nothing of it ever runs again, not even a `finally`).
 """
 
 import asyncio
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class Violation(AssertionError):
-    """The system did what it never may."""
+    """An invariant does not hold."""
 
 
 class Timeline:
-    """The clock, and what is to happen."""
+    """The clock and the future events."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
         self.violations: list[str] = []
         self.over = False
-        """All that counts has happened."""
+        """The run has ended; violations do not count any more."""
         self._heap: list[tuple[float, int, ProcessLoop | None, Any]] = []
         self._order = itertools.count()
         self._generators: dict[int, ProcessLoop] = {}
@@ -38,7 +38,7 @@ class Timeline:
         heapq.heappush(self._heap, (max(when, self.now), next(self._order), loop, handle))
 
     def after(self, delay: float, act: Callable[[], None]) -> None:
-        """Something that happens to the world rather than in a process."""
+        """Schedule an event outside of any process."""
         self.push(self.now + delay, None, act)
 
     def violated(self, what: str) -> None:
@@ -80,14 +80,14 @@ class Timeline:
             self._generators[id(generator)] = self._running
 
     def dropped(self, generator: Any) -> None:
-        """An async generator that nobody reads to its end is closed by its loop."""
+        """A garbage-collected async generator is closed by its loop."""
         loop = self._generators.pop(id(generator), None)
         if loop and not loop.dead:
             loop.call_soon(lambda: loop.create_task(generator.aclose()))
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
-    """What asyncio needs of a loop whose processes do no I/O of their own."""
+    """The parts of a loop that asyncio needs for processes without I/O of their own."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self.timeline = timeline
@@ -95,7 +95,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.dead = False
         self.stopped_until = 0.0
         self.missed: list[asyncio.Handle] = []
-        """What would have run, had the process not been killed."""
+        """Handles that would have run if the process had not been killed."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._made = 0
 
@@ -103,7 +103,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._tasks = {task: None for task in self._tasks if not task.done()}
         return list(self._tasks)
 
-    # --- as asyncio calls it ------------------------------------------------------------------------------------------
+    # --- called by asyncio ------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self.timeline.now
@@ -137,11 +137,11 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._made += 1
         if self._made % 256 == 0:
             self.tasks()
-        self._tasks[task] = None  # kept to the end: a killed process's coroutines must not be closed in mid-run
+        self._tasks[task] = None  # kept to the end, because coroutines of a killed process must not be closed half way
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """`asyncio.to_thread` ends a moment later, and no thread is needed for that."""
+        """`asyncio.to_thread` ends a moment later, without a thread."""
         future = self.create_future()
 
         def work() -> None:
@@ -156,7 +156,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
-        """All hosts go by their addresses."""
+        """All hosts are given by address."""
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port or 0))]
 
     def get_debug(self) -> bool:

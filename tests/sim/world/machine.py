@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ask:
-    """A client's request, and what came of it."""
+    """A client's request and its result."""
 
     gateway: Process
     request: GenerateRequest
@@ -47,7 +47,7 @@ class Ask:
     task: asyncio.Task[None] | None = None
 
     def take(self, event: Any) -> str:
-        """What is wrong with an event, or nothing."""
+        """Describe the error in an event; empty if there is none."""
         if self.finished:
             return f"{self.request.id}: {event} comes after the end"
         if event.position != len(self.tokens):
@@ -62,14 +62,14 @@ class Ask:
 
 
 class Machine:
-    """Its disk outlives the process: identity, term, how often it was started."""
+    """A machine whose disk outlives the process: identity, term, number of starts."""
 
     def __init__(self, world: World, number: int, usable: int) -> None:
         self.world = world
         self.name = f"n{number}"
         self.address = f"10.0.0.{number}"
         self.usable = usable
-        """Of its next process."""
+        """Of the next process."""
         self.powered = True
         self.term = 0
         self.disk_is_full = False
@@ -85,7 +85,7 @@ class Machine:
             self.world.net.review()
 
     def kill(self) -> None:
-        """SIGKILL: the kernel closes its connections."""
+        """SIGKILL: the kernel closes the connections."""
         if process := self.process:
             self.world.tell(f"{self.name} is killed")
             self.process = None
@@ -97,7 +97,7 @@ class Machine:
             self.world.net.review()
 
     def pull_plug(self) -> None:
-        """Nobody is told anything."""
+        """The machine loses power: no peer is told."""
         if process := self.process:
             self.world.tell(f"{self.name} loses power")
             self.process, self.powered = None, False
@@ -105,7 +105,7 @@ class Machine:
             self.world.net.review()
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT later."""
+        """SIGSTOP, and SIGCONT after `seconds`."""
         if process := self.process:
             self.world.tell(f"{self.name} stands still for {seconds:.2f} s")
             process.loop.stopped_until = max(process.loop.stopped_until, self.world.timeline.now + seconds)
@@ -113,7 +113,7 @@ class Machine:
             self.world.timeline.after(seconds + 1e-6, self.world.net.review)
 
     def reset_connections(self, share: float) -> None:
-        """Both ends of so many live on."""
+        """Break a share of the connections; the processes at both ends live on."""
         if process := self.process:
             self.world.tell(f"connections of {self.name} are reset")
             for pipe in list(process.pipes):
@@ -121,7 +121,7 @@ class Machine:
                     pipe.cut_off()
 
     def leave(self) -> None:
-        """SIGTERM: says goodbye and ends."""
+        """SIGTERM: the node says goodbye and ends."""
         if process := self.process:
             self.world.tell(f"{self.name} says goodbye")
             process.loop.call_soon(lambda: process.loop.create_task(process.leave(), name="leave"))
@@ -154,7 +154,7 @@ class FakeCatalogue:
 
 
 class Process:
-    """One life of a node, composed as node.daemon.Daemon does it."""
+    """One run of a node's process, composed as node.daemon.Daemon does it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.world, self.name = machine, machine.world, machine.name
@@ -179,7 +179,7 @@ class Process:
         )
         client: Any = SimClient(self)
         compute: Any = FakeCompute(self)
-        grammars: Any = None  # no request has any
+        grammars: Any = None  # no request has a grammar
         sandboxes: Any = None
         specs: Any = FakeSpecs(self)
         catalogue: Any = FakeCatalogue()
@@ -232,7 +232,7 @@ class Process:
             group.create_task(self.head.run(), name="head")
 
     def placed(self) -> tuple[Ring, ...]:
-        """None before it has started."""
+        """Empty before the process has started."""
         return self.agent.placement.rings if hasattr(self, "agent") else ()
 
     def _ended(self, main: asyncio.Task[None]) -> None:
@@ -243,7 +243,7 @@ class Process:
         await self.heartbeats.leave()
         self.loop.call_soon(self.machine.kill)
 
-    # --- what it has instead of a disk, a hub and an engine -----------------------------------------------------------
+    # --- in place of a disk, a hub and an engine -------------------------------------------------------------------
 
     def _report(self) -> NodeReport:
         return NodeReport(

@@ -1,6 +1,7 @@
-"""An exact model in place of MLX. A layer's key and value of a position are a hash of the layer, of what went in, and of
-its keys of all positions before; the next token is a hash of what comes out of the last layer. So any KV that is lost,
-stale, doubled or another session's changes the answer.
+"""An exact model in place of MLX.
+
+A layer's key of a position is a hash of the layer, its input and its keys of all positions before. The next token is a
+hash of the last layer's output. So any KV that is lost, stale, doubled or of another session changes the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPEC = ModelSpec(
 )
 
 Row = list[list[int]]
-"""For each layer, its keys by position."""
+"""Keys by layer and position."""
 
 
 def embed(token: int) -> int:
@@ -45,7 +46,7 @@ def embed(token: int) -> int:
 
 
 def extend(layer: int, keys: list[int], states: Sequence[int]) -> list[int]:
-    """Run one layer on new positions of one sequence; gives what goes into the next layer."""
+    """Run one layer on new positions of one sequence; return the input of the next layer."""
     out = []
     for state in states:
         key = hash((layer, len(keys), keys[-1] if keys else 0, state))
@@ -61,7 +62,7 @@ def draw(state: int, sampling: Sampling, position: int) -> int:
 
 
 def answer(request: GenerateRequest) -> list[int]:
-    """What the model says when nothing disturbs it."""
+    """Return the undisturbed answer."""
     rows: Row = [[] for _ in range(LAYERS)]
     tokens, new = list(request.prompt), list(request.prompt)
     while True:
@@ -77,14 +78,14 @@ def answer(request: GenerateRequest) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """In place of a frame's tensors: for each row the states of its positions, as they go into `layer`."""
+    """In place of a frame's tensors: for each row, the states of its positions at the input of `layer`."""
 
     layer: int
     rows: tuple[tuple[int, ...], ...]
 
 
 class FakeKept:
-    """KV that rings left, by number; a number comes once only."""
+    """KV that rings left behind, by sequence number. A number occurs only once."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -98,7 +99,7 @@ class FakeKept:
 
 
 class FakeStage:
-    """Strict: an operation that does not fit is a violation."""
+    """A stage. An invalid operation is a violation."""
 
     def __init__(self, process: Process, start: int, end: int) -> None:
         self.process = process
@@ -108,7 +109,7 @@ class FakeStage:
         self.plan = SPEC
         self.lanes: dict[int, list[Row]] = {}
         self.numbers: dict[int, list[int]] = {}
-        """Of each lane's rows, the lanes in which they began."""
+        """For each lane, the lanes in which its rows began."""
         self.prefixes: dict[int, Row] = {}
         self.ring = ""
         """The ring whose frames it works on."""
@@ -158,7 +159,7 @@ class FakeStage:
         )
 
     def claim(self, ring: str) -> None:
-        """A frame of a ring is to be computed."""
+        """Called before a frame of a ring is computed."""
         if self.ring not in ("", ring) and ring not in self.process.rings._parts:
             self.violated(f"a frame of {ring} is computed, which was replaced by {self.ring}")
         self.ring = ring
@@ -204,7 +205,7 @@ class FakeStage:
     def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = ()) -> Hidden:
         rows = self.lanes.get(lane, [])
         if not rows and self.process.world.failing_steps:
-            raise StepFailed(f"There is no lane {lane}.")  # a chunk before failed
+            raise StepFailed(f"There is no lane {lane}.")  # an earlier chunk failed
         if hidden.layer != self.start or len(rows) != len(hidden.rows):
             self.violated(f"{len(hidden.rows)} rows for layer {hidden.layer} came to lane {lane} of {len(rows)}")
         self.process.world.computed += sum(map(len, hidden.rows))
@@ -310,7 +311,7 @@ def fake_load(directory: Any, start: int, end: int, _tensors: Any) -> Generator[
 
 
 class FakeCompute(Compute):
-    """In place of the compute thread: jobs one after the other, each of which takes its time."""
+    """In place of the compute thread: runs jobs one after the other, each with a duration."""
 
     def __init__(self, process: Process) -> None:
         super().__init__()
@@ -331,7 +332,7 @@ class FakeCompute(Compute):
         return await self.submit(fn, *args, **kwargs)
 
     def _work(self, future: asyncio.Future[Any], ends: float, job: Callable[[], Any]) -> None:
-        """A job that is cancelled before it begins is skipped; one that has begun runs to its end."""
+        """Run a job, unless it was cancelled before it began. Once begun, it runs to its end."""
         if future.cancelled():
             return
         loop = self._process.loop

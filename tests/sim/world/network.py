@@ -1,8 +1,9 @@
-"""What lies between the processes: calls that get lost, doubled and late; connections that stall, break and are cut off.
+"""The network between the processes: calls that are lost, doubled and late; connections that stall, break and are cut
+off.
 
-A call is lost or doubled on its own. What is sent over one connection comes in order, as TCP has it, but a connection can
-break with things in flight, and what a broken one still delivers is mixed with what its successor carries. Frames of a
-ring are, now and then, lost, doubled or swapped even so: their numbers must show it.
+Each call is lost or doubled on its own. Data on one connection arrives in order, as with TCP, but a connection can
+break with data in flight, and late data of a broken connection mixes with that of its successor. Moreover some frames
+of a ring are lost, doubled or swapped: their numbers must reveal that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Weather:
     slowest_s: float = 0.002
     frame_faults: float = 0.0
     hiccups: float = 0.0
-    """How often something takes up to a second longer, and what came after it on the same connection with it."""
+    """Share of messages that take up to a second longer, and delay the later ones on the same connection."""
 
 
 class Network:
@@ -51,7 +52,9 @@ class Network:
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
         self.sick: dict[str, str] = {}
-        """Rings of which each frame "vanishes" or "breaks" its link; with the name `""`, all rings."""
+        """By ring, the fault of each of its frames: it "vanishes", or "breaks" the link. The name
+        `""` means all rings.
+        """
 
     def delay(self) -> float:
         late = self.rng.uniform(0, 1) if self.rng.random() < self.weather.hiccups else 0.0
@@ -66,28 +69,30 @@ class Network:
         return self.side.get(a.name, 0) == self.side.get(b.name, 0) and frozenset((a.name, b.name)) not in self.cut
 
     def review(self) -> None:
-        """The cables changed, or a process stopped or went on."""
+        """Called when cables have changed, or a process was stopped or continued."""
         for pipe in list(self.pipes):
             pipe.review()
 
     def process_at(self, peer: Address) -> Process | None:
-        """Who listens there; None if the connection would be refused."""
+        """The process that listens there; None if a connection would be refused."""
         return self.machines[peer.target.rpartition(":")[0]].process
 
 
 @dataclass(eq=False)
 class Pipe:
-    """One connection. Things sent come in order, late while the way is interrupted, and not at all once it is broken."""
+    """One connection. Data arrives in order, late while the path is interrupted, and never once the connection is
+    broken.
+    """
 
     net: Network
     ends: tuple[Process, Process]
     broke: list[Callable[[], None] | None] = field(default_factory=lambda: [None, None])
-    """What each end does when the connection breaks other than by its own doing."""
+    """Each end's callback for a break that it did not cause itself."""
     broken: bool = False
     _last: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     _silent: int = 0
-    """Odd while a keepalive is unanswered; counts so that an old timer knows that it is old."""
+    """Odd while a keepalive is unanswered; it counts up, so that an old timer recognises itself."""
 
     def __post_init__(self) -> None:
         self.net.pipes[self] = None
@@ -109,7 +114,7 @@ class Pipe:
         timeline.push(self._last[to], None, lambda: None if self.broken else loop.call_soon(act))
 
     def review(self) -> None:
-        """Keepalive: what does not answer for 5 to 10 s is given up."""
+        """Keepalive: a peer that does not answer for 5 to 10 s is given up."""
         if self._works:
             for by in (0, 1):
                 if self.ends[by].loop.dead:
@@ -131,13 +136,13 @@ class Pipe:
             self._silent += 1
 
     def cut_off(self) -> None:
-        """Both ends are told, each when it can hear it."""
+        """Break the connection. Each end is told as soon as it can hear it."""
         for to in (0, 1):
             self.tell(to)
         self.close()
 
     def reset(self, by: int) -> None:
-        """One end's process is gone. What was in flight may still come, or not."""
+        """The process at one end is gone. Data in flight may or may not arrive."""
         if self.broken:
             return
         other = 1 - by
@@ -163,7 +168,7 @@ class Pipe:
 
 
 def again(error: PippinError) -> PippinError:
-    """As it comes over the wire: its code and words."""
+    """The error as the wire carries it: by code and text."""
     return error_from(error.code, error.message, hint=error.hint)
 
 
@@ -187,7 +192,7 @@ class SimClient:
             pipe.reset(0)
 
     def drop_control(self, peer: Address) -> None:
-        """Nothing is asked there any more."""
+        """Nothing to do: the simulation has no idle connections."""
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -285,7 +290,7 @@ class SimClient:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _connect(self, peer: Address, reached: Callable[[Pipe], None], refused: Callable[[PippinError], None]) -> None:
-        """One of the two is called a moment later."""
+        """Connect; a moment later one of the two callbacks is called."""
         net, here = self._net, self._process
         there = net.machines[peer.target.rpartition(":")[0]]
 
@@ -306,7 +311,7 @@ class SimClient:
         net.timeline.after(net.delay(), arrive)
 
     async def disconnected(self, peer: Address) -> None:
-        """Returns when a connection to the peer, once there is one, is lost."""
+        """Return when a connection to the peer is lost; wait for one first."""
         lost: asyncio.Future[bool] = self._process.loop.create_future()
         pipes: list[Pipe] = []
 
