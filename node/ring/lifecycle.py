@@ -7,8 +7,7 @@ successor has nothing to load, and computes nothing again of which all stages st
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,19 +19,17 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.signal import Signal
-from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard, StageSpec
-from node.core.units import format_bytes
+from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
 from node.engine.compute import Compute
-from node.engine.device import prefill_chunk, release_memory
-from node.engine.load import load_stage
+from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
-from node.engine.stage import Stage
 from node.model.weights import Weights
 from node.placement.footprint import ring_bytes
 from node.ring.driver import Driver
 from node.ring.kv import Limits
 from node.ring.pipeline import NextHop
 from node.ring.scheduler import sequence_numbers
+from node.ring.stages import Loaded, Stages, shape_of
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -43,29 +40,9 @@ BEGINS_S = 2.0
 """The stage before may know of a ring so much earlier than this node."""
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
-"""Makes sure that the files of a shard are on this node's disk, telling the share done; gives their directory, and what all
-of the model's weights are. Cancelled, it breaks off and keeps what came."""
-
-
-@dataclass(slots=True)
-class Loaded:
-    """Layers in memory."""
-
-    stage: Stage
-    directory: Path
-    """Of the model's files."""
-    left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    """At a driver: the tokens of which a ring that is no more left KV, by their numbers."""
-    shape: "Shape | None" = None
-    """Of the ring that left the KV."""
-
-
-Shape = tuple[str, tuple[StageSpec, ...], int, int]
-
-
-def _shape(ring: Ring) -> Shape:
-    """What the rings have in common of which one takes over the KV of the other."""
-    return ring.model, ring.stages, ring.context, ring.max_sessions
+"""Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls back
+with the share done. Gives their directory and a description of all weights of the model. Cancelled, it keeps the bytes that
+have come."""
 
 
 class Rings:
@@ -97,11 +74,9 @@ class Rings:
         self._step_timeout = step_timeout_s
         self._numbers = sequence_numbers(agent.info)
         self._grammars = grammars
-        self._stages: dict[Shard, Loaded] = {}
-        """All that are in memory; idle ones first, from the one that was unused for longest."""
+        self._stages = Stages(compute)
         self._parts: dict[str, Driver | Worker] = {}
-        self._held: dict[str, Ring] = {}
-        """The rings of `_parts`."""
+        """This node's part in each ring, by the ring's id."""
         self._began = Signal()
         """There is a new part."""
         self._reports: dict[str, LoadReport] = {}
@@ -118,20 +93,18 @@ class Rings:
         return tuple(self._reports.values())
 
     def idle(self) -> tuple[Shard, ...]:
-        """What is in memory though no ring needs it."""
-        used = {report.shard for report in self._reports.values()}
-        return tuple(shard for shard in self._stages if shard not in used)
+        """Shards in memory that no ring needs."""
+        return self._stages.idle({report.shard for report in self._reports.values()})
 
     def loads(self) -> tuple[RingLoad, ...]:
         return tuple(part.load() for part in self._parts.values() if isinstance(part, Driver))
 
     def memory_used(self) -> int:
         """Bytes of weights and KV."""
-        return sum(loaded.stage.weight_bytes for loaded in self._stages.values()) + self.kv_bytes()
+        return self._stages.weight_bytes + self.kv_bytes()
 
     def kv_bytes(self) -> int:
-        left = sum(loaded.stage.kept.nbytes for loaded in self._stages.values())
-        return left + sum(part.kv_bytes for part in self._parts.values())
+        return self._stages.kept_bytes + sum(part.kv_bytes for part in self._parts.values())
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive that ring (any more)."""
@@ -157,7 +130,7 @@ class Rings:
         part = self._parts.get(first.ring)
         if part is None:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
-        if not self._book.is_from(self._before_this(self._held[first.ring]), caller):
+        if not self._book.is_from(self._node_before(part.ring), caller):
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await part.frames(first, frames)
 
@@ -179,7 +152,7 @@ class Rings:
                 self._placement, self._draining = self._agent.placement, self._agent.draining
                 await self._release()
                 for ring in self._placement.rings:
-                    self._hold(ring)
+                    self._join(ring)
 
     def _shard(self, ring: Ring) -> Shard | None:
         for stage in ring.stages:
@@ -188,9 +161,10 @@ class Rings:
         return None
 
     async def _release(self) -> None:
-        """Let go of the rings that are no more, and then of idle weights as far as their memory is wanted."""
+        """Leave the rings that are not in the placement, and unload idle weights as far as their memory is needed."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
-        if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - set(wanted.values())]:
+        used = set(wanted.values())
+        if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - used]:
             for loading in unwanted:
                 loading.cancel()
             await asyncio.wait(unwanted)
@@ -198,65 +172,36 @@ class Rings:
             log.info("ring %s: left", ring_id)
             await self._leave(ring_id)
         gone = [self._reports.pop(ring_id) for ring_id in self._reports.keys() - wanted.keys()]
-        used = set(wanted.values())
-        self._stages = dict(sorted(self._stages.items(), key=lambda held: held[0] in used))
-        models = []
-        idle = [shard for shard in self._stages if shard not in used]
-        if self._excess(idle) > 0:
-            for shard in idle:
-                await self._clear(self._stages[shard])
-        for shard in self._in_the_way(idle):
-            log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-            models.append(self._stages.pop(shard).stage.model)
-        loads = [report for report in gone if report.state not in (LoadState.READY, LoadState.ENDED)]
-        if loads or models:  # after a load that was broken off or failed there is something to free, too
-            await self._compute.run_pieces(release_memory(models))
+        # A load that was cancelled or failed leaves memory to free, too.
+        unfinished = any(report.state not in (LoadState.READY, LoadState.ENDED) for report in gone)
+        room = 0 if self._draining else max(0, self._usable - self._set_aside())
+        await self._stages.make_room(used, room, collect=unfinished)
         self._agent.touch()
 
-    def _in_the_way(self, idle: Sequence[Shard]) -> list[Shard]:
-        """Which idle weights the memory of the rings' stages takes, or all if this node's work is to be moved away."""
-        excess = self._excess(idle)
-        unloaded = []
-        for shard in idle:
-            if excess > 0:
-                unloaded.append(shard)
-                excess -= self._stages[shard].stage.weight_bytes
-        return unloaded
-
-    def _excess(self, idle: Sequence[Shard]) -> int:
-        """Bytes that idle layers take beyond the room that there is for them."""
-        room = 0 if self._draining else self._usable - self._set_aside()
-        held = [self._stages[shard].stage for shard in idle]
-        return sum(stage.weight_bytes + stage.kept.nbytes for stage in held) - max(room, 0)
-
-    async def _clear(self, loaded: Loaded) -> None:
-        """Free the KV that a ring has left."""
-        loaded.left, loaded.shape = {}, None
-        await self._compute.run(loaded.stage.kept.clear)
-
     def _set_aside(self) -> int:
-        """Bytes that the placement counts for this node's stages; all there are if it does not tell enough of a model."""
+        """Bytes that the placement counts for this node's stages; all of them while a model's spec is not known."""
         specs = {spec.id: spec for spec in self._placement.specs}
-        stages = [(ring, stage) for ring in self._placement.rings for stage in ring.stages]
         return sum(
             ring_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
-            for ring, stage in stages
+            for ring in self._placement.rings
+            for stage in ring.stages
             if stage.node == self._agent.info.id
         )
 
     async def _leave(self, ring_id: str) -> None:
-        """Nobody holds on to the part afterwards, and so to the weights."""
-        ring, shard = self._held.pop(ring_id), self._reports[ring_id].shard
-        # Another ring of these layers, which runs beside this one, would never ask for it.
-        keep = all(self._shard(other) != shard for other in self._held.values())
+        """End this node's part in a ring. No reference to the part may stay, as it holds the weights."""
+        ring, shard = self._parts[ring_id].ring, self._reports[ring_id].shard
+        # Another ring that runs on these layers would never ask for the KV.
+        keep = not any(self._shard(part.ring) == shard for other, part in self._parts.items() if other != ring_id)
         left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."), keep=keep)
-        if keep:
-            self._stages[shard].left, self._stages[shard].shape = left, _shape(ring)
+        if keep and (loaded := self._stages.get(shard)):
+            loaded.left, loaded.shape = left, shape_of(ring)
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
 
-    def _hold(self, ring: Ring) -> None:
+    def _join(self, ring: Ring) -> None:
+        """Load this node's stage of a ring, if it has one."""
         shard = self._shard(ring)
         if shard and ring.id not in self._reports:
             self._reports[ring.id] = LoadReport(ring.id, shard, LoadState.FETCHING)
@@ -265,17 +210,16 @@ class Rings:
                 self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
 
     async def _load(self, shard: Shard, ends: bool) -> None:
-        """Load the stage, once for all rings that wait for it, and take part in them.
+        """Load the stage, once for all rings that wait for it, and begin this node's part in them.
 
-        A task's root: whatever goes wrong is reported as a failed load.
+        A task's root: any error is reported as a failed load.
         """
         try:
-            loaded = self._stages[shard] = self._stages.get(shard) or await self._loaded(shard, ends)
+            loaded = self._stages.get(shard) or await self._fetch_and_load(shard, ends)
             for ring in self._waiting(shard):
-                if loaded.shape != _shape(ring):
-                    await self._clear(loaded)  # of other stages, or more than is set aside now
+                if loaded.shape != shape_of(ring):
+                    await self._stages.clear_kept(loaded)  # of other stages, or more than is set aside now
                 self._parts[ring.id] = self._part(ring, shard, loaded)
-                self._held[ring.id] = ring
                 self._report(ring.id, shard, LoadState.READY, 1.0)
                 self._began.notify()
         except Exception as error:
@@ -288,6 +232,14 @@ class Rings:
         finally:
             self._loading.pop(shard, None)
 
+    async def _fetch_and_load(self, shard: Shard, ends: bool) -> Loaded:
+        log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+        self._agent.touch()
+        directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, LoadState.FETCHING))
+        self._progress(shard, LoadState.LOADING, 0.0)
+        self._agent.touch()
+        return await self._stages.load(shard, directory, weights, partial(self._progress, shard, LoadState.LOADING))
+
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that are held and have not got their stage yet."""
         return [
@@ -298,21 +250,7 @@ class Rings:
             and report.state in (LoadState.FETCHING, LoadState.LOADING)
         ]
 
-    async def _loaded(self, shard: Shard, ends: bool) -> Loaded:
-        log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
-        self._agent.touch()
-        told = partial(self._progress, shard, LoadState.FETCHING)
-        directory, weights = await self._fetch(shard, ends, told)
-        self._progress(shard, LoadState.LOADING, 0.0)
-        self._agent.touch()
-        pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
-        stage = await self._compute.run_pieces(pieces, partial(self._progress, shard, LoadState.LOADING))
-        log.info(
-            "loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, format_bytes(stage.weight_bytes)
-        )
-        return Loaded(stage, directory)
-
-    def _before_this(self, ring: Ring) -> str:
+    def _node_before(self, ring: Ring) -> str:
         nodes = [stage.node for stage in ring.stages]
         return nodes[nodes.index(self._agent.info.id) - 1]
 

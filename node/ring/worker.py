@@ -28,8 +28,7 @@ class Worker:
         on_ended: Callable[[PippinError], None],
     ) -> None:
         """`on_ended` is told why, once, if the ring ends by itself."""
-        self._ring = ring.id
-        self._fence = ring.fence
+        self.ring = ring
         self._last = next_hop.node == ring.driver
         self._compute = compute
         self._runner = runner
@@ -48,12 +47,12 @@ class Worker:
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the stage before until it or the ring ends."""
-        if first.fence != self._fence:
-            raise StaleFence(f"A frame of {first.fence} came to ring {self._ring}, which is at {self._fence}.")
+        if first.fence != self.ring.fence:
+            raise StaleFence(f"A frame of {first.fence} came to ring {self.ring.id}, which is at {self.ring.fence}.")
         if self._ended:
             raise self._ended
         if self._upstream:
-            raise StaleFence(f"Ring {self._ring} has had its link from the stage before.")
+            raise StaleFence(f"Ring {self.ring.id} has had its link from the stage before.")
         self._upstream = asyncio.current_task()
         try:
             await self._begin(first)
@@ -100,8 +99,8 @@ class Worker:
     async def _take(self, frame: Frame) -> None:
         if self._ended:
             raise self._ended
-        if frame.fence != self._fence or frame.seq != self._seq:
-            raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self._fence} was due.")
+        if frame.fence != self.ring.fence or frame.seq != self._seq:
+            raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
         await self._forward(frame)
 
@@ -110,7 +109,7 @@ class Worker:
         try:
             frame = await self._compute.run(self._runner.relay, frame, last=self._last)
         except PippinError as error:
-            log.error("ring %s: frame %d failed: %s", self._ring, frame.seq, error)
+            log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
             failure = Failure(error.code, error.message, error.hint)
             frame = Frame(frame.ring, frame.fence, frame.seq, lane=frame.lane, ops=frame.ops, failure=failure)
         await self._link.send(frame)

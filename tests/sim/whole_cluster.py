@@ -28,8 +28,8 @@ CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
     "node.ring.lifecycle.Runner": FakeRunner,
-    "node.ring.lifecycle.load_stage": fake_load,
-    "node.ring.lifecycle.release_memory": lambda _models: (_ for _ in ()),
+    "node.ring.stages.load_stage": fake_load,
+    "node.ring.stages.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.lifecycle.prefill_chunk": lambda: 16,
     "node.cluster.heartbeats.interface_towards": lambda *_: None,
 }

@@ -108,10 +108,12 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
     came = []
 
     class Part:
+        ring = RING
+
         async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
             came.append(first)
 
-    rings._parts[RING.id], rings._held[RING.id] = Part(), RING
+    rings._parts[RING.id] = Part()
     frame = Frame(RING.id, RING.fence, 0)
 
     async def frames() -> AsyncIterator[Frame]:
@@ -139,6 +141,6 @@ def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none(
         step_timeout_s=60,
         usable=100,
     )
-    assert rings._before_this(RING) == "c"
-    assert rings._before_this(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
+    assert rings._node_before(RING) == "c"
+    assert rings._node_before(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
     assert not book().is_from("c", Caller("10.0.0.99")), "a node does not call itself"

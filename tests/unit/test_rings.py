@@ -17,7 +17,7 @@ from node.core.generation import GenerateRequest
 from node.core.signal import Signal
 from node.core.types import Caller, Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
-from node.ring import lifecycle as serving
+from node.ring import lifecycle, stages
 from node.ring.lifecycle import Rings
 
 ALONE = (StageSpec("a", 0, 4),)
@@ -118,9 +118,9 @@ class World:
         self.held: list[bool] = []
         """At each release of memory, whether any weights were there still."""
         self.released = asyncio.Event()
-        monkeypatch.setattr(serving, "load_stage", self._load)
-        monkeypatch.setattr(serving, "Runner", FakeRunner)
-        monkeypatch.setattr(serving, "release_memory", self._release)
+        monkeypatch.setattr(stages, "load_stage", self._load)
+        monkeypatch.setattr(lifecycle, "Runner", FakeRunner)
+        monkeypatch.setattr(stages, "release_memory", self._release)
         self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
         options = {
             "usable": 4 * LAYER + RESERVE,

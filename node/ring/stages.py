@@ -1,0 +1,99 @@
+"""The layers that this node has in memory. They stay until their memory is needed, so that the next ring loads nothing."""
+
+import logging
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.core.types import Ring, Shard, StageSpec
+from node.core.units import format_bytes
+from node.engine.compute import Compute
+from node.engine.device import release_memory
+from node.engine.load import load_stage
+from node.engine.stage import Stage
+from node.model.weights import Weights
+
+log = logging.getLogger(__name__)
+
+Shape = tuple[str, tuple[StageSpec, ...], int, int]
+
+
+def shape_of(ring: Ring) -> Shape:
+    """Equal for two rings if one can take over the KV of the other."""
+    return ring.model, ring.stages, ring.context, ring.max_sessions
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Layers in memory, and what the last ring left of its KV."""
+
+    stage: Stage
+    directory: Path
+    """Of the model's files."""
+    left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    """At a driver: the tokens whose KV the ring left, by sequence number."""
+    shape: Shape | None = None
+    """Of the ring that left the KV."""
+
+
+class Stages:
+    """All layers in memory, by shard."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._loaded: dict[Shard, Loaded] = {}
+        """Idle ones first, from the least recently used one."""
+
+    def get(self, shard: Shard) -> Loaded | None:
+        return self._loaded.get(shard)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(loaded.stage.weight_bytes for loaded in self._loaded.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """KV that rings left."""
+        return sum(loaded.stage.kept.nbytes for loaded in self._loaded.values())
+
+    def idle(self, used: Container[Shard]) -> tuple[Shard, ...]:
+        """The loaded shards that are not `used`."""
+        return tuple(shard for shard in self._loaded if shard not in used)
+
+    async def load(self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]) -> Loaded:
+        """Load a shard from the model's files; `progress` is called with the share done."""
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
+        stage = await self._compute.run_pieces(pieces, progress)
+        size = format_bytes(stage.weight_bytes)
+        log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
+        self._loaded[shard] = Loaded(stage, directory)
+        return self._loaded[shard]
+
+    async def clear_kept(self, loaded: Loaded) -> None:
+        """Free the KV that a ring left."""
+        loaded.left, loaded.shape = {}, None
+        await self._compute.run(loaded.stage.kept.clear)
+
+    async def make_room(self, used: Container[Shard], room: int, *, collect: bool) -> None:
+        """Unload idle shards until the others fit in `room` bytes, first the KV that rings left, then the least recently used.
+
+        `collect`: free memory also if nothing is unloaded.
+        """
+        self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
+        idle = self.idle(used)
+        if self._excess(idle, room) > 0:
+            for shard in idle:
+                await self.clear_kept(self._loaded[shard])
+        excess = self._excess(idle, room)
+        models = []
+        for shard in idle:
+            if excess > 0:
+                log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+                excess -= self._loaded[shard].stage.weight_bytes
+                models.append(self._loaded.pop(shard).stage.model)
+        if collect or models:
+            await self._compute.run_pieces(release_memory(models))
+
+    def _excess(self, idle: Sequence[Shard], room: int) -> int:
+        stages = [self._loaded[shard].stage for shard in idle]
+        return sum(stage.weight_bytes + stage.kept.nbytes for stage in stages) - room
