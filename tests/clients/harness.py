@@ -1,4 +1,4 @@
-"""What all clients' checks have in common. Standard library only: each runs in an environment of its own."""
+"""Shared by all clients' checks. Standard library only, because each runs in its own environment."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 URL = os.environ["CLIENT_URL"]
-"""Of the API, with /v1."""
+"""URL of the API, with /v1."""
 MODEL = "pippin-demo"
 KNOWN: dict[str, Any] = json.loads(Path(os.environ["CLIENT_KNOWN"]).read_text())
-"""What stock mlx-lm computes for this model; see known.py."""
+"""Results of stock mlx-lm for this model; see known.py."""
 HELLO: str = KNOWN["texts"]["Hello"]
 ASK = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -27,12 +27,12 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Fore
 
 
 def is_weather(value: Any) -> bool:
-    """Whether it is what the tool takes."""
+    """Whether the tool accepts it."""
     return set(value) == {"city", "days"} and value["city"] in ("Paris", "Rome") and value["days"] >= 1
 
 
 def post(path: str, body: Any, **headers: str) -> Any:
-    """Ask without any client, for comparison."""
+    """Send a request without any client, for comparison."""
     request = urllib.request.Request(
         URL + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
     )
@@ -41,7 +41,7 @@ def post(path: str, body: Any, **headers: str) -> Any:
 
 
 def refused(kind: type[Exception] | tuple[type[Exception], ...], ask: Callable[[], Any]) -> Exception:
-    """What the client raises, which is to be of that kind."""
+    """Return the error that the client raises, which must be of the given kind."""
     try:
         ask()
     except kind as error:
@@ -50,7 +50,7 @@ def refused(kind: type[Exception] | tuple[type[Exception], ...], ask: Callable[[
 
 
 def run(*checks: Callable[[], None]) -> None:
-    """Run them all; the exit code tells whether all passed. Prints a line of JSON for each."""
+    """Run all checks and print a line of JSON for each. The exit code is 0 if all passed."""
     failed = 0
     only = sys.argv[1:]
     for check in checks:

@@ -1,4 +1,4 @@
-"""What stock mlx-lm computes for the built-in model, as JSON: texts, log-probabilities, hidden states."""
+"""Prints results of stock mlx-lm for the built-in model as JSON: texts, log-probabilities, hidden states."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def main(directory: str) -> None:
 
 
 def _scored(model: Any, before: list[int], whole: list[int]) -> dict[str, Any]:
-    """Log-probabilities of all tokens but the first, and whether each is the likeliest."""
+    """Return the log-probabilities of all tokens but the first, and whether each is the most likely one."""
     logits = model(mx.array(whole)[None])[0].astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     each = [logprobs[place, token].item() for place, token in enumerate(whole[1:])]

@@ -1,4 +1,4 @@
-"""Real nodes: which models requests may have loaded, and that no client keeps another waiting."""
+"""Real nodes: `--allow-model`, and equal shares for clients."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def from_elsewhere(address: tuple[str, int], timeout: float, _: object = None) -
 
 @contextlib.contextmanager
 def streams(node: Node, count: int) -> Iterator[list[socket.socket]]:
-    """As many long answers at once, which nobody reads."""
+    """Open `count` long answers at once; nothing reads them."""
     body = json.dumps(chat_body("Tell me a story.", stream=True, max_tokens=200, ignore_eos=True)).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with contextlib.ExitStack() as stack:
@@ -64,7 +64,7 @@ def ended(stream: socket.socket) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="has one loopback address only")
 def test_a_greedy_client_keeps_nobody_waiting(pair: Cluster) -> None:
-    """Through the driver itself, and through a gateway that is none."""
+    """Through the driver itself, and through a gateway on another node."""
     for node in pair.nodes:
         with streams(node, GREEDY) as asked:
             assert replace(node, connect=from_elsewhere).chat("Hello", max_tokens=5).status == 200

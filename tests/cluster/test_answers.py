@@ -18,7 +18,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def test_one_node_gives_stock_text(one: Node, stock: dict[str, str]) -> None:
-    """No model is named at the start: the first request has it loaded."""
+    """No node preloads a model: the first request has it loaded."""
     assert one.streamed("Hello") == stock["Hello"]
     for content, max_tokens in PROMPTS.items():
         assert one.chat(content, max_tokens=max_tokens).text == stock[content]
@@ -38,7 +38,7 @@ def test_three_nodes_split_the_model(three: Cluster) -> None:
         assert {"node": node["id"], "start": held["start"], "end": held["end"]} in stages
     for node in three.nodes:
         (megabytes,) = re.findall(r"loaded pippin-demo layers \d-\d: (\S+) MB", node.written)
-        assert float(megabytes) < 5  # a part only: all weights take 7.0 MB
+        assert float(megabytes) < 5  # only a part: all weights take 7.0 MB
 
 
 def test_three_nodes_give_stock_text_through_any_port(three: Cluster, stock: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the API promises and only a real model can show or break: the same on one node and on three."""
+"""Promises of the API that only a real model can show or break, on one node and on three."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(params=["one", "three"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """A node alone, or the last of three that split the model. Afterwards it is as it was."""
+    """A node alone, or the last of three that split the model. Tests leave it unchanged."""
     if request.param == "one":
         node: Node = request.getfixturevalue("one")
     else:
@@ -61,7 +61,7 @@ def texts(answer: Any) -> list[str]:
 
 
 def test_the_prompt_is_the_templates(node: Node, tokenizer: Any) -> None:
-    """Token by token, as `usage` counts them; nobody's text becomes a control token."""
+    """Token by token, as `usage` counts them. Text of messages never becomes a control token."""
     for content in (
         "Hello",
         "",

@@ -1,4 +1,4 @@
-"""A short run of `scripts/fuzz.py`: odd requests, hostile schemas, lies of peers and damaged models harm no node."""
+"""A short run of `scripts/fuzz.py`: odd requests, hostile schemas, lying peers and damaged models harm no node."""
 
 import subprocess
 import sys
@@ -14,7 +14,9 @@ FEW = {
     "secret": {"--requests": 50, "--schemas": 0, "--streams": 100, "--models": 6},
 }
 BUSY = {"--health-p99-ms": 2_000, "--health-max-ms": 10_000, "--growth": 3}
-"""CI's machine has other work, and memory grows most at first: what is asked of a node is for long runs on an idle one."""
+"""Looser limits: CI's machine has other work, and memory grows most at first. The real limits are for long runs on an
+idle machine.
+"""
 
 
 @pytest.mark.timeout(420)

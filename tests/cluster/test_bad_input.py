@@ -1,4 +1,4 @@
-"""What a real node answers to what it can't do; and that it serves on."""
+"""A real node's answers to requests that it can't serve; and that it continues to serve others."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def copy_of_model(target: Path) -> Path:
 
 
 def cut_short(directory: Path) -> Path:
-    """The last of its weight files, with its last bytes missing."""
+    """Remove the last bytes of a weight file."""
     file = max(directory.glob("*.safetensors"))
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size - 1000)
@@ -31,7 +31,7 @@ def cut_short(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole model and broken ones, for one of two nodes."""
+    """A complete model and damaged ones, for one of two nodes."""
     directory = tmp_path_factory.mktemp("models")
     copy_of_model(directory / "copy")
     cut_short(copy_of_model(directory / "short"))
@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Cluster]:
-    """Only the first has the models' directory."""
+    """Two nodes; only the first has the models' directory."""
     with running_cluster(tmp_path_factory.mktemp("pair")) as cluster:
         nodes = [cluster.launch("--stages", "2", "--models-dir", str(models)), cluster.launch("--stages", "2")]
         cluster.agreed(*[node.started() for node in nodes])
@@ -52,7 +52,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Clu
 
 @pytest.fixture(params=[0, 1], ids=["holder", "other"])
 def node(request: pytest.FixtureRequest, pair: Cluster, stock: dict[str, str]) -> Iterator[Node]:
-    """Each of the two; after the test it serves on."""
+    """Each of the two; it must still serve after the test."""
     node = pair.nodes[request.param]
     yield node
     assert node.chat("Hello").text == stock["Hello"]
@@ -111,7 +111,9 @@ def test_a_hub_that_may_not_be_asked(node: Node) -> None:
 
 
 def test_a_model_that_only_one_node_has(pair: Cluster, stock: dict[str, str]) -> None:
-    """The other fetches what it needs; nothing of it is taken from the hub or from the first one's directory."""
+    """The other node fetches its files from the first; none of them is available on the hub or in
+    its own directories.
+    """
     first, second = pair.nodes
     for node in (second, first):
         answer = node.post("/v1/chat/completions", chat_body("Hello") | {"model": "copy"})
@@ -125,7 +127,7 @@ def test_a_model_that_only_one_node_has(pair: Cluster, stock: dict[str, str]) ->
 
 
 def test_neither_memory_nor_hub(cluster: Cluster) -> None:
-    """The hub's port is one where nobody listens, and no node has enough memory."""
+    """Nothing listens on the hub's port, and no node has enough memory."""
     no_hub = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
     node = cluster.launch("--memory", "1MB", "--model", MODEL, environment=no_hub).started()
     cluster.agreed(node)

@@ -1,4 +1,4 @@
-"""What clients see of a split model: real ones, and the rules of the API that need a real model to break them."""
+"""A split model as clients see it: real clients, and rules of the API that only a real model can break."""
 
 import contextlib
 import http.client
@@ -26,7 +26,7 @@ FREED_S = 5.0
 
 @pytest.fixture
 def node(three: Cluster) -> Node:
-    """One that is neither head nor driver, so that all it says comes over the network."""
+    """A node that is neither head nor driver, so all of its answers come over the network."""
     status = three.ready(*three.nodes)
     return next(node for node in three.nodes if node is not three.head(status))
 
@@ -36,7 +36,7 @@ def node(three: Cluster) -> Node:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What stock mlx-lm computes, for the clients' checks. In a process of its own, as for `stock`."""
+    """Results of stock mlx-lm for the clients' checks, computed in a separate process, as for `stock`."""
     command = [sys.executable, str(CLIENTS / "known.py"), str(ROOT / "node" / "builtin" / MODEL)]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("openai", []), ("llm", ["plain_and_streamed"]), ("org_ai", []), ("browser", []), ("mantella", [])],
 )
 def test_clients(node: Node, known: Path, client: str, checks: list[str]) -> None:
-    """Those that need no packages of their own; scripts/clients.py runs all of them."""
+    """Clients without packages of their own; scripts/clients.py runs all of them."""
     given = {"CLIENT_URL": f"{node.url}/v1", "CLIENT_KNOWN": str(known), "PYTHONPATH": str(CLIENTS)}
     command = [sys.executable, str(CLIENTS / client / "check.py"), *checks]
     environment = {**os.environ, **given}
@@ -160,7 +160,7 @@ def test_usage(node: Node) -> None:
         assert not any("usage" in chunk for chunk in events)
 
 
-# --- several at once, and those who hang up -----------------------------------------------------------------------------
+# --- several at once, and closed connections --------------------------------------------------------------------------
 
 
 def test_requests_at_once_do_not_mix(three: Cluster, stock: dict[str, str]) -> None:
@@ -179,7 +179,7 @@ def test_requests_at_once_do_not_mix(three: Cluster, stock: dict[str, str]) -> N
 
 @contextlib.contextmanager
 def hung_up(node: Node) -> Iterator[None]:
-    """A plain request whose client goes away before the answer."""
+    """Send a plain request and close the connection before the answer."""
     connection = http.client.HTTPConnection(node.host, node.port)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(chat_body(**LONG)))

@@ -59,7 +59,7 @@ def test_wait(three: Cluster) -> None:
 
 
 def test_run(tmp_path: Path) -> None:
-    """What scripts/run starts once all is installed."""
+    """The script that scripts/run starts after the installation."""
     port = free_port()
     command = [sys.executable, ROOT / "scripts" / "run_nodes.py", "--nodes", "3", "--api-port", str(port)]
     log = tmp_path / "log"

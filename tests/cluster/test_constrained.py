@@ -1,4 +1,4 @@
-"""Tool calls and formats that are demanded, on real nodes: valid whatever the model would have said."""
+"""Demanded tool calls and formats on real nodes: valid whatever the model prefers."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

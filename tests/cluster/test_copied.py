@@ -1,4 +1,4 @@
-"""A data directory that was copied, as with a Mac's whole disk: two nodes of one id sort it out among themselves."""
+"""A copied data directory, as with a Mac's whole disk: of two nodes with one id, one gets a new id."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def warned(node: Node, name: str) -> bool:
 def test_the_copy_gives_way_and_comes_back_as_itself(
     cluster: Cluster, tmp_path: Path, stock: dict[str, str], secret: bool
 ) -> None:
-    """The copy was started more often, so others take it for the newer life of the first node."""
+    """The copy was started more often, so others take it for a newer run of the first node."""
     file = tmp_path / "secret"
     file.write_text(SECRET)
     file.chmod(0o600)

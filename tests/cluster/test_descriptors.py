@@ -1,4 +1,4 @@
-"""A node that may open no more files: it goes on, and serves again as soon as it may."""
+"""A node without free file descriptors keeps running, and serves again as soon as there are some."""
 
 import resource
 import socket
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 ALL_LOOKED_S = 12.0
-"""Longer than the intervals at which a node looks at its disk, its interfaces and its peers' addresses."""
+"""Longer than a node's intervals for looking at its disk, its interfaces and its peers' addresses."""
 
 
 def limit(node: Node, most: int) -> None:
@@ -26,7 +26,7 @@ def limit(node: Node, most: int) -> None:
 
 
 def test_no_descriptor_is_left_for_a_while(cluster: Cluster, stock: dict[str, str]) -> None:
-    """Connections wait meanwhile, at both ports."""
+    """Connections to both ports wait meanwhile."""
     few = ("sh", "-c", 'ulimit -Sn 256; exec "$0" "$@"', str(BIN / "node"))
     options = ("--model", MODEL, "--stages", "2")
     first = cluster.launch(*options, program=few).started()

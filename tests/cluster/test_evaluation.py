@@ -1,4 +1,4 @@
-"""Scores and embeddings of real nodes are the numbers that stock mlx-lm computes from the same model."""
+"""Scores and embeddings of real nodes are the same numbers as stock mlx-lm's for the same model."""
 
 import base64
 import json
@@ -50,7 +50,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def stock() -> list[dict[str, Any]]:
-    """In a process of its own: MLX has no place among the tests' threads."""
+    """Computed in a separate process: MLX must not share one with the tests' threads."""
     command = [sys.executable, "-c", _STOCK, str(ROOT / "node" / "builtin" / MODEL)]
     done = subprocess.run(command, input=json.dumps(TEXTS), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def stock() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=[1, 3])
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """The only one; and one of three that is neither head nor driver."""
+    """A node alone; and one of three that is neither head nor driver."""
     if request.param == 3:
         three: Cluster = request.getfixturevalue("three")
         status = three.ready(*three.nodes)
@@ -79,7 +79,7 @@ def complete(node: Node, prompt: Any, **body: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_loglikelihoods_as_lm_eval_asks_for_them(node: Node, stock: list[dict[str, Any]], max_tokens: int) -> None:
-    """A batch of token arrays. With one token to generate, that one is left out, whatever it is."""
+    """A batch of token arrays. If one token is generated, it is left out."""
     choices = complete(node, [each["tokens"] for each in stock], echo=True, logprobs=1, max_tokens=max_tokens)
     for choice, expected in zip(choices, stock, strict=True):
         context = min(4, len(expected["tokens"]) - 1)

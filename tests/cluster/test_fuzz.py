@@ -1,4 +1,4 @@
-"""Odd requests to a model that is split over three nodes: each is answered or refused, and nothing of it stays."""
+"""Odd requests to a model that is split over three nodes: each is answered or refused, and leaves nothing behind."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ FREED_S = 10.0
 
 @pytest.fixture(scope="module")
 def node(three: Cluster) -> Node:
-    """One that is neither head nor driver, so that all it says comes over the network."""
+    """A node that is neither head nor driver, so all of its answers come over the network."""
     status = three.ready(*three.nodes)
     return next(node for node in three.nodes if node is not three.head(status))
 

@@ -1,4 +1,4 @@
-"""Work goes from one ring to another while eight streams run: a replica dies, a node joins, is drained, or leaves."""
+"""Work moves from one ring to another while eight streams run: a replica dies, a node joins, is drained, or leaves."""
 
 import signal
 import subprocess
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.slow
 ASKED = [f"Count from {first} to {first + 40}" for first in range(1, 9)]
 TOKENS = 200
 MOVED_S = 20.0
-"""Loading the small model on a busy machine and handing over takes a tenth of it."""
+"""Loading the small model on a busy machine and handing over takes a tenth of this."""
 
 
 @contextmanager
 def streams(gateways: Sequence[Node]) -> Iterator[list[Future[str]]]:
-    """One for each question, each some tokens on its way; the text of each when it is done."""
+    """One stream for each prompt, each some tokens long already; yields the text of each, ready when it has ended."""
     begun = threading.Semaphore(0)
 
     def ask(number: int) -> str:
@@ -59,7 +59,7 @@ def rings(node: Node) -> list[dict[str, Any]]:
 
 
 def have(node: Node, count: int) -> list[dict[str, Any]]:
-    """Wait until so many rings are ready, and no others are there."""
+    """Wait until there are exactly `count` rings and all are ready."""
 
     def found() -> list[dict[str, Any]] | None:
         seen = rings(node)
@@ -90,7 +90,7 @@ def test_replicas_share_the_load_and_outlive_each_other(cluster: Cluster, undist
 
 
 def test_a_node_that_joins_is_used_and_nobody_waits(cluster: Cluster, undisturbed: list[str]) -> None:
-    """The joining node asks that models be spread, so the only ring has to go; a third then gets no ring."""
+    """The joining node's `--stages` makes the head replace the only ring; a third node then gets no ring."""
     (first,) = cluster.start(1, "--model", MODEL)
     before = cluster.ready(first)["models"][0]["rings"]
     with streams([first]) as answers:
@@ -124,7 +124,7 @@ def command(cluster: Cluster, *arguments: str) -> tuple[int, str]:
 
 def test_a_node_is_drained_and_no_stream_notices(three: Cluster, undisturbed: list[str]) -> None:
     (ring,) = have(three.nodes[0], 1)
-    for victim in members(three, ring):  # the driver, and then, of the next ring, another one
+    for victim in members(three, ring):  # the driver, and then another node of the next ring
         with streams(three.nodes) as answers:
             code, said = command(three, "drain", victim.name)
             assert (code, said.splitlines()[0]) == (0, f"{victim.name} is drained")

@@ -1,4 +1,6 @@
-"""A model that no node has: each fetches from the hub the files of its own layers, and the answer is stock's."""
+"""A model that no node has: each node fetches the files of its own layers from the hub, and the
+answer equals stock's.
+"""
 
 import json
 import re
@@ -45,7 +47,7 @@ def weights(home: Path) -> set[str]:
 
 
 def files_of(hub: FakeHub, start: int, end: int) -> set[str]:
-    """Those of the layers, and for the driver those of all that is no layer."""
+    """Files with the layers; for the driver also files with tensors outside of the layers."""
     index = json.loads(hub.repos[ID]["model.safetensors.index.json"])["weight_map"]
     found = set()
     for tensor, file in index.items():
@@ -105,5 +107,5 @@ def largest(hub: FakeHub) -> tuple[str, int]:
 
 
 def incomplete(home: Path) -> int:
-    """Bytes of files that have come in part."""
+    """Bytes of files that are incomplete."""
     return sum(path.stat().st_size for path in home.glob("hub/models--*/blobs/*.incomplete"))

@@ -1,4 +1,4 @@
-"""Who joins whom: peers without multicast, other clusters, other versions."""
+"""Which nodes join which: peers without multicast, other clusters, other versions."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ OTHER_PROTOCOL = "import node; node.PROTOCOL += 1; from node.__main__ import mai
 
 
 def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster, stock: dict[str, str]) -> None:
-    """The second and the third are told only of the first, and learn of each other from it."""
+    """The second and the third know only the first one's address, and learn of each other from it."""
     (first,) = cluster.start(1, "--no-mdns")
     (here,) = first.status()["nodes"]
     more = ["--no-mdns", "--peer", here["address"]]
@@ -35,7 +35,7 @@ def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster,
 
 
 def test_clusters_of_other_names_never_meet(three: Cluster, tmp_path: Path) -> None:
-    """On the same multicast, and even when told the other's address."""
+    """On the same multicast, and even with the other cluster's address."""
     before = three.ready(*three.nodes)
     peer = before["nodes"][0]["address"]
     with running_cluster(tmp_path) as other:

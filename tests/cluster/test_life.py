@@ -1,5 +1,6 @@
-"""Nodes come and go: one head and one term, whatever the order. The tests share one cluster and take it as the test
-before left it; each can also be run alone.
+"""Nodes come and go: one head and one term, whatever the order.
+
+The tests share one cluster and take it as the previous test left it; each can also be run alone.
 """
 
 import json
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.slow
 
 ONE_RING = ("--model", MODEL, "--max-rings", "1")
 SHOWN_S = 5.0
-"""A node that is gone is shown so by then."""
+"""Seconds within which the status shows that a node is gone."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes started at the same time. The model fits one."""
+    """Three nodes started at the same time. The model fits on one."""
     with running_cluster(tmp_path_factory.mktemp("home")) as cluster:
         cluster.ready(*cluster.start(3, *ONE_RING))
         yield cluster
@@ -31,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def nodes(home: Cluster) -> list[Node]:
-    """Those that are left; never fewer than two."""
+    """The remaining nodes, at least two."""
     alive = [node for node in home.nodes if node.process.poll() is None]
     if len(alive) < 2:
         alive += home.start(1, *ONE_RING)
@@ -101,7 +102,7 @@ def test_a_node_says_goodbye(home: Cluster, nodes: list[Node], number: signal.Si
 
 
 def test_the_first_is_head_and_its_end_unloads_nothing(cluster: Cluster, stock: dict[str, str]) -> None:
-    """The first has too little memory for the model, and would not be head, had all come at once."""
+    """The first node has too little memory for the model, and would not be head if all had started at once."""
     nodes = cluster.start(1, "--memory", "2MB")
     cluster.agreed(*nodes)
     nodes += cluster.start(1, "--memory", "1GB") + cluster.start(1, "--memory", "2GB")
@@ -122,12 +123,14 @@ def test_the_first_is_head_and_its_end_unloads_nothing(cluster: Cluster, stock: 
 
 
 def placed(model: dict[str, Any]) -> list[Any]:
-    """Its rings, without what they have to do, which is told a moment later."""
+    """Its rings, without `requests`, which are updated a moment later."""
     return [(ring["id"], ring["stages"]) for ring in model["rings"]]
 
 
 def in_small_files(directory: Path) -> None:
-    """The model with a file for each layer, so that half of its layers are not nearly all of its files."""
+    """Write the model with a file for each layer, so that half of its layers are clearly fewer than
+    all of its files.
+    """
     source = ROOT / "node" / "builtin" / MODEL
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
     tensors = {name: array for file in source.glob("*.safetensors") for name, array in load_file(file).items()}
@@ -140,7 +143,7 @@ def in_small_files(directory: Path) -> None:
 def test_a_model_that_no_other_node_has_whole_outlives_the_head(
     cluster: Cluster, stock: dict[str, str], tmp_path: Path
 ) -> None:
-    """The next head can't find out anything about the model: its files are on the first alone, and there is no hub."""
+    """The next head can't read the model's description: its files are on the first node alone, and there is no hub."""
     in_small_files(tmp_path / "models" / "pieces")
     nodes = cluster.start(1, "--memory", "2MB", "--models-dir", str(tmp_path / "models"))
     cluster.agreed(*nodes)

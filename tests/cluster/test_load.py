@@ -1,4 +1,4 @@
-"""Many requests at once on a split model: batches, kept prefixes, and what is freed when a client hangs up."""
+"""Many requests at once on a split model: batches, kept prefixes, and the memory freed when a client hangs up."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def kv_bytes(nodes: list[Node]) -> list[int]:
-    """Of this moment; what the status tells of other nodes is as old as their last heartbeat."""
+    """Current KV of each node. The status would be as old as the last heartbeats."""
     found = [re.search(rb"^pippin_kv_bytes (\S+)", node.get("/metrics").body, re.MULTILINE) for node in nodes]
     return [int(float(each[1])) for each in found]
 
@@ -55,7 +55,7 @@ def test_a_turn_of_a_chat_computes_only_what_is_new(pair: Cluster) -> None:
 
 
 def test_who_hangs_up_again_and_again_leaves_no_more_than_one_answer_does(cluster: Cluster) -> None:
-    """Its KV is kept once, for who asks again, on every stage."""
+    """Each stage keeps the KV once, for a later request."""
     nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
     cluster.ready(*nodes)
     node = nodes[1]

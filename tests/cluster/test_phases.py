@@ -1,8 +1,8 @@
-"""Losses at a moment that is known exactly: what a node has under way is looked at, and held, before it is lost.
+"""Losses at an exact moment: the test waits for a node's state, and holds it, before the node is lost.
 
-Eight requests of all kinds run meanwhile, greedy and with seeds, and each has to say what it says undisturbed: texts, calls,
-log-probabilities, and why it ended. The tests share a cluster and take it as the test before left it: a gateway too small for
-layers, and four nodes of which two form the ring.
+Meanwhile eight requests of all kinds run, greedy and with seeds. Each must have its undisturbed result: texts, calls,
+log-probabilities, finish reasons. The tests share a cluster and take it as the previous test left it: a gateway too
+small for layers, and four nodes of which two form the ring.
 """
 
 import json
@@ -34,9 +34,9 @@ def chat(content: str, **body: Any) -> tuple[str, dict[str, Any]]:
 
 
 LOSSES = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
-"""It dies, it hangs, it leaves."""
+"""The node dies, hangs, or leaves."""
 LEAVE_S = 40.0
-"""By then a node that was told to stop has ended."""
+"""Seconds within which a node that is told to stop has ended."""
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": MOVE}}]
 REQUESTS = [
@@ -64,7 +64,7 @@ Choices = dict[int, Choice]
 
 
 def read(node: Node, path: str, body: dict[str, Any], begun: Callable[[], None] = lambda: None) -> Choices:
-    """All choices of a streamed answer; `begun` is called with each event."""
+    """Return all choices of a streamed answer; call `begun` with each event."""
     whole = {"model": MODEL, "stream": True, "ignore_eos": "tools" not in body, **body}
     choices: Choices = defaultdict(Choice)
     with node.request("POST", path, whole) as response:
@@ -96,7 +96,7 @@ def _take(seen: Choice, choice: dict[str, Any]) -> None:
 
 
 def alike(choices: Choices) -> Choices:
-    """To be compared with another run's: in another batch a log-probability may differ in its last digits."""
+    """For a comparison with another run: in another batch, the last digits of a log-probability may differ."""
     return {n: replace(seen, logprobs=pytest.approx(seen.logprobs, abs=0.01)) for n, seen in choices.items()}
 
 
@@ -108,7 +108,7 @@ class Home:
     undisturbed: list[Choices] = field(default_factory=list)
 
     def ring(self) -> list[Node]:
-        """The nodes of the ring, with all nodes there: those that a test has ended are started again."""
+        """The nodes of the ring, with all nodes running: nodes that a test has ended are started again."""
         for node in [node for node in self.rest if node.process.poll() is not None]:
             self.rest.remove(node)
             self.rest.append(self.cluster.launch(*OPTIONS, "--memory", "1GB", name=node.name).started())
@@ -120,12 +120,14 @@ class Home:
         return next(node for node in self.rest if node.name == name)
 
     def model(self) -> dict[str, Any]:
-        """As the gateway sees it now."""
+        """The model as the gateway sees it now."""
         return self.gateway.status()["models"][0]
 
     @contextmanager
     def disturbed(self, *, begun: bool = True) -> Iterator[None]:
-        """All requests at once, inside from when the first has come some way; in the end they must say what they always say."""
+        """Run all requests at once, and the body when the first has some tokens. In the end all must have their usual
+        results.
+        """
         on_its_way = threading.Semaphore(0)
         with ThreadPoolExecutor(len(REQUESTS)) as threads:
             answers = [threads.submit(read, self.gateway, *request, on_its_way.release) for request in REQUESTS]
@@ -151,7 +153,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def over(lost: Node, number: signal.Signals) -> None:
-    """A node that hung goes on; another one has ended."""
+    """End the loss: a node that hung continues; a node that left has ended."""
     if number == signal.SIGSTOP:
         lost.signal(signal.SIGCONT)
     else:
@@ -169,7 +171,7 @@ def test_while_requests_wait_in_the_queue(home: Home, number: signal.Signals) ->
 
 @pytest.mark.parametrize("mishap", ["driver killed", "driver leaves", "stage killed", "stage hangs"])
 def test_between_two_chunks_of_a_prompt(home: Home, mishap: str) -> None:
-    """The stage stands still, so the driver can do the first chunks and none of the others."""
+    """The stage is stopped, so the driver can run the first chunks but not the rest."""
     driver, stage = home.ring()
     unheard = chat(f"Not heard so far, {mishap}: {NUMBERS}", temperature=0, max_tokens=40)
     begun = threading.Event()
@@ -193,7 +195,7 @@ def test_between_two_chunks_of_a_prompt(home: Home, mishap: str) -> None:
 
 
 def test_another_node_hangs_while_a_head_is_elected(home: Home) -> None:
-    """The one that would be the next head, so that there is none for as long as it takes to see that it hangs."""
+    """The node that would be the next head, so there is no head until its hang is detected."""
     home.ring()
     status = home.gateway.status()
     head = home.node(status["head"])

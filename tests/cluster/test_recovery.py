@@ -1,7 +1,7 @@
 """Streams outlive the nodes of their ring, whatever happens to those, and whenever.
 
-The tests share a cluster and take it as the test before left it: a gateway too small to hold layers or to be head, and
-three nodes of which two form the ring. Eight streams at a time are more than the ring has room for, so some always wait.
+The tests share a cluster and take it as the previous test left it: a gateway too small to hold layers or to be head,
+and three nodes of which two form the ring. Eight streams are more than the ring has room for, so some always wait.
 """
 
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 OPTIONS = ("--model", MODEL, "--stages", "2", "--context", "1024", "--max-sessions", "2")
 GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
 HALF = "78MB"
-"""The model takes 82 MB on one node with a context of 2048, and half of it 74."""
+"""With a context of 2048, the model takes 82 MB on one node, and half of it 74."""
 LONG_PROMPT = " ".join(str(n) for n in range(1, 200))
 """Some seven hundred tokens: several chunks."""
 LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 30, "maxItems": 30}
@@ -37,7 +37,7 @@ GUIDED: dict[str, Any] = {
     "seed": 7,
     "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
 }
-"""A demanded format is as exact after a loss as before: its state is made anew from the tokens."""
+"""A demanded format holds after a loss, too: its state is computed anew from the tokens."""
 STREAMS: list[dict[str, Any]] = [
     GREEDY,
     *({"content": f"Count from {n} to 60", "max_tokens": 80} for n in range(1, 4)),
@@ -53,10 +53,10 @@ class Home:
     gateway: Node
     rest: list[Node]
     texts: list[str] = field(default_factory=list)
-    """What each of the streams says undisturbed."""
+    """The undisturbed text of each stream."""
 
     def ready(self) -> dict[str, Any]:
-        """With all nodes, those that a test has ended started again."""
+        """Wait until the model is ready, with all nodes running: nodes that a test has ended are started again."""
         for node in [node for node in self.rest if node.process.poll() is not None]:
             self.rest.remove(node)
             self.rest.append(self.cluster.launch(*OPTIONS, "--memory", "1GB", name=node.name).started())
@@ -85,7 +85,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def through(home: Home, mishap: Callable[[], None]) -> None:
-    """All streams at once, and the mishap when the first of them has come some way."""
+    """Run all streams at once, and call `mishap` when the first has some tokens."""
     on_its_way = threading.Event()
 
     def read(stream: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def test_a_node_of_the_ring_ends(home: Home, place: int, number: signal.Signals)
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ss"), reason="only root can reset others' connections")
 @pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
 def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
-    """No node is lost, and so no KV: the next ring begins with what its stages have."""
+    """No node is lost, and so no KV: the next ring begins with the KV of its stages."""
     ring = home.ring(home.ready())
     through(home, lambda: reset_connections(ring[place]))
     assert home.ring(home.ready()) == ring
@@ -132,7 +132,7 @@ def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
 
 
 def reset_connections(node: Node) -> None:
-    """All that lead to where it listens for other nodes."""
+    """Reset all connections to its gRPC port."""
     listening = subprocess.run(["ss", "-tHlnp"], capture_output=True, text=True, check=True).stdout
     lines = [line for line in listening.splitlines() if f"pid={node.process.pid}," in line]
     ports = {re.search(r":(\d+)\s", line)[1] for line in lines} - {str(node.port)}
@@ -162,7 +162,7 @@ def test_a_node_of_the_ring_hangs_for_a_moment(home: Home) -> None:
 
     def pause() -> None:
         victim.signal(signal.SIGSTOP)
-        time.sleep(0.7)  # less than it takes to fail
+        time.sleep(0.7)  # shorter than --fail-after
         victim.signal(signal.SIGCONT)
 
     through(home, pause)
@@ -177,7 +177,7 @@ def test_the_driver_dies_while_the_others_elect_a_head(home: Home) -> None:
 
     def mishap() -> None:
         head.kill()
-        time.sleep(0.2)  # what is left has noticed, and has no head yet
+        time.sleep(0.2)  # the other nodes have noticed, and have no head yet
         other.kill()
 
     through(home, mishap)
@@ -199,7 +199,7 @@ def test_a_node_dies_while_it_loads_what_another_left(home: Home) -> None:
 
 def test_a_prompt_outlives_a_stage_in_the_middle_of_its_chunks(home: Home) -> None:
     driver, stage = home.ring(home.ready())
-    unheard = {**STREAMS[-1], "content": f"Once more: {STREAMS[-1]['content']}"}  # so that no KV of it is kept
+    unheard = {**STREAMS[-1], "content": f"Once more: {STREAMS[-1]['content']}"}  # so that there is no kept KV for it
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(home.gateway.streamed, **unheard)
         until(lambda: driver.running() == 1, 10, "the prompt is under way")
@@ -229,7 +229,7 @@ def test_what_fits_no_more_is_told_at_once(cluster: Cluster) -> None:
 
 
 def test_a_node_that_is_away_for_a_while_costs_nobody_a_load(cluster: Cluster) -> None:
-    """Longer than it takes to fail, where no other node has room for its half."""
+    """Longer than --fail-after, with no room for its half on another node."""
     nodes = cluster.start(2, "--model", MODEL, "--memory", HALF, "--context", "2048", "--max-sessions", "1")
     before = cluster.ready(*nodes)
     text = nodes[0].chat("Hello").text
@@ -250,5 +250,5 @@ def test_a_node_that_is_away_for_a_while_costs_nobody_a_load(cluster: Cluster) -
 
 
 def own(node: Node) -> dict[str, Any]:
-    """What a node says of itself."""
+    """A node's own entry in its status."""
     return next(each for each in node.status()["nodes"] if each["name"] == node.name)

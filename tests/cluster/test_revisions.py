@@ -1,4 +1,4 @@
-"""Two nodes have different commits of one model: its ring, and all gateways, use one of them."""
+"""Two nodes have different commits of one model: its ring and all gateways use one of them."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def snapshot(home: Path, commit: str) -> Path:
 
 
 def change(directory: Path) -> None:
-    """Other weights of the same shapes, in the first and in the last layer; another template."""
+    """Change weights in the first and in the last layer, and the template; shapes stay."""
     for path in sorted(directory.glob("*.safetensors")):
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")

@@ -1,4 +1,4 @@
-"""Nodes with a secret form a cluster; nodes without it, or with another, neither get in nor do harm."""
+"""Nodes with a secret form a cluster; nodes without it, or with another one, neither get in nor do harm."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ SECRET = "correct horse battery staple"
 
 
 def warning(node: Node, code: str) -> str:
-    """Its text, when the status has it."""
+    """Text of the warning; empty if the status does not have it."""
     return next((each["text"] for each in node.status()["warnings"] if each["code"] == code), "")
 
 
@@ -57,7 +57,7 @@ def test_a_ring_with_a_secret_answers(ring: Cluster, stock: dict[str, str]) -> N
 def test_a_node_without_the_secret_stays_outside(
     ring: Cluster, stock: dict[str, str], tmp_path: Path, environment: dict[str, str], why: str, told: str
 ) -> None:
-    """It has the cluster's name, hears its adverts, and is given a node's address."""
+    """It uses the cluster's name, hears its adverts, and has a node's address."""
     first = ring.nodes[0]
     before = ring.ready(*ring.nodes)
     peer = before["nodes"][0]["address"]
@@ -86,7 +86,7 @@ def test_a_node_without_the_secret_stays_outside(
 
 
 def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_path: Path) -> None:
-    """Least of all without one: that would be an open node."""
+    """Least of all without a secret: that would be an open node."""
     short = tmp_path / "short"
     short.write_text("secret\n")
     short.chmod(0o600)
@@ -102,7 +102,7 @@ def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_pat
 
 
 def test_an_open_cluster_says_so(three: Cluster, cluster: Cluster) -> None:
-    """Unless it is one of this machine alone."""
+    """Unless it listens on loopback only."""
     node = cluster.launch(host="").started()
     assert "--secret-file" in until(lambda: node.status()["warnings"], 5, "a warning")[0]["hint"]
     assert "every machine" in warning(node, "open-cluster")

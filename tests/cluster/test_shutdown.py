@@ -1,4 +1,4 @@
-"""Ctrl-C once: what is under way is finished. Twice: the node quits."""
+"""The first Ctrl-C: running answers finish. The second one: the node ends at once."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A stranger in an open cluster that tells well-formed lies: it may disturb, but reads no file and crashes nothing."""
+"""A stranger in an open cluster that sends well-formed lies. It may disturb, but reads no file and crashes nothing."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ FILES = [
 
 
 class Stranger:
-    """Claims to be head of a term far ahead, with more memory than all others."""
+    """A peer that claims to be head of a term far ahead, with more memory than all others."""
 
     def __init__(self, client: RpcClient, peer: Address, cluster: str) -> None:
         self.client, self.peer = client, peer
@@ -50,7 +50,7 @@ class Stranger:
         self.term = 1000
 
     async def say(self, *rings: Ring, preload: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> NodeReport:
-        """One more placement; what the node says of itself."""
+        """Send one more placement; return the node's own report."""
         self.term += 1
         report = NodeReport(
             self.info,
@@ -67,7 +67,7 @@ class Stranger:
         return (await self.client.exchange(self.peer, Heartbeat(report, placement), 5)).report
 
     async def until_loaded(self, ring: Ring) -> str:
-        """How loading the node's part of a ring ended."""
+        """Send placements with the ring until the node has loaded its part or failed; return "ready" or the error."""
         async with asyncio.timeout(20):
             while True:
                 for load in (await self.say(ring)).loads:
@@ -82,7 +82,7 @@ async def lie(peer: Address, cluster: str) -> None:
         me = (await evil.say()).info.id
         revision = (await client.describe(peer, MODEL, "")).revision
         for number, model in enumerate(OUTSIDE):
-            if model.isprintable():  # else no heartbeat may hold it
+            if model.isprintable():  # else no heartbeat can carry it
                 ring = Ring(f"r{number}", model, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1)
                 assert "model_not_found" in await evil.until_loaded(ring)
             with pytest.raises(ModelNotFound):
@@ -114,7 +114,7 @@ async def lie(peer: Address, cluster: str) -> None:
 
 
 async def nonsense_to_a_stage(evil: Stranger, ring: Ring) -> None:
-    """Of rings in which the stranger is the driver, so that its frames are taken."""
+    """For rings in which the stranger is the driver, so that its frames are accepted."""
     shapes = [(), (0,), (1, 1), (1, 0, 64), (2**31, 2**31, 2**31), (1, 1, 3)]
     for number, shape in enumerate(shapes):
         own = replace(ring, id=f"{ring.id}-{number}")

@@ -1,4 +1,4 @@
-"""A computation that never ends: its node gives up its rings and ends, and others take over."""
+"""A computation that never ends: its node gives up its rings and exits, and others take over."""
 
 import http.client
 import signal
@@ -13,7 +13,7 @@ from tests.conftest import MODEL, Cluster, until
 pytestmark = pytest.mark.slow
 
 LOOKS_S = 6.0
-"""Longer than the time after which a node looks at its disk again."""
+"""Longer than a node's interval for looking at its disk."""
 HANG = """
 import threading
 from pathlib import Path
@@ -28,13 +28,13 @@ def hang(*args, **kwargs):
 
 {owner}.{method} = hang
 """
-"""For a node's process, which runs it before its own code: the method never returns once there is a file of that name."""
+"""Runs in a node's process before its own code: the method never returns once the file exists."""
 COMPUTES = ("node.engine.stage", "Stage", "begin")
 LOOKS_AT_ITS_DISK = ("node.model.catalogue", "Catalogue", "refresh")
 
 
 def hanging(directory: Path, module: str, owner: str, method: str) -> tuple[Path, dict[str, str]]:
-    """The file, and the environment of a node that heeds it."""
+    """Return the file, and the environment of a node that reacts to it."""
     flag = directory / "hang"
     code = HANG.format(flag=str(flag), module=module, owner=owner, method=method)
     (directory / "sitecustomize.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Hosts on a network, made of the kernel's network namespaces: each has its own addresses, ports and multicast."""
+"""Hosts on a network, made with the kernel's network namespaces: each has its own addresses, ports and multicast."""
 
 import ctypes
 import os
@@ -31,15 +31,17 @@ class Host:
     address: str
     switch: str
     port: str
-    """Its end of the cable at the switch."""
+    """The switch's end of its cable."""
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What goes before a command that is to run there; it becomes the command, so its pid is the command's."""
+        """Prefix of a command that runs there. It execs the command, so its pid is the command's."""
         return ("ip", "netns", "exec", self.space)
 
     def connect(self, *arguments: Any, **options: Any) -> socket.socket:
-        """Like `socket.create_connection`, from there. A socket stays where it was made, and so does a thread."""
+        """Like `socket.create_connection`, from this host. A socket stays in the namespace of the
+        thread that made it.
+        """
 
         def there() -> socket.socket:
             libc = ctypes.CDLL(None, use_errno=True)
@@ -61,7 +63,7 @@ class Host:
         ip("-n", self.switch, "link", "set", self.port, "up")
 
     def lose(self, other: "Host") -> None:
-        """Send nothing more to another host."""
+        """Drop everything sent to another host."""
         ip("-n", self.space, "route", "add", "blackhole", f"{other.address}/32")
 
     def find(self, other: "Host") -> None:
@@ -70,13 +72,13 @@ class Host:
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Host]]:
-    """Three, with one network."""
+    """Three hosts on one network."""
     with ExitStack() as cleanup:
         yield make_hosts(cleanup, 3)
 
 
 def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
-    """Each with one cable to one switch. What is made is deleted, however far it came."""
+    """Make hosts, each with one cable to one switch. Cleanup deletes everything made, also after a failure half way."""
     if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("network namespaces need Linux, root and the `ip` command")
     run = uuid.uuid4().hex[:8]
@@ -89,7 +91,7 @@ def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
 
     try:
         add(switch)
-        # Without a querier on the network, a snooping switch would forget who listens to multicast.
+        # Without a querier on the network, a snooping switch would forget the listeners to multicast.
         ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
     except subprocess.CalledProcessError as error:
         pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
@@ -107,7 +109,7 @@ def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
 
 @contextmanager
 def cluster_on(hosts: Sequence[Host], directory: Path, *options: str, last: Sequence[str] = ()) -> Iterator[Cluster]:
-    """A node on each host, with no address given to any; `last` are more options for the last one's."""
+    """A node on each host, without `--peer`; `last` are further options of the last one."""
     with running_cluster(directory) as cluster:
         for host in hosts:
             program = (*host.program, str(BIN / "node"))

@@ -1,4 +1,4 @@
-"""Three hosts on one switch: they find each other by multicast, and outlive a pulled cable."""
+"""Three hosts on one switch: they find each other by multicast, and survive a pulled cable."""
 
 import socket
 import threading
@@ -22,12 +22,12 @@ STREAMS: list[dict[str, Any]] = [
     *({"content": "Tell me a story.", "max_tokens": 120, "temperature": 1, "seed": n} for n in (1, 2, 3, 4)),
 ]
 LOOKS_S = 5.0
-"""How often a node looks for its own addresses: one that is cut off for longer finds none but loopback."""
+"""A node's interval for looking up its own addresses: cut off for longer, it finds only loopback."""
 
 
 @pytest.fixture(scope="module")
 def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The model is split over two of three."""
+    """Three nodes; the model is split over two of them."""
     with cluster_on(hosts, tmp_path_factory.mktemp("hosts"), "--stages", "2") as cluster:
         yield cluster
 
@@ -41,7 +41,7 @@ def holders(cluster: Cluster) -> list[Node]:
 
 
 def test_any_host_answers_at_its_address(cluster: Cluster, hosts: list[Host], stock: dict[str, str]) -> None:
-    """Asked from another host each time."""
+    """Each time from another host."""
     for node, client in zip(cluster.nodes, [hosts[-1], *hosts[:-1]], strict=True):
         there = replace(node, connect=client.connect)
         assert there.chat("Hello").text == stock["Hello"]
@@ -53,7 +53,7 @@ def test_any_host_answers_at_its_address(cluster: Cluster, hosts: list[Host], st
 
 @contextmanager
 def set_up(*commands: tuple[str, ...]) -> Iterator[None]:
-    """What is added to a host, for so long."""
+    """Add addresses or the like to hosts; remove them at the end."""
     with ExitStack() as cleanup:
         for space, kind, *what in commands:
             ip("-n", space, *kind.split(), "add", *what)
@@ -95,7 +95,7 @@ def test_a_public_address_gets_nothing(cluster: Cluster, hosts: list[Host]) -> N
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, stock: dict[str, str]) -> list[str]:
-    """What the streams say when all cables are in."""
+    """The streams' texts when all cables are in."""
     texts = [cluster.nodes[0].streamed(**stream) for stream in STREAMS]
     assert texts[0] == stock[STREAMS[0]["content"]]
     return texts
@@ -103,7 +103,7 @@ def undisturbed(cluster: Cluster, stock: dict[str, str]) -> list[str]:
 
 @contextmanager
 def streams(gateway: Node) -> Iterator[list[Future[str]]]:
-    """All of them at once, each some tokens on its way."""
+    """Run all streams at once; enter the body when each has some tokens."""
     begun = threading.Semaphore(0)
 
     def read(stream: dict[str, Any]) -> str:
@@ -155,7 +155,7 @@ def test_the_drivers_cable_is_pulled(cluster: Cluster, hosts: list[Host], undist
 def test_two_nodes_of_the_ring_lose_each_other_alone(
     cluster: Cluster, hosts: list[Host], undisturbed: list[str]
 ) -> None:
-    """As with a direct cable between them. The third reaches both and takes a part."""
+    """As when a direct cable between them fails. The third reaches both and takes over a part."""
     ring = holders(cluster)
     (gateway,) = [node for node in cluster.nodes if node not in ring]
     first, second = (hosts[cluster.nodes.index(node)] for node in ring)
@@ -175,14 +175,14 @@ def test_two_nodes_of_the_ring_lose_each_other_alone(
 def test_a_cable_is_out_for_long(
     cluster: Cluster, hosts: list[Host], stock: dict[str, str], undisturbed: list[str]
 ) -> None:
-    """Of a node that is not head: it comes back as the head of a higher term."""
+    """The cable of a node that is not head: the node comes back as the head of a higher term."""
     ring = holders(cluster)
     head = cluster.head(cluster.ready(*cluster.nodes))
     lost = next(node for node in ring if node is not head)
     through_a_cut(cluster, hosts, undisturbed, lost, LOOKS_S + 1)
     assert cluster.head(cluster.ready(*cluster.nodes)) is lost
     began = time.monotonic()
-    while time.monotonic() < began + LOOKS_S + 1:  # meanwhile it finds its address again
+    while time.monotonic() < began + LOOKS_S + 1:  # meanwhile the node finds its address again
         for node in cluster.nodes:
             assert node.chat("Hello").text == stock["Hello"]
     addresses = {node["name"]: node["address"] for node in cluster.ready(*cluster.nodes)["nodes"]}

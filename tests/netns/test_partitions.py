@@ -1,4 +1,4 @@
-"""A network that falls apart: each side that can serve does, the other says why not, and healing harms no stream."""
+"""A partitioned network: each side serves if it can, else says why not; healing harms no stream."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ LONG = "Count from 1 to 100"
 TOKENS = 1500
 PORT = 52415
 FAILED_S, HEALED_S = 6.0, 8.0
-"""Silence makes a node fail after 3 s; contact is sought again each second or two."""
+"""Silence makes a node fail after 3 s; a node that is gone is tried every second or two."""
 
 _RESOLVE = """
 import asyncio, sys
@@ -36,13 +36,13 @@ asyncio.run(resolve(*sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def cluster(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Each host can hold the model and has a ring of its own."""
+    """Each host can hold the model and has its own ring."""
     with cluster_on(hosts, tmp_path_factory.mktemp("partitions"), "--api-port", str(PORT)) as cluster:
         yield cluster
 
 
 def lose(cluster: Cluster, host: Host, lost: Node) -> None:
-    """Pull a cable, until both sides know."""
+    """Pull a cable; wait until both sides have noticed."""
     host.pull_cable()
     rest = [node for node in cluster.nodes if node is not lost]
     until(lambda: {node.state_of(lost) for node in rest} == {"failed"}, FAILED_S, f"{lost.name} is shown as failed")
@@ -54,7 +54,7 @@ def lose(cluster: Cluster, host: Host, lost: Node) -> None:
 def test_both_sides_serve_and_their_streams_outlive_the_healing(cluster: Cluster, hosts: list[Host]) -> None:
     undisturbed = cluster.nodes[0].streamed(LONG, max_tokens=TOKENS, ignore_eos=True)
     before = cluster.ready(*cluster.nodes)
-    lost = cluster.head(before)  # so that both sides change: the rest get a new head
+    lost = cluster.head(before)  # so that both sides change: the others get a new head
     other = next(node for node in cluster.nodes if node is not lost)
     host = hosts[cluster.nodes.index(lost)]
     try:
@@ -77,7 +77,7 @@ def test_both_sides_serve_and_their_streams_outlive_the_healing(cluster: Cluster
 
 
 def test_the_name_of_the_cluster_follows_the_head(cluster: Cluster, hosts: list[Host]) -> None:
-    """As http://home.local:52415 does for a user."""
+    """As a user's http://home.local:52415."""
 
     def named_by(client: Host) -> str:
         command = [*client.program, sys.executable, "-c", _RESOLVE, f"{cluster.name}.local.", client.address]

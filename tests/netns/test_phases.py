@@ -1,4 +1,4 @@
-"""A cable is pulled while requests wait and prompts are run, while layers are loaded, and while a head is elected."""
+"""A cable is pulled while requests wait and prompts run, while layers load, and while a head is elected."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ OPTIONS = ("--context", "2048", "--max-sessions", "2", "--max-rings", "1")
 
 @pytest.fixture
 def cluster(hosts: list[Host], tmp_path: Path) -> Iterator[Cluster]:
-    """The model is split over two of three, and the third has loaded nothing yet."""
+    """Three nodes; the model is split over two of them, and the third has loaded nothing yet."""
     with cluster_on(hosts, tmp_path, "--stages", "2", *OPTIONS) as cluster:
         yield cluster
 
@@ -45,7 +45,7 @@ def undisturbed(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def parts(cluster: Cluster) -> tuple[Node, list[Node]]:
-    """The node that is not in the ring, and those of the ring, its driver first."""
+    """The node outside of the ring, and the nodes of the ring, its driver first."""
     status = cluster.ready(*cluster.nodes)
     names = {node["id"]: node["name"] for node in status["nodes"]}
     nodes = {node.name: node for node in cluster.nodes}
@@ -55,7 +55,7 @@ def parts(cluster: Cluster) -> tuple[Node, list[Node]]:
 
 
 def under_way(gateway: Node) -> bool:
-    """Some are run, and some wait."""
+    """Whether some requests run and some wait."""
     return any(model["requests"]["running"] and model["requests"]["queued"] for model in gateway.status()["models"])
 
 
@@ -79,7 +79,9 @@ def test_while_requests_wait_and_prompts_are_run(
 def test_while_layers_are_loaded_and_a_head_is_elected(
     cluster: Cluster, hosts: list[Host], undisturbed: list[str]
 ) -> None:
-    """The second cable goes as soon as the first is missed: what is left loads all of it, and is head."""
+    """The second cable is pulled as soon as the first loss is detected: the remaining node loads the whole model, and
+    is head.
+    """
     gateway, ring = parts(cluster)
     first, second = (hosts[cluster.nodes.index(node)] for node in ring)
     with ThreadPoolExecutor(len(STREAMS)) as pool:

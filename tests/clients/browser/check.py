@@ -1,4 +1,6 @@
-"""A plug-in in a browser, such as Obsidian's: what the browser asks before, and what it must find in each answer."""
+"""A plug-in in a browser, such as Obsidian's: the browser's preflights, and the headers that it
+needs in each answer.
+"""
 
 import http.client
 import json
@@ -23,7 +25,7 @@ def _ask(method: str, path: str, body: object = None, **headers: str) -> tuple[h
 
 
 def _fetch(method: str, path: str, body: object = None) -> tuple[int, bytes]:
-    """As a browser's `fetch` does it: a preflight, the request, and a look at whether the page may read the answer."""
+    """Like a browser's `fetch`: a preflight, the request, and a check that the page may read the answer."""
     asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": ",".join(SENT)}
     preflight, _ = _ask("OPTIONS", path, **asked)
     assert preflight.status in (200, 204), "without a key, and on every path"
@@ -56,7 +58,7 @@ def models() -> None:
 
 
 def refusals() -> None:
-    """A page may read why."""
+    """A page may read the reason."""
     for path, body, expected in (
         ("/chat/completions", {"model": MODEL}, 400),
         ("/chat/completions", {"model": "nothing", "messages": ASK}, 404),

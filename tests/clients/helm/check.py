@@ -1,4 +1,4 @@
-"""HELM's own client classes for OpenAI, with what they import; HELM's other dependencies (torch, spacy) are not needed."""
+"""HELM's own client classes for OpenAI, with their imports; HELM's other dependencies (torch, spacy) are not needed."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def completions() -> None:
 
 
 def several_candidates() -> None:
-    """`top_k_per_token` becomes `best_of` as well: more are made than are told."""
+    """HELM sends `top_k_per_token` as `best_of`, too, so more answers are generated than returned."""
     (answer,) = _ask(
         OpenAILegacyCompletionsClient, prompt="1, 2, 3,", temperature=0.5, max_tokens=8, top_k_per_token=3
     ).completions
@@ -52,7 +52,7 @@ def several_candidates() -> None:
 
 
 def scoring() -> None:
-    """How HELM asks for the likelihood of a text."""
+    """HELM's request for the likelihood of a text."""
     for known in KNOWN["scores"]:
         text = known["context"] + known["continuation"]
         (answer,) = _ask(

@@ -1,4 +1,4 @@
-"""instructor: answers as pydantic objects, asked for in each of its ways."""
+"""instructor: answers as pydantic objects, in each of its modes."""
 
 import instructor
 from harness import ASK, MODEL, URL, run

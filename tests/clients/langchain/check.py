@@ -60,7 +60,7 @@ def responses() -> None:
 
 
 def embeddings() -> None:
-    """Without tiktoken, which knows only OpenAI's models and fetches its files."""
+    """Without tiktoken, which knows only OpenAI's models and downloads their files."""
     made = OpenAIEmbeddings(base_url=URL, api_key="any", model=MODEL, check_embedding_ctx_length=False)
     one, other = made.embed_documents(["Hello", "Good evening"])
     assert abs(math.hypot(*one) - 1) < 1e-3

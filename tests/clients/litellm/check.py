@@ -5,7 +5,7 @@ import json
 import math
 import os
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the internet for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would download prices
 
 import litellm
 from harness import ASK, HELLO, MODEL, TOOL, URL, is_weather, refused, run

@@ -52,7 +52,7 @@ def schema() -> None:
 
 
 def tools() -> None:
-    """What the model does with a tool is its own affair; that the request is answered is ours."""
+    """The request must be answered; the model's use of the tool is not checked."""
     assert llm("-m", "pippin", "-o", "max_tokens", "60", "-T", "llm_version", "What is the capital of France?").strip()
 
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: scoring by `local-completions`, answers by `local-chat-completions`; and a whole task."""
+"""lm-evaluation-harness: scores by `local-completions`, answers by `local-chat-completions`, and a whole task."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 
 MODEL_FILES = os.environ["CLIENT_MODEL_FILES"]
-"""Where the harness finds the tokenizer."""
+"""Directory in which the harness finds the tokenizer."""
 GIVEN = {"model": MODEL, "base_url": f"{URL}/completions", "tokenizer": MODEL_FILES, "tokenizer_backend": "huggingface"}
 
 TASK = """

@@ -1,4 +1,4 @@
-"""Mantella, which gives the people of a game a voice: async streams with `stop`, cut off by whoever interrupts."""
+"""Mantella, which gives characters in games a voice: async streams with `stop`, cancelled when somebody interrupts."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ COUNT = "Count from 1 to 20"
 
 
 async def _say(client: AsyncOpenAI, content: str, stop: list[str], most: int = 1000) -> str:
-    """Up to `most` pieces; then the game goes on."""
+    """Read up to `most` pieces; then stop, as the game does."""
     told, pieces = "", 0
     stream = await client.chat.completions.create(
         model=MODEL,

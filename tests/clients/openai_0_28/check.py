@@ -1,4 +1,4 @@
-"""The official package before its rewrite, which many older programs still bring."""
+"""The official package before its rewrite, which many older programs still use."""
 
 import asyncio
 

@@ -1,9 +1,9 @@
 """Emacs org-ai: its stream parser, rule by rule, without Emacs. check.el runs the real one where org-ai is installed.
 
-The rules (org-ai--url-request-on-change-function, org-ai--normalize-response, org-ai--insert-stream-response): each
-change of the buffer is searched for "data: "; what follows up to the end of the line is `[DONE]` or JSON; what can't be
-read yet is tried again when more has come. Of a delta the role counts, else the content, else the reason to finish: a
-delta with a role loses its content, and an `event:` or a role in a later delta would spoil the text.
+The rules (org-ai--url-request-on-change-function, org-ai--normalize-response, org-ai--insert-stream-response): at each
+change it searches the buffer for "data: "; the rest of the line is `[DONE]` or JSON; a line that can't be parsed yet is
+tried again when more has arrived. Of a delta it uses the role, else the content, else the finish reason: a delta with a
+role loses its content, and an `event:` or a role in a later delta would spoil the text.
 """
 
 import http.client
@@ -14,7 +14,7 @@ from harness import ASK, HELLO, MODEL, URL, run
 
 
 class Buffer:
-    """What org-ai writes into the person's document."""
+    """The text that org-ai writes into the document."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -34,7 +34,7 @@ class Buffer:
                 try:
                     told = json.loads(line)
                 except ValueError:
-                    return  # not all of it has come
+                    return  # incomplete so far
                 self._insert(told)
             self._read = found + 6 + len(line)
 
@@ -56,7 +56,7 @@ class Buffer:
 
 
 def _stream(size: int, **more: object) -> Buffer:
-    """What comes of a stream that is read in pieces of `size` bytes."""
+    """Return the text of a stream that is read in pieces of `size` bytes."""
     where = urlsplit(URL)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
     messages = [{"role": "system", "content": "You are a helpful assistant inside Emacs."}, *ASK]
@@ -68,7 +68,7 @@ def _stream(size: int, **more: object) -> Buffer:
     buffer, held = Buffer(), b""
     while part := response.read(size):
         held += part
-        whole = held.decode(errors="ignore")  # a character may be cut
+        whole = held.decode(errors="ignore")  # a piece may end within a character
         held = held[len(whole.encode()) :]
         buffer.change(whole)
     connection.close()
