@@ -15,14 +15,14 @@ from api.server import ApiServer
 from node import PROTOCOL, __version__
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.allowed import Allowed
+from node.cluster.allowlist import Allowlist
+from node.cluster.control_service import ControlService
 from node.cluster.discovery import Discovery
-from node.cluster.doubles import Doubles
-from node.cluster.draining import Draining, is_missed
+from node.cluster.draining import Draining, is_needed
+from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
-from node.cluster.service import ControlService
-from node.cluster.specs import Specs
+from node.cluster.model_specs import ModelSpecs
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
 from node.core.pool import Pools
@@ -59,7 +59,7 @@ EXIT_S = 5.0
 """Timeout after that, at which the process exits even if threads hang: a goodbye to peers takes a second."""
 EXIT_STUCK = 70
 """Exit code of a node whose compute thread is stuck: EX_SOFTWARE of sysexits.h."""
-EXIT_DOUBLE = 78
+EXIT_DUPLICATE = 78
 """Exit code of a node that runs with a copy of another node's key: EX_CONFIG of sysexits.h."""
 
 
@@ -118,7 +118,7 @@ class Daemon:
             info, data.identity.term, self._book, self._report, data.save_term, fail_after_s=options.fail_after
         )
         self._heartbeats = Heartbeats(self._agent, self._book, self._client)
-        self._doubles = Doubles(self._agent, self._book, self._client, data.key, data.save_incarnation)
+        self._duplicate_id = DuplicateId(self._agent, self._book, self._client, data.key, data.save_incarnation)
 
     def _build_models(self, sandboxes: SandboxServer) -> None:
         hub = Hub()
@@ -126,7 +126,7 @@ class Daemon:
         self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
-        self._specs = Specs(self._catalogue, hub, self._compute, self._client, self._agent.holders, self._pools)
+        self._specs = ModelSpecs(self._catalogue, hub, self._compute, self._client, self._agent.holders, self._pools)
         self._grammars = Grammars(sandboxes, self._options.grammar_timeout)
 
     def _build_rings(self, sandboxes: SandboxServer, *, is_open: bool) -> None:
@@ -151,8 +151,8 @@ class Daemon:
             max_rings=options.max_rings,
         )
         draining = Draining(self._agent, self._head, self._book, self._client)
-        allowed = Allowed(self._agent, options.allow_models)
-        self._control = ControlService(self._agent, self._head, allowed, self._specs, draining, self._doubles)
+        allowlist = Allowlist(self._agent, options.allow_models)
+        self._control = ControlService(self._agent, self._head, allowlist, self._specs, draining, self._duplicate_id)
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self._gateway = Gateway(
             self._agent,
@@ -162,7 +162,7 @@ class Daemon:
             self._catalogue,
             self._files.of_tokenizer,
             self._head.want,
-            allowed,
+            allowlist,
             draining,
             self._pools,
             self._grammars,
@@ -260,7 +260,7 @@ class Daemon:
         """Stay in the rings that have requests until other nodes have taken over, if there are any."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
-                while is_missed(self._agent.view()):
+                while is_needed(self._agent.view()):
                     await self._agent.changed.wait()
 
     async def _stop_if_stuck(self) -> None:
@@ -274,17 +274,17 @@ class Daemon:
 
     async def _stop_if_copy(self) -> None:
         """Stop the node if another one runs with the same key for longer: each would undo the other's work."""
-        older = await self._doubles.older()
+        older = await self._duplicate_id.older()
         where = ", ".join(older.addresses)
         log.critical("%s (%s) runs with a copy of this node's data directory, and longer", older.name, where)
         try:
             self._data.replace_key()
-            log.critical("this node has made itself a new id, and ends with %d: start it again", EXIT_DOUBLE)
+            log.critical("this node has made itself a new id, and ends with %d: start it again", EXIT_DUPLICATE)
         except OSError as error:
             log.critical(
-                "this node ends with %d, as it can't save a new id in %s: %s", EXIT_DOUBLE, self._data.path, error
+                "this node ends with %d, as it can't save a new id in %s: %s", EXIT_DUPLICATE, self._data.path, error
             )
-        self._exit_code, self._is_copy = EXIT_DOUBLE, True
+        self._exit_code, self._is_copy = EXIT_DUPLICATE, True
         self._stop.set()
 
     # --- its reports --------------------------------------------------------------------------------------------------

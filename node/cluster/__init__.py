@@ -1,4 +1,5 @@
-"""This node among its peers: who is there, who is head, and what the head decides.
+"""The control plane: which nodes are there, which one is head, and what the head decides.
 
-Pure: `membership`, `election`, `readiness`, `reunion`, `handover`, `status`. With I/O: `discovery`, `heartbeats`, `agent`, `head`.
+Pure: `membership`, `election`, `topology`, `readiness`, `reconciliation`, `handover`, `status`.
+With I/O: `discovery`, `heartbeats`, `agent`, `head`.
 """

@@ -25,8 +25,8 @@ from node.cluster.election import (
     within_reach,
 )
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
-from node.cluster.reunion import Reunion
-from node.cluster.terms import Terms
+from node.cluster.reconciliation import Reconciliation
+from node.cluster.term_store import TermStore
 from node.core.clock import now
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 """How often time's passing is looked at: a ninth of what it takes a node to fail."""
-DOUBLE_SHOWN_S = 300.0
+DUPLICATE_SHOWN_S = 300.0
 """How long the status tells of another process with this node's key after it was last there."""
 LAG_FADES = 0.995
 """With each tick: a loop that was late once may well be so again, for a minute or so."""
@@ -74,7 +74,7 @@ class Agent:
         self.draining = False
         self.joined_at = -math.inf
         """When a node came last."""
-        self.reunion = Reunion()
+        self.reconciliation = Reconciliation()
         """As head: what nodes bring from another one."""
         self.changed = Signal()
         """Anything in the view changed."""
@@ -86,13 +86,13 @@ class Agent:
         """The head has reason to plan anew."""
         self._book = book
         self._facts = facts
-        self._terms = Terms(save_term)
+        self._term_store = TermStore(save_term)
         self._membership = Membership(info, fail_after_s=fail_after_s)
         self.lag_s = 0.0
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
-        self._double = ""
-        self._double_until = -math.inf
+        self._duplicate = ""
+        self._duplicate_until = -math.inf
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
@@ -115,8 +115,8 @@ class Agent:
 
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
-        double = self._double if now() < self._double_until else ""
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, double)
+        duplicate = self._duplicate if now() < self._duplicate_until else ""
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the nodes that take part, this one included."""
@@ -156,15 +156,15 @@ class Agent:
         self._book.interfaces = interfaces
         self.touch()
 
-    def outlive(self, double: NodeInfo) -> None:
+    def supersede(self, duplicate: NodeInfo) -> None:
         """Another process was started with this node's key, and gives way: what it said in this node's name is over."""
-        self._double, self._double_until = double.name, now() + DOUBLE_SHOWN_S
+        self._duplicate, self._duplicate_until = duplicate.name, now() + DUPLICATE_SHOWN_S
         log.warning(
             "%s at %s was started with a copy of this node's data directory: it gives way and takes an id of its own",
-            double.name,
-            ", ".join(double.addresses),
+            duplicate.name,
+            ", ".join(duplicate.addresses),
         )
-        self.info = replace(self.info, incarnation=max(self.info.incarnation, double.incarnation + 1))
+        self.info = replace(self.info, incarnation=max(self.info.incarnation, duplicate.incarnation + 1))
         self.touch()
 
     # --- what comes in ------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Agent:
         if offered and is_of_head and offered.fence > self.placement.fence:
             self.adopt(offered)
         elif offered and self.is_head and offered.fence.term < self.term:
-            self.reunion.offered(offered)
+            self.reconciliation.offer(offered)
             self.head_due.notify()
         if any(load.state is LoadState.ENDED for load in heartbeat.report.loads):
             self.head_due.notify()
@@ -229,11 +229,11 @@ class Agent:
 
     def _step(self) -> None:
         present = now()
-        self._terms.try_again(present)
+        self._term_store.retry(present)
         self._note(self._membership.heard(self._report(), present) + self._membership.tick(present))
         for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
             if isinstance(effect, PersistTerm):
-                if self._terms.save(effect.term, present) or not self._election.is_head:
+                if self._term_store.save(effect.term, present) or not self._election.is_head:
                     continue
                 for withdrawn in self._election.withdraw():
                     self._carry_out(withdrawn)
@@ -257,7 +257,7 @@ class Agent:
             match change:
                 case Joined(node):
                     self.joined_at = now()
-                    self.reunion.came(node, self.joined_at)
+                    self.reconciliation.joined(node, self.joined_at)
                     log.info("%s joined", self._name(node))
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
@@ -265,7 +265,7 @@ class Agent:
                         self._book.disconnect(node)
                 case Forgotten(node):
                     self._book.forget(node)
-                    self.reunion.forgotten(node)
+                    self.reconciliation.forget(node)
             self._tell()
 
     def _tell(self) -> None:
@@ -295,7 +295,7 @@ class Agent:
         is_current = self.placement.fence.term == self.term
         if self.is_head:
             is_newer = is_current and self.placement.fence > theirs.fence
-            return is_newer and not self.reunion.brought(theirs, self.view(), now())
+            return is_newer and not self.reconciliation.rings_of(theirs, self.view(), now())
         return self.head == theirs.info.id and not is_current
 
     def _report(self) -> NodeReport:
@@ -309,5 +309,5 @@ class Agent:
             links=self._book.links(),
             peers=tuple(hint for hint in hints if hint),
             lag_s=self.lag_s,
-            disk_error=self._terms.error,
+            disk_error=self._term_store.error,
         )

@@ -1,4 +1,4 @@
-"""Discovers nodes on the local network by mDNS. Only this module, `cluster_name.py` and `meter.py` in cluster/ do I/O.
+"""Discovers nodes on the local network by mDNS. Only this module, `cluster_name.py` and `multicast_limiter.py` in cluster/ do I/O.
 
 An advert is a hint where a node may be, never a sign of life: its withdrawal is ignored, and no node blocks or fails
 for lack of multicast; `--peer` and gossip work without it.
@@ -24,7 +24,7 @@ from zeroconf import (
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from node.cluster.cluster_name import ClusterName, bare
-from node.cluster.meter import Meter
+from node.cluster.multicast_limiter import MulticastLimiter
 from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
@@ -75,7 +75,7 @@ class Discovery:
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._resolver: asyncio.Task[None] | None = None
-        self._meter = Meter()
+        self._limiter = MulticastLimiter()
         self._unresolved: dict[str, None] = {}
         """Names of incomplete adverts, in order of arrival."""
         self._to_resolve = asyncio.Event()
@@ -114,10 +114,10 @@ class Discovery:
     async def _trouble(self, is_head: Callable[[], bool], changed: Signal) -> str:
         """Serve or drop the name as needed. Returns the reason when multicast has to be stopped."""
         named, deaf_at = False, now() + _DEAF_S
-        while not self._meter.excess:
+        while not self._limiter.excess:
             if self._unusable:
                 return self._unusable
-            if self._meter.packets:
+            if self._limiter.packets:
                 if self._failure:
                     _log.info("multicast DNS works")
                 self._failure, deaf_at = "", math.inf
@@ -127,7 +127,7 @@ class Discovery:
                 named = is_head()
                 await (self.name.serve(self._info) if named else self.name.drop())
             await changed.wait(_LOOK_S)
-        return f"there are {self._meter.excess}"
+        return f"there are {self._limiter.excess}"
 
     def _fail(self, why: str) -> None:
         level = logging.DEBUG if why == self._failure else logging.WARNING
@@ -141,7 +141,7 @@ class Discovery:
 
     async def start(self) -> bool:
         """Advertise and listen. Returns False, with a warning, if the network has no multicast."""
-        self._meter, self._unusable = Meter(), ""
+        self._limiter, self._unusable = MulticastLimiter(), ""
         self._unresolved.clear()
         try:
             self._zeroconf = AsyncZeroconf(_choice(self._interfaces), ip_version=IPVersion.V4Only)
@@ -160,7 +160,7 @@ class Discovery:
 
     def _measure(self, zeroconf: AsyncZeroconf) -> None:
         for reader in zeroconf.zeroconf.engine.readers:
-            self._meter.watch(reader.transport)
+            self._limiter.watch(reader.transport)
 
     async def stop(self) -> None:
         """Withdraw the adverts and close. Does nothing if not started."""
@@ -212,7 +212,7 @@ class Discovery:
         if state_change is ServiceStateChange.Removed:
             self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
             return
-        if not name.endswith(f".{SERVICE}") or not self._meter.count(name):
+        if not name.endswith(f".{SERVICE}") or not self._limiter.count(name):
             return
         advert = AsyncServiceInfo(service_type, name)
         if advert.load_from_cache(zeroconf):

@@ -1,6 +1,6 @@
-"""Taking a node out of use and back: asked at any gateway, decided by the head, and told by the node itself.
+"""Takes a node out of use and back: requested at any gateway, decided by the head, applied by the node itself.
 
-That a node is draining is part of its own report, so a new head knows it, and a node that starts anew is in use again.
+A node reports itself that it is draining, so a new head knows it; a node that restarts is in use again.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-SHOWN_S = 5.0
-"""A node tells all others of it at once; one that takes longer is on its way out of the cluster."""
+REPORTED_S = 5.0
+"""Time within which the node must report its new state. It does so at once; a slower one is about to leave the cluster."""
 
 
 class Draining:
@@ -26,10 +26,10 @@ class Draining:
         self._book = book
         self._client = client
 
-    async def ask(self, name: str, *, draining: bool) -> str:
-        """For a node's name or id, as a person gives it; the node's id, once the node says itself that it is so.
+    async def request(self, name: str, *, draining: bool) -> str:
+        """At a gateway. `name`: a node's name or id. Returns the node's id, once the node reports its new state.
 
-        Raises NodeNotFound, NoCapacity when a model would have no place without it, NotReady without a head.
+        Raises NodeNotFound; NoCapacity if a model would have no place without the node; NotReady without a head.
         """
         node, head = self._find(name), self._agent.head
         if head == self._agent.info.id:
@@ -37,22 +37,22 @@ class Draining:
         elif address := self._book.address_of(head):
             await self._client.drain(address, node, draining=draining)
         else:
-            raise NotReady("The cluster has no head that could decide it.", hint="Try again in a moment.")
+            raise NotReady("The cluster has no head, which has to decide this.", hint="Try again in a moment.")
         return node
 
     async def decide(self, node: str, *, draining: bool) -> None:
-        """As the head."""
+        """At the head. Raises NotReady, NoCapacity, PeerUnavailable."""
         self._agent.check_head()
         if draining:
             self._head.check_drain(node)
         if node == self._agent.info.id:
-            self.set(node, draining=draining)
+            self.apply(node, draining=draining)
         elif address := self._book.address_of(node):
             await self._client.set_draining(address, node, draining=draining)
-        await self._seen(node, draining=draining)
+        await self._wait_until_reported(node, draining=draining)
 
-    def set(self, node: str, *, draining: bool) -> None:
-        """As the node itself. Raises NodeNotFound if it is another one."""
+    def apply(self, node: str, *, draining: bool) -> None:
+        """At the node itself. Raises NodeNotFound if it is another one."""
         if node != self._agent.info.id:
             raise NodeNotFound(f"This is {self._agent.info.name}, not node {node!r:.60}.")
         log.info("this node %s", "is draining: nothing new is placed on it" if draining else "is in use again")
@@ -64,21 +64,22 @@ class Draining:
         if len(found) == 1:
             return found[0].id
         names = ", ".join(f"{info.name} ({info.id})" for info in found or nodes)
-        trouble = f"{len(found)} nodes are named" if found else "No node that is here is named"
-        raise NodeNotFound(f"{trouble} {name!r:.60}.", hint=f"There are {names}.", param="node")
+        problem = f"{len(found)} nodes are named" if found else "No live node is named"
+        raise NodeNotFound(f"{problem} {name!r:.60}.", hint=f"There are {names}.", param="node")
 
-    async def _seen(self, node: str, *, draining: bool) -> None:
-        """The next decision is to know of this one."""
+    async def _wait_until_reported(self, node: str, *, draining: bool) -> None:
+        """So that the head's next decision takes it into account."""
         try:
-            async with asyncio.timeout(SHOWN_S):
+            async with asyncio.timeout(REPORTED_S):
                 while not any(r.info.id == node and r.draining == draining for r in self._agent.alive()):
                     await self._agent.changed.wait()
         except TimeoutError as error:
-            raise PeerUnavailable(f"Node {node} does not say that it is so after {SHOWN_S:.0f} s.") from error
+            state = "draining" if draining else "in use"
+            raise PeerUnavailable(f"Node {node} does not report itself {state} after {REPORTED_S:.0f} s.") from error
 
 
-def is_missed(view: ClusterView) -> bool:
-    """Whether this node's end would interrupt answers of a ring that other nodes, which stay, could take over."""
+def is_needed(view: ClusterView) -> bool:
+    """Whether the end of this node would interrupt requests that nodes which stay could take over."""
     stay = [p.report for p in view.peers if p.state is NodeState.ALIVE and not p.report.draining]
     busy = {load.ring for peer in view.peers for load in peer.report.rings if load.running or load.queued}
     rings = [ring for ring in view.placement.rings if view.self_id in [stage.node for stage in ring.stages]]

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from node.cluster.agent import Agent
-from node.cluster.handover import HandOver
+from node.cluster.handover import Handover
+from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
-from node.cluster.reunion import MEET_S
-from node.cluster.specs import Specs
+from node.cluster.reconciliation import MEET_S
 from node.cluster.wanted import WantedModels
 from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, error_from
@@ -22,10 +22,10 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
+from node.placement.normalize import Normalizer
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
-from node.placement.steady import Steady
-from node.placement.unreachable import Cuts
+from node.placement.unreachable import UnreachablePairs
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Head:
     def __init__(
         self,
         agent: Agent,
-        specs: Specs,
+        specs: ModelSpecs,
         *,
         context: int | None,
         max_sessions: int | None,
@@ -55,9 +55,9 @@ class Head:
         self._context = context
         self._max_sessions = max_sessions
         self._max_rings = max_rings
-        self._hand_over = HandOver()
-        self._cuts = Cuts()
-        self._steady = Steady()
+        self._handover = Handover()
+        self._unreachable = UnreachablePairs()
+        self._normalizer = Normalizer()
         self._place_once = lru_cache(_REMEMBERED)(place)
         """Placing takes up to 50 ms of the event loop for seven nodes, and is asked each second with the same."""
         self._succeeded_at: dict[tuple[str, tuple[StageSpec, ...]], float] = {}
@@ -90,7 +90,7 @@ class Head:
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity when a model would have no place without this node, and NotReady when that is not known."""
-        current, nodes = self._agent.placement, self._cuts.marked(self._agent.alive(), now())
+        current, nodes = self._agent.placement, self._unreachable.mark(self._agent.alive(), now())
         if not self._agent.is_head or self._wanted.lacks_spec(current):
             raise NotReady(
                 "The head of the cluster is still finding out what is placed.", hint="Try again in a moment."
@@ -109,26 +109,26 @@ class Head:
 
     def _plan(self) -> None:
         view, at = self._agent.view(), now()
-        nodes = self._cuts.marked(self._agent.alive(), at)
-        if self._agent.reunion.is_under_way(view, at):
+        nodes = self._unreachable.mark(self._agent.alive(), at)
+        if self._agent.reconciliation.is_pending(view, at):
             return
         current = view.placement
-        reunion = self._agent.reunion
-        rings = (*current.rings, *reunion.found(view))
-        standing = replace(current, rings=rings, specs=(*current.specs, *reunion.specs.values()))
+        reconciliation = self._agent.reconciliation
+        rings = (*current.rings, *reconciliation.working(view))
+        standing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
         view = replace(view, placement=standing)
         self._wanted.update(nodes, standing)
         self._wanted.note_failed_loads(nodes, view)
         if self._wanted.lacks_spec(standing):
             return
         fence = self._next_fence(current)
-        rings = self._hand_over.remaining(view, at)
+        rings = self._handover.remaining(view, at)
         standing = replace(standing, rings=self._with_successors(rings, nodes, fence, at))
         succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
         plan = self._place(nodes, fence, standing, self._wanted.loading(view) | succeeded)
         if not plan.refused:
             better = self._try(self._wanted.placeable(), nodes, fence, standing, move=True)
-            plan = better if self._hand_over.is_due(better, plan, at) else plan
+            plan = better if self._handover.is_due(better, plan, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
         settled = (plan.rings, plan.refused) == (current.rings, current.refused)
@@ -198,5 +198,5 @@ class Head:
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
         stands = Placement(rings=current.rings)
-        head, seen = self._agent.info.id, self._steady.reports(nodes)
+        head, seen = self._agent.info.id, self._normalizer.normalize(nodes)
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=stands)

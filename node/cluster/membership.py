@@ -52,7 +52,8 @@ later incarnation, or after its goodbye, it has not ended, whatever was reported
 restored from a backup.
 """
 
-_PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
+PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
+"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class Membership:
             return []
         forgotten: list[Change] = []
         if peer is None and len(self._peers) >= self._most_nodes:
-            gone = [node for node, known in self._peers.items() if known.state not in _PRESENT]
+            gone = [node for node, known in self._peers.items() if known.state not in PRESENT]
             if not gone:
                 return []
             oldest = min(gone, key=lambda node: self._peers[node].seen)
@@ -116,7 +117,7 @@ class Membership:
         `gone_at`: time by which its process had ended; it has failed unless it was heard since.
         """
         peer = self._peers.get(node)
-        if not peer or peer.state not in _PRESENT:
+        if not peer or peer.state not in PRESENT:
             return []
         if gone_at is not None and peer.seen < gone_at:
             peer.state, peer.reason, peer.ended = NodeState.FAILED, "its process has ended", True
@@ -142,7 +143,7 @@ class Membership:
         self._forgive_own_stall(now)
         changes: list[Change] = []
         for node, peer in list(self._peers.items()):
-            if peer.state in _PRESENT:
+            if peer.state in PRESENT:
                 changes += self._age(node, peer, now)
             elif now - peer.seen >= self._forget_after:
                 del self._peers[node]
@@ -158,7 +159,7 @@ class Membership:
     def alive(self) -> tuple[NodeReport, ...]:
         """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
         own = (self._own,) if self._own else ()
-        return own + tuple(p.report for p in self._peers.values() if p.state in _PRESENT)
+        return own + tuple(p.report for p in self._peers.values() if p.state in PRESENT)
 
     def ended(self) -> set[str]:
         """Nodes whose processes are known to have ended and that have not restarted."""
@@ -169,7 +170,7 @@ class Membership:
         wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
         self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
         joined = Joined(info.id, info.incarnation)
-        if not before or before.state not in _PRESENT:
+        if not before or before.state not in PRESENT:
             return [joined]
         if info.incarnation > before.report.info.incarnation:
             return [Changed(info.id, NodeState.FAILED, "restarted"), joined]
@@ -209,7 +210,7 @@ class Membership:
 
 def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:
     """Whether a report comes from a process that has ended: an older one, or the one that said goodbye."""
-    if peer.state not in _PRESENT and now - peer.seen >= ENDED_S:
+    if peer.state not in PRESENT and now - peer.seen >= ENDED_S:
         return False
     known = peer.report.info.incarnation
     return info.incarnation < known or (peer.state is NodeState.LEFT and info.incarnation == known)

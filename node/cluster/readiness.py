@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from node.core.types import ClusterView, LoadReport, LoadState, NodeState, PeerView, Ring, StageSpec
-
-HERE = (NodeState.ALIVE, NodeState.SUSPECT)
-"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
-
+from node.cluster.membership import PRESENT
+from node.core.types import ClusterView, LoadReport, LoadState, PeerView, Ring, StageSpec
 
 UNHEARD_S = 5.0
 """A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:
@@ -28,7 +25,7 @@ def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
     loads = []
     for stage in ring.stages:
         peer = peers.get(stage.node)
-        if peer is None or peer.state not in HERE:
+        if peer is None or peer.state not in PRESENT:
             return RingState.FAILED
         load = load_of(peer, ring, stage)
         loads.append(load.state if load else LoadState.LOADING)
@@ -75,7 +72,7 @@ def _kept(view: ClusterView, model: str) -> list[Ring]:
 def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
     def ready(stage: StageSpec) -> bool:
         peer = peers.get(stage.node)
-        load = load_of(peer, ring, stage) if peer and peer.state in HERE else None
+        load = load_of(peer, ring, stage) if peer and peer.state in PRESENT else None
         return load is not None and load.state is LoadState.READY
 
     driver, *others = ring.stages
@@ -83,4 +80,4 @@ def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
 
 
 def _unheard(peer: PeerView | None) -> bool:
-    return peer is not None and peer.state not in HERE and peer.last_seen_s >= UNHEARD_S
+    return peer is not None and peer.state not in PRESENT and peer.last_seen_s >= UNHEARD_S

@@ -29,7 +29,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.cluster.readiness import HERE, load_of, ring_state
+from node.cluster.membership import PRESENT
+from node.cluster.readiness import load_of, ring_state
 from node.core.addresses import join_host_port
 from node.core.health import Issue, diagnose
 from node.core.types import ClusterView, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
@@ -45,7 +46,7 @@ def build_status(
     `other_secret`: nodes of the cluster's name that have another one. A node that was in the cluster before is shown as
     refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
     """
-    here = {peer.report.info.id for peer in view.peers if peer.state in HERE}
+    here = {peer.report.info.id for peer in view.peers if peer.state in PRESENT}
     other_secret = [peer for peer in other_secret if peer.report.info.id not in here]
     other_secret.sort(key=lambda peer: (peer.report.info.name, peer.report.info.id))
     refused = {peer.report.info.id for peer in other_secret}
@@ -84,7 +85,7 @@ def _wanted(view: ClusterView) -> Iterable[str]:
     """Ids of the wanted models: those placed, those refused, those asked for; each once."""
     placed = [ring.model for ring in view.placement.rings]
     refused = [refusal.model for refusal in view.placement.refused]
-    asked = [model for peer in view.peers if peer.state in HERE for model in peer.report.preload]
+    asked = [model for peer in view.peers if peer.state in PRESENT for model in peer.report.preload]
     return dict.fromkeys(placed + refused + sorted(asked))
 
 
@@ -126,7 +127,7 @@ def _requests(loads: list[RingLoad]) -> Json:
 def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
     """What the ring's driver says of it; nothing once the driver is gone."""
     driver = peers.get(ring.driver)
-    if driver is None or driver.state not in HERE:
+    if driver is None or driver.state not in PRESENT:
         return []
     return [load for load in driver.report.rings if load.ring == ring.id]
 
@@ -164,7 +165,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
         "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
-        "link": _link(peer, view) if peer.state in HERE else None,
+        "link": _link(peer, view) if peer.state in PRESENT else None,
         "last_seen_s": round(peer.last_seen_s, 1),
     }
 
@@ -188,7 +189,7 @@ def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
 
 def _roles(peer: PeerView, view: ClusterView) -> list[str]:
     """None of a node that is gone: it may come back to other roles."""
-    if peer.state not in HERE:
+    if peer.state not in PRESENT:
         return []
     node = peer.report.info.id
     rings = view.placement.rings

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from node.cluster.agent import Agent
+from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
-from node.cluster.specs import Specs
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
 from node.core.types import LONGEST_TEXT, ClusterView, LoadState, ModelSpec, NodeReport, Placement, Refusal
@@ -43,7 +43,7 @@ class WantedModel:
 
 
 class WantedModels:
-    def __init__(self, agent: Agent, specs: Specs) -> None:
+    def __init__(self, agent: Agent, specs: ModelSpecs) -> None:
         self._agent = agent
         self._specs = specs
         self.models: dict[str, WantedModel] = {}

@@ -38,7 +38,7 @@ class Code(StrEnum):
     DISK_FAILED = "disk-failed"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
-    DOUBLE = "double"
+    DUPLICATE = "double"
     SLOW_LINK = "slow-link"
     RING_ENDED = "ring-ended"
     LOADING = "loading"
@@ -145,10 +145,10 @@ def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     )
 
 
-def double(name: str) -> Issue:
+def duplicate(name: str) -> Issue:
     """Another process has this node's key."""
     return Issue(
-        Code.DOUBLE,
+        Code.DUPLICATE,
         Severity.WARNING,
         f"{name} was started with a copy of this node's data directory; it has given way.",
         f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories.",
@@ -197,7 +197,7 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += _node_issues(view)
     found += _load_issues(view)
     found += _link_issues(view)
-    found += [double(view.double)] if view.double else []
+    found += [duplicate(view.duplicate)] if view.duplicate else []
     found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
     gravity = list(Severity)

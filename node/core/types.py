@@ -370,5 +370,5 @@ class ClusterView:
     peers: tuple[PeerView, ...]
     """Every node known, this one included."""
     placement: Placement
-    double: str = ""
-    """Name of another node that was started with a copy of this one's key lately."""
+    duplicate: str = ""
+    """Name of another node that was recently started with a copy of this one's key."""

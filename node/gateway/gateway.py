@@ -8,7 +8,7 @@ from typing import Any
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.allowed import Allowed
+from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
 from node.cluster.readiness import usable_rings
 from node.cluster.status import build_status
@@ -60,7 +60,7 @@ class Gateway:
         catalogue: Catalogue,
         tokenizer_files: TokenizerFiles,
         want: Callable[[str], Awaitable[None]],
-        allowed: Allowed,
+        allowlist: Allowlist,
         draining: Draining,
         pools: Pools,
         grammars: Grammars,
@@ -75,7 +75,7 @@ class Gateway:
         self._rings = rings
         self._catalogue = catalogue
         self._tokenizer_files = tokenizer_files
-        self._allowed = allowed
+        self._allowlist = allowlist
         self._draining = draining
         self._pools = pools
         self.grammars = grammars
@@ -96,7 +96,7 @@ class Gateway:
         """Models that some node of the cluster holds or serves, and that a request may use."""
         return [
             ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin")
-            for model in self._allowed.among(self._held())
+            for model in self._allowlist.filter(self._held())
         ]
 
     def _held(self) -> list[str]:
@@ -111,7 +111,7 @@ class Gateway:
 
         Raises NodeNotFound, NotReady, NoCapacity when a model would have no place without the node.
         """
-        return {"node": await self._draining.ask(node, draining=draining), "draining": draining}
+        return {"node": await self._draining.request(node, draining=draining), "draining": draining}
 
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
@@ -138,7 +138,7 @@ class Gateway:
         model = self._catalogue.match(model_id, held)
         if model is None:
             model = await self._pools.files.run(self._catalogue.find, model_id, held)
-        self._allowed.check(model)
+        self._allowlist.check(model)
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._encoder(ring), ring.revision)
 

@@ -12,7 +12,7 @@ from math import isfinite
 
 from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, Refusal, Ring
 from node.placement.footprint import ring_bytes
-from node.placement.loaded import loaded_rings
+from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
 from node.placement.speed import TOO_SLOW, is_quicker, token_ms
 from node.placement.split import edges
@@ -261,7 +261,7 @@ class _Draft:
         One of loaded layers may have more stages or a slower round: it can be moved while it serves.
         """
         liked = self._liked(spec, nodes, free)
-        loaded = [ring for ring in loaded_rings(spec, liked, free, wish) if self._closes(spec, ring)]
+        loaded = [ring for ring in rings_of_loaded_layers(spec, liked, free, wish) if self._closes(spec, ring)]
         best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
         if best and self._distance(spec, best)[:2] == (0, False):
             return self._named(spec, best)

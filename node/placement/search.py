@@ -7,7 +7,7 @@ from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import Footprint
 from node.placement.split import Order, best_orders, may_fit, split
-from node.placement.unreachable import lost_links
+from node.placement.unreachable import unreachable_pairs
 
 CONTEXTS = (32768, 16384, 8192, 4096, 2048)
 """Contexts to try, in tokens. 32k holds a coding agent's prompt; below 2k not even a chat with tools fits."""
@@ -92,6 +92,6 @@ def refusal(
     hint = "Try a smaller model or a stronger quantization, add a Mac, or let the nodes use more memory."
     if placed:
         hint = f"Stop preloading {' or '.join(placed)}, or: {hint[0].lower()}{hint[1:]}"
-    lost = [f" {a.info.name} and {b.info.name} do not reach each other." for a, b in lost_links(nodes)]
+    lost = [f" {a.info.name} and {b.info.name} do not reach each other." for a, b in unreachable_pairs(nodes)]
     message = f"{needs} {rooms}; {verdict}.{''.join(lost)}" if nodes else f"{needs} No node can hold layers now."
     return Refusal(spec.id, "no_capacity", message, hint)

@@ -23,7 +23,7 @@ def edges(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def latency(order: Order) -> float:
-    """Milliseconds that one token spends on the wire per round; infinite if nodes cannot reach each other, see `Cuts`.
+    """Milliseconds that one token spends on the wire per round; infinite if two neighbours cannot reach each other.
 
     Rounded to half a millisecond: smaller differences are noise, and must not decide which node is the driver.
     """

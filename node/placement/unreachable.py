@@ -13,20 +13,20 @@ APART_S = 3.0
 Pair = frozenset[str]
 
 
-class Cuts:
-    """Tracks such pairs. Call `marked` with the reports of all participating nodes, a few times a second."""
+class UnreachablePairs:
+    """Tracks such pairs. Call `mark` with the reports of all participating nodes, a few times a second."""
 
     def __init__(self) -> None:
         self._since: dict[Pair, float] = {}
 
-    def marked(self, nodes: Sequence[NodeReport], now: float) -> list[NodeReport]:
+    def mark(self, nodes: Sequence[NodeReport], now: float) -> list[NodeReport]:
         """The reports, with infinite round trips between nodes that have not heard each other for APART_S."""
         self._since = {pair: self._since.get(pair, now) for pair in _apart(nodes)}
         lost = {pair for pair, since in self._since.items() if now - since >= APART_S}
-        return [_marked(node, lost) for node in nodes]
+        return [_mark(node, lost) for node in nodes]
 
 
-def lost_links(nodes: Sequence[NodeReport]) -> list[tuple[NodeReport, NodeReport]]:
+def unreachable_pairs(nodes: Sequence[NodeReport]) -> list[tuple[NodeReport, NodeReport]]:
     """Pairs of nodes whose link has an infinite round trip."""
     lost = {(node.info.id, link.to) for node in nodes for link in node.links if math.isinf(link.rtt_ms)}
     return [(a, b) for a, b in combinations(nodes, 2) if (a.info.id, b.info.id) in lost]
@@ -38,7 +38,7 @@ def _apart(nodes: Sequence[NodeReport]) -> list[Pair]:
     return [frozenset((a, b)) for a, b in combinations(heard, 2) if a not in heard[b] or b not in heard[a]]
 
 
-def _marked(node: NodeReport, lost: Iterable[Pair]) -> NodeReport:
+def _mark(node: NodeReport, lost: Iterable[Pair]) -> NodeReport:
     others = sorted(other for pair in lost if node.info.id in pair for other in pair - {node.info.id})
     if not others:
         return node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.daemon import EXIT_DOUBLE
+from node.daemon import EXIT_DUPLICATE
 from tests.conftest import MODEL, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def test_the_copy_gives_way_and_comes_back_as_itself(
     copied = cluster.directory / "copy" / "node.json"
     copied.write_text(json.dumps(json.loads(copied.read_text()) | {"incarnation": 40}))
     copy = cluster.launch(*options, name="copy")
-    assert copy.wait(60) == EXIT_DOUBLE
+    assert copy.wait(60) == EXIT_DUPLICATE
     assert "runs with a copy of this node's data directory" in copy.written
     assert "start it again" in copy.written
     until(lambda: warned(first, "copy"), 10, "the status of the first node tells of it")

@@ -7,7 +7,7 @@ import pytest
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.service import ControlService
+from node.cluster.control_service import ControlService
 from node.core.errors import NotAdmitted
 from node.core.frames import Frame
 from node.core.types import (
@@ -44,29 +44,29 @@ def agent(known: AddressBook) -> Agent:
     return Agent(info("c"), 0, known, lambda: NodeReport(info("c"), Memory(1, 1)), lambda _: None)
 
 
-def beat(node: str, head: str, placement: Placement | None = None) -> Heartbeat:
+def heartbeat(node: str, head: str, placement: Placement | None = None) -> Heartbeat:
     return Heartbeat(NodeReport(info(node), Memory(1, 1), term=3, head=head), placement)
 
 
 async def test_a_placement_is_taken_from_the_head_alone():
     c = agent(book())
-    c.exchange(beat("a", "a"), Caller("10.0.0.97", "a"))
+    c.exchange(heartbeat("a", "a"), Caller("10.0.0.97", "a"))
     assert c.head == "a"
     made = Placement(Fence(3, 1), "a", (RING,))
-    c.exchange(beat("b", "a", made), Caller("10.0.0.98", "b"))
+    c.exchange(heartbeat("b", "a", made), Caller("10.0.0.98", "b"))
     assert c.placement == Placement()
-    c.heard(beat("b", "a", made))
+    c.heard(heartbeat("b", "a", made))
     assert c.placement == Placement()
-    c.exchange(beat("a", "a", Placement(Fence(3, 2), "b", (RING,))), Caller("10.0.0.97", "a"))
+    c.exchange(heartbeat("a", "a", Placement(Fence(3, 2), "b", (RING,))), Caller("10.0.0.97", "a"))
     assert c.placement == Placement()
-    c.exchange(beat("a", "a", made), Caller("10.0.0.97", "a"))
+    c.exchange(heartbeat("a", "a", made), Caller("10.0.0.97", "a"))
     assert c.placement == made
 
 
 def test_the_head_alone_takes_a_node_out_of_use():
     asked = []
     c = SimpleNamespace(head="a")
-    draining = SimpleNamespace(set=lambda node, *, draining: asked.append(draining))
+    draining = SimpleNamespace(apply=lambda node, *, draining: asked.append(draining))
     service = ControlService(c, None, None, None, draining, None)
     with pytest.raises(NotAdmitted, match="not the head"):
         service.set_draining("c", Caller("10.0.0.98", "b"), draining=True)

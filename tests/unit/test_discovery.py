@@ -14,9 +14,9 @@ from zeroconf import AddressResolver, DNSOutgoing, DNSPointer, IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.cluster import discovery as module
-from node.cluster import meter
+from node.cluster import multicast_limiter
 from node.cluster.discovery import SERVICE, Discovery
-from node.cluster.meter import MOST_NAMES, Meter
+from node.cluster.multicast_limiter import MOST_NAMES, MulticastLimiter
 from node.core.signal import Signal
 from node.core.types import NodeInfo, PeerHint
 
@@ -214,12 +214,12 @@ async def test_who_hears_nothing_tries_again(monkeypatch, caplog):
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.setattr(module, "_DEAF_S", 0.2)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
-    hear = Meter.watch
-    monkeypatch.setattr(Meter, "watch", lambda *_: None)
+    hear = MulticastLimiter.watch
+    monkeypatch.setattr(MulticastLimiter, "watch", lambda *_: None)
     late = Started(info("a"))
     async with running(late):
         await until(lambda: "nothing is heard" in caplog.text)
-        monkeypatch.setattr(Meter, "watch", hear)
+        monkeypatch.setattr(MulticastLimiter, "watch", hear)
         async with started(info("b", port=7003)):
             await late.hears("b", 7003)
 
@@ -246,7 +246,7 @@ async def test_a_flood_of_names_stops_the_listening_for_a_while(monkeypatch, cap
     """And what was remembered of it is forgotten."""
     monkeypatch.setattr(module, "RETRY_S", 0.5)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
-    monkeypatch.setattr(meter, "BURST_S", 1e9)
+    monkeypatch.setattr(multicast_limiter, "BURST_S", 1e9)
     flooded = Started(info("a"))
     async with running(flooded):
         await until(lambda: flooded.discovery._zeroconf)
@@ -266,8 +266,8 @@ async def test_a_flood_of_names_stops_the_listening_for_a_while(monkeypatch, cap
 
 
 async def test_a_flood_of_packets_costs_so_much_and_no_more(monkeypatch):
-    monkeypatch.setattr(meter, "SHARE", 0.0)
-    monkeypatch.setattr(meter, "MOST_NAMES", 10**9)
+    monkeypatch.setattr(multicast_limiter, "SHARE", 0.0)
+    monkeypatch.setattr(multicast_limiter, "MOST_NAMES", 10**9)
     packets = [adverts(25 * number, 25) for number in range(2000)]
     async with started(info("a")) as (flooded,):
         protocol = heard_by(flooded)
@@ -275,9 +275,9 @@ async def test_a_flood_of_packets_costs_so_much_and_no_more(monkeypatch):
         for packet in packets:
             protocol.datagram_received(packet, ("127.0.0.1", 5353))
         spent = time.thread_time() - begun
-        assert flooded.discovery._meter.excess
-        assert flooded.discovery._meter.packets >= len(packets)
-    assert spent < 2 * meter.BURST_S
+        assert flooded.discovery._limiter.excess
+        assert flooded.discovery._limiter.packets >= len(packets)
+    assert spent < 2 * multicast_limiter.BURST_S
 
 
 @pytest.mark.parametrize("suffix", ["_http._tcp.local.", "local.", "_pippin._udp.local.", "x" * 60 + ".", SERVICE[1:]])

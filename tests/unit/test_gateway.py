@@ -33,7 +33,7 @@ async def gateway(sandbox_server):
         "tokenizer_files": files,
         "sandboxes": sandbox_server,
         "grammars": SimpleNamespace(is_stuck=False),
-        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowed", "draining")),
+        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowlist", "draining")),
     }
     gateway = Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple)
     yield gateway

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.cluster.draining import is_missed
-from node.cluster.handover import FINISH_S, SETTLE_S, HandOver
+from node.cluster.draining import is_needed
+from node.cluster.handover import FINISH_S, SETTLE_S, Handover
 from node.cluster.readiness import ready_rings
 from node.core.types import (
     ClusterView,
@@ -61,49 +61,49 @@ def test_requests_go_to_the_ring_that_retires_only_until_the_new_one_is_ready():
 
 
 def test_an_idle_ring_has_retired_as_soon_as_another_is_ready():
-    hand_over = HandOver()
+    handover = Handover()
     seen = view(peer("a", ("old", READY)), peer("b", ("new", LOADING)), rings=BOTH)
-    assert hand_over.remaining(seen, 1000.0) == BOTH
+    assert handover.remaining(seen, 1000.0) == BOTH
     seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=BOTH)
-    assert hand_over.remaining(seen, 1000.0) == (NEW,)
+    assert handover.remaining(seen, 1000.0) == (NEW,)
 
 
 def test_a_busy_ring_has_its_time_to_finish_from_when_another_is_ready():
-    hand_over = HandOver()
+    handover = Handover()
     early = view(peer("a", ("old", READY), running=1), peer("b", ("new", LOADING)), rings=BOTH)
     busy = view(peer("a", ("old", READY), running=1), peer("b", ("new", READY)), rings=BOTH)
-    assert hand_over.remaining(early, 0.0) == BOTH
-    assert hand_over.remaining(busy, 100.0) == BOTH
-    assert hand_over.remaining(busy, 99.9 + FINISH_S) == BOTH
-    assert hand_over.remaining(early, 100.0 + FINISH_S) == BOTH  # the other has trouble: the time begins anew
-    assert hand_over.remaining(busy, 101.0 + FINISH_S) == BOTH
-    assert hand_over.remaining(busy, 101.0 + 2 * FINISH_S) == (NEW,)
+    assert handover.remaining(early, 0.0) == BOTH
+    assert handover.remaining(busy, 100.0) == BOTH
+    assert handover.remaining(busy, 99.9 + FINISH_S) == BOTH
+    assert handover.remaining(early, 100.0 + FINISH_S) == BOTH  # the other has trouble: the time begins anew
+    assert handover.remaining(busy, 101.0 + FINISH_S) == BOTH
+    assert handover.remaining(busy, 101.0 + 2 * FINISH_S) == (NEW,)
 
 
 def test_a_node_that_drains_is_not_kept_waiting():
     seen = view(peer("a", ("old", READY), running=3, draining=True), peer("b", ("new", READY)), rings=BOTH)
-    assert HandOver().remaining(seen, 0.0) == (NEW,)
+    assert Handover().remaining(seen, 0.0) == (NEW,)
 
 
 def test_nothing_retires_without_being_told_to():
     rings = (NEW, replace(OLD, retiring=False))
     seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=rings)
-    assert HandOver().remaining(seen, 0.0) == rings
+    assert Handover().remaining(seen, 0.0) == rings
 
 
 def test_a_better_placement_has_to_be_better_for_a_while():
-    hand_over = HandOver()
+    handover = Handover()
     plan, better = Placement(rings=(OLD,)), Placement(rings=(NEW,))
     other = Placement(rings=(ring("other", "c"),))
-    assert not hand_over.is_due(better, plan, 0.0)
-    assert not hand_over.is_due(better, plan, SETTLE_S - 1)
-    assert not hand_over.is_due(other, plan, SETTLE_S)
-    assert not hand_over.is_due(better, plan, SETTLE_S + 1)
-    assert not hand_over.is_due(plan, plan, SETTLE_S + 2)
-    assert not hand_over.is_due(better, plan, SETTLE_S + 3)
+    assert not handover.is_due(better, plan, 0.0)
+    assert not handover.is_due(better, plan, SETTLE_S - 1)
+    assert not handover.is_due(other, plan, SETTLE_S)
+    assert not handover.is_due(better, plan, SETTLE_S + 1)
+    assert not handover.is_due(plan, plan, SETTLE_S + 2)
+    assert not handover.is_due(better, plan, SETTLE_S + 3)
     named = Placement(rings=(replace(NEW, id="as the next epoch calls it"),))
-    assert hand_over.is_due(named, plan, 2 * SETTLE_S + 3)
-    assert not hand_over.is_due(better, better, 9 * SETTLE_S)
+    assert handover.is_due(named, plan, 2 * SETTLE_S + 3)
+    assert not handover.is_due(better, better, 9 * SETTLE_S)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_a_better_placement_has_to_be_better_for_a_while():
 )
 def test_a_node_that_leaves_is_missed_while_others_could_take_over(here, there, missed):
     leaving = replace(here, report=replace(here.report, draining=True))
-    assert is_missed(view(leaving, there, rings=(ring("new", "a"),))) == missed
-    assert not is_missed(view(leaving, there, rings=(ring("new", "b"),)))
+    assert is_needed(view(leaving, there, rings=(ring("new", "a"),))) == missed
+    assert not is_needed(view(leaving, there, rings=(ring("new", "b"),)))

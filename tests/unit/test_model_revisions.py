@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.cluster.specs import Specs
+from node.cluster.model_specs import ModelSpecs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
 from node.core.pool import Pools
 from node.core.types import (
@@ -141,7 +141,7 @@ def made(directory):
 
 
 def specs_of(catalogue, peers):
-    return Specs(catalogue, Hub(), Compute(), peers, peers.holders, Pools())
+    return ModelSpecs(catalogue, Hub(), Compute(), peers, peers.holders, Pools())
 
 
 async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_here_in_part(catalogue):

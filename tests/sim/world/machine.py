@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.allowed import Allowed
+from node.cluster.allowlist import Allowlist
+from node.cluster.control_service import ControlService
 from node.cluster.draining import Draining
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
-from node.cluster.service import ControlService
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.pool import Pools
@@ -128,7 +128,7 @@ class Machine:
 
 
 class FakeSpecs:
-    """In place of node.cluster.specs.Specs."""
+    """In place of node.cluster.model_specs.ModelSpecs."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -200,9 +200,9 @@ class Process:
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.book, client)
-        allowed = Allowed(self.agent, ())
-        doubles: Any = None  # a machine's key is its own
-        self.control = ControlService(self.agent, self.head, allowed, specs, draining, doubles)
+        allowlist = Allowlist(self.agent, ())
+        duplicate_id: Any = None  # a machine's key is its own
+        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, duplicate_id)
         self.gateway = Gateway(
             self.agent,
             self.book,
@@ -211,7 +211,7 @@ class Process:
             catalogue,
             self._no_tokenizer,
             self.head.want,
-            allowed,
+            allowlist,
             draining,
             Pools(),
             grammars,

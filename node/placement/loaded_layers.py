@@ -13,7 +13,9 @@ _MOST_SHARDS = 8
 """Maximum shards considered of one model on one node."""
 
 
-def loaded_rings(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> list[Ring]:
+def rings_of_loaded_layers(
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish
+) -> list[Ring]:
     """Rings of loaded layers, without ids.
 
     Each has the longest context that its nodes have room for, and then the most sessions.

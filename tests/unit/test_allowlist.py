@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from node.cluster.allowed import Allowed
-from node.cluster.service import ControlService
+from node.cluster.allowlist import Allowlist
+from node.cluster.control_service import ControlService
 from node.core.errors import ModelNotAllowed
 from node.core.pool import Pools
 from node.core.types import Fence, HeldModel, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
@@ -43,16 +43,16 @@ def agent() -> Any:
     ],
 )
 def test_patterns(pattern: str, model: str, matches: bool) -> None:
-    allowed = Allowed(agent(), ["something-else", pattern])
+    allowlist = Allowlist(agent(), ["something-else", pattern])
     if matches:
-        allowed.check(model)
+        allowlist.check(model)
     else:
         with pytest.raises(ModelNotAllowed, match="--allow-model"):
-            allowed.check(model)
+            allowlist.check(model)
 
 
 def test_without_patterns_all_models_are_allowed() -> None:
-    Allowed(agent(), []).check("any/thing")
+    Allowlist(agent(), []).check("any/thing")
 
 
 async def test_the_head_loads_nothing_else_whoever_asks() -> None:
@@ -63,7 +63,7 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
 
     head: Any = SimpleNamespace(want=want)
     nothing: Any = None
-    service = ControlService(agent(), head, Allowed(agent(), ["mlx-community/*"]), nothing, nothing, nothing)
+    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing)
     await service.want(HELD)
     await service.want(PLACED)
     with pytest.raises(ModelNotAllowed):
@@ -87,7 +87,7 @@ def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
         "agent": here,
         "catalogue": catalogue,
         "want": want,
-        "allowed": Allowed(agent(), patterns),
+        "allowlist": Allowlist(agent(), patterns),
         "pools": Pools(),
         **dict.fromkeys(("book", "rings", "client", "tokenizer_files", "draining", "grammars", "sandboxes")),
     }

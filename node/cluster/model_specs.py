@@ -17,7 +17,7 @@ from node.model.weights import Weights
 from node.rpc.client import RpcClient
 
 
-class Specs:
+class ModelSpecs:
     def __init__(
         self,
         catalogue: Catalogue,

@@ -8,17 +8,18 @@ from node.core.errors import ModelNotAllowed
 from node.model.short_names import canonical
 
 
-class Allowed:
-    """Those whose id matches one of the patterns, in any case; and those that nodes preload or that have a place, as
-    they cost nothing more. Without patterns all.
+class Allowlist:
+    """Allows models whose id matches a pattern, ignoring case, and models that are placed or preloaded by a node.
+
+    Without patterns, all models are allowed.
     """
 
     def __init__(self, agent: Agent, patterns: Iterable[str]) -> None:
-        """A pattern is one of fnmatch, in which `*` also stands for slashes, or a model's short name."""
+        """`patterns`: of fnmatch, where `*` also matches slashes, or short names of models."""
         self._agent = agent
         self._patterns = tuple(canonical(pattern).lower() for pattern in patterns)
 
-    def among(self, models: Iterable[str]) -> list[str]:
+    def filter(self, models: Iterable[str]) -> list[str]:
         if not self._patterns:
             return list(models)
         here = {ring.model for ring in self._agent.placement.rings}
@@ -27,10 +28,10 @@ class Allowed:
 
     def check(self, model: str) -> None:
         """Raises ModelNotAllowed."""
-        if not self.among([model]):
+        if not self.filter([model]):
             raise ModelNotAllowed(
-                f"{model} is none of the models that requests may have loaded on {self._agent.info.name}.",
-                hint="See /v1/models; --allow-model adds to them.",
+                f"Requests may not load {model} on {self._agent.info.name}.",
+                hint="GET /v1/models lists the models that they may use; start the nodes with --allow-model to allow more.",
                 param="model",
             )
 

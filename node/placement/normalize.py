@@ -12,18 +12,18 @@ probe of an idle link varies by less, and no decision depends on less.
 """
 
 
-class Steady:
+class Normalizer:
     def __init__(self) -> None:
         self._rtt_ms: dict[tuple[str, str], float] = {}
         """Round trips last used, by (measuring node, peer)."""
 
-    def reports(self, nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:
+    def normalize(self, nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:
         """The reports, reduced to what placement uses, sorted by id."""
         present = {node.info.id for node in nodes}
         self._rtt_ms = {pair: rtt for pair, rtt in self._rtt_ms.items() if pair[0] in present}
-        return tuple(self._bare(node) for node in sorted(nodes, key=lambda node: node.info.id))
+        return tuple(self._normalize(node) for node in sorted(nodes, key=lambda node: node.info.id))
 
-    def _bare(self, node: NodeReport) -> NodeReport:
+    def _normalize(self, node: NodeReport) -> NodeReport:
         return NodeReport(
             info=node.info,
             memory=Memory(node.memory.total, node.memory.usable),
@@ -34,12 +34,12 @@ class Steady:
             ),
             models=node.models,
             min_stages=node.min_stages,
-            links=tuple(Link(link.to, "", self._steady_ms(node.info.id, link)) for link in node.links),
+            links=tuple(Link(link.to, "", self._stable_ms(node.info.id, link)) for link in node.links),
             draining=node.draining,
             idle=node.idle,
         )
 
-    def _steady_ms(self, node: str, link: Link) -> float:
+    def _stable_ms(self, node: str, link: Link) -> float:
         """Round trip without noise; infinite for a lost link, which is never noise."""
         taken = self._rtt_ms.get((node, link.to), -1.0)
         if taken < 0 or abs(link.rtt_ms - taken) > max(NOISE_MS, NOISE * min(taken, link.rtt_ms)):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, PeerHint, Placement
 from node.placement.place import place
-from node.placement.unreachable import APART_S, Cuts, lost_links
+from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
 
 MB = 2**20
 SPEC = ModelSpec("m", (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)
@@ -20,49 +20,52 @@ def node(name: str, hears: str, usable: int = 500 * MB) -> NodeReport:
 
 
 WHOLE = (node("a", "bc"), node("b", "ac"), node("c", "ab"))
-CUT = (node("a", "bc"), node("b", "a"), node("c", "a"))
+BROKEN = (node("a", "bc"), node("b", "a"), node("c", "a"))
 
 
 def lost(nodes: Collection[NodeReport]) -> set[str]:
-    return {f"{a.info.id}{b.info.id}" for a, b in lost_links(tuple(nodes))}
+    return {f"{a.info.id}{b.info.id}" for a, b in unreachable_pairs(tuple(nodes))}
 
 
 def test_who_has_not_heard_the_other_for_a_while_has_lost_it() -> None:
-    cuts = Cuts()
-    assert not lost(cuts.marked(CUT, 10.0))
-    assert not lost(cuts.marked(CUT, 10.0 + APART_S / 2))
-    marked = cuts.marked(CUT, 10.0 + APART_S)
+    pairs = UnreachablePairs()
+    assert not lost(pairs.mark(BROKEN, 10.0))
+    assert not lost(pairs.mark(BROKEN, 10.0 + APART_S / 2))
+    marked = pairs.mark(BROKEN, 10.0 + APART_S)
     assert lost(marked) == {"bc"}
     assert [(link.to, link.rtt_ms) for link in marked[1].links] == [("a", 1.0), ("c", math.inf)]
-    assert marked[0] == CUT[0]
+    assert marked[0] == BROKEN[0]
 
 
 def test_who_is_heard_again_begins_anew() -> None:
-    cuts = Cuts()
-    cuts.marked(CUT, 0.0)
-    assert cuts.marked(WHOLE, APART_S) == list(WHOLE)
-    assert not lost(cuts.marked(CUT, APART_S + 1))
+    pairs = UnreachablePairs()
+    pairs.mark(BROKEN, 0.0)
+    assert pairs.mark(WHOLE, APART_S) == list(WHOLE)
+    assert not lost(pairs.mark(BROKEN, APART_S + 1))
 
 
 def test_one_side_that_does_not_hear_is_enough() -> None:
-    cuts, half = Cuts(), (WHOLE[0], WHOLE[1], CUT[2])
-    cuts.marked(half, 0.0)
-    assert lost(cuts.marked(half, APART_S)) == {"bc"}
+    pairs, half = UnreachablePairs(), (WHOLE[0], WHOLE[1], BROKEN[2])
+    pairs.mark(half, 0.0)
+    assert lost(pairs.mark(half, APART_S)) == {"bc"}
 
 
 def placed(nodes: Collection[NodeReport], current: Placement | None = None) -> Placement:
-    cuts = Cuts()
-    cuts.marked(tuple(nodes), 0.0)
-    marked = cuts.marked(tuple(nodes), APART_S)
+    pairs = UnreachablePairs()
+    pairs.mark(tuple(nodes), 0.0)
+    marked = pairs.mark(tuple(nodes), APART_S)
     return place([SPEC], marked, fence=Fence(1, 2 if current else 1), head="a", current=current)
 
 
 def test_a_ring_goes_where_its_nodes_reach_each_other() -> None:
     """Two of three hold the model. Of a ring of two, each is the other's next and last."""
-    assert {stage.node for stage in placed([replace(each) for each in CUT]).rings[0].stages} in ({"a", "b"}, {"a", "c"})
+    assert {stage.node for stage in placed([replace(each) for each in BROKEN]).rings[0].stages} in (
+        {"a", "b"},
+        {"a", "c"},
+    )
     small = [node("a", "bc", 100 * MB), *WHOLE[1:]]
     (ring,) = placed(small).rings
     assert {stage.node for stage in ring.stages} == {"b", "c"}
     assert placed(small, Placement(Fence(1, 1), "a", (ring,))).rings == (ring,)
-    (refusal,) = placed([small[0], *CUT[1:]], Placement(Fence(1, 1), "a", (ring,))).refused
+    (refusal,) = placed([small[0], *BROKEN[1:]], Placement(Fence(1, 1), "a", (ring,))).refused
     assert refusal.message.endswith(" b and c do not reach each other.")

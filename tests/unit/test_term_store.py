@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.cluster.agent import Agent
-from node.cluster.terms import AGAIN_S, Terms
+from node.cluster.term_store import RETRY_S, TermStore
 from node.core.types import LONGEST_NAME, Heartbeat, Memory, NodeInfo, NodeReport
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
@@ -27,17 +27,17 @@ class Disk:
 
 def test_a_term_is_tried_again_but_not_all_the_time():
     disk = Disk()
-    terms = Terms(disk.write)
-    assert not terms.save(3, 0.0)
-    assert terms.error == "No space left on device"
-    assert not terms.save(4, 1.0)
-    terms.try_again(AGAIN_S - 0.1)
+    store = TermStore(disk.write)
+    assert not store.save(3, 0.0)
+    assert store.error == "No space left on device"
+    assert not store.save(4, 1.0)
+    store.retry(RETRY_S - 0.1)
     assert disk.tries == 1
     disk.is_full = False
-    terms.try_again(AGAIN_S)
-    assert (disk.term, terms.error) == (4, "")
-    assert terms.save(5, AGAIN_S)
-    terms.try_again(2 * AGAIN_S)
+    store.retry(RETRY_S)
+    assert (disk.term, store.error) == (4, "")
+    assert store.save(5, RETRY_S)
+    store.retry(2 * RETRY_S)
     assert (disk.term, disk.tries) == (5, 3)
 
 
@@ -46,10 +46,10 @@ def test_any_error_is_told_in_words_that_peers_take(error):
     def write(_: int) -> None:
         raise error
 
-    terms = Terms(write)
-    terms.save(1, 0.0)
-    assert 0 < len(terms.error) <= LONGEST_NAME
-    assert terms.error.isprintable()
+    store = TermStore(write)
+    store.save(1, 0.0)
+    assert 0 < len(store.error) <= LONGEST_NAME
+    assert store.error.isprintable()
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_head_is_followed_whatever_the_disk_does(clock):
     agent.heard(peer(7, "other"))
     assert told(agent) == (7, "other", "No space left on device")
     disk.is_full = False
-    clock.now += AGAIN_S
+    clock.now += RETRY_S
     agent.touch()
     assert disk.term == 7
     assert told(agent) == (7, "other", "")

@@ -5,30 +5,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.types import Fence, Link, LoadReport, LoadState, Memory, PeerHint, RingLoad, Shard
+from node.placement.normalize import NOISE, NOISE_MS, Normalizer
 from node.placement.place import place
-from node.placement.steady import NOISE, NOISE_MS, Steady
 from tests.unit.test_placement import clusters, node, specs
 
 
-def rtts(steady: Steady, rtt: float) -> list[float]:
-    (report,) = steady.reports([node("a", 1, links=[("b", rtt)])])
+def rtts(normalizer: Normalizer, rtt: float) -> list[float]:
+    (report,) = normalizer.normalize([node("a", 1, links=[("b", rtt)])])
     return [link.rtt_ms for link in report.links]
 
 
 @given(st.floats(0, 100), st.lists(st.floats(-0.99, 0.99), max_size=20))
 def test_noise_of_measuring_is_no_change(first, wavers):
-    steady = Steady()
-    assert rtts(steady, first) == [first]
+    normalizer = Normalizer()
+    assert rtts(normalizer, first) == [first]
     for waver in wavers:
         noisy = max(0.0, first + waver * max(NOISE_MS, NOISE * first / (1 + NOISE)))
-        assert rtts(steady, noisy) == [first]
+        assert rtts(normalizer, noisy) == [first]
 
 
 @given(st.lists(st.floats(0, 100) | st.just(math.inf), min_size=1))
 def test_what_is_taken_is_never_far_from_what_is_measured(measured):
-    steady = Steady()
+    normalizer = Normalizer()
     for rtt in measured:
-        (taken,) = rtts(steady, rtt)
+        (taken,) = rtts(normalizer, rtt)
         assert taken == rtt or abs(taken - rtt) <= max(NOISE_MS, NOISE * min(taken, rtt))
 
 
@@ -49,8 +49,8 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
         job_s=2.0,
         disk_error="full",
     )
-    steady = Steady()
-    assert steady.reports([still]) == steady.reports([busy])
+    normalizer = Normalizer()
+    assert normalizer.normalize([still]) == normalizer.normalize([busy])
     for change in (
         {"memory": Memory(1, 1)},
         {"loads": (LoadReport("r", Shard("m", 0, 2), LoadState.READY, 1.0),)},
@@ -60,7 +60,7 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
         {"draining": True},
         {"links": ()},
     ):
-        assert steady.reports([replace(still, **change)]) != steady.reports([busy])
+        assert normalizer.normalize([replace(still, **change)]) != normalizer.normalize([busy])
 
 
 @given(specs(), clusters())
@@ -68,4 +68,4 @@ def test_a_placement_needs_nothing_else(spec, nodes):
     def placed(reports):
         return place([spec], reports, fence=Fence(1, 1), head="a")
 
-    assert placed(Steady().reports(nodes)) == placed(nodes)
+    assert placed(Normalizer().normalize(nodes)) == placed(nodes)

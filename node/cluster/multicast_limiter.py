@@ -18,8 +18,8 @@ MOST_NAMES = 1024
 """Maximum names of adverts: four times the nodes that this node keeps in touch with."""
 
 
-class Meter:
-    """Meter for one start of zeroconf."""
+class MulticastLimiter:
+    """For one start of zeroconf."""
 
     def __init__(self) -> None:
         self.packets = 0
@@ -55,18 +55,18 @@ class Meter:
 
 
 class _Metered(asyncio.DatagramProtocol):
-    def __init__(self, protocol: Any, meter: Meter) -> None:
+    def __init__(self, protocol: Any, limiter: MulticastLimiter) -> None:
         self._protocol = protocol
-        self._meter = meter
+        self._limiter = limiter
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        self._meter.packets += 1
-        if self._meter.excess:
+        self._limiter.packets += 1
+        if self._limiter.excess:
             return
         begun = time.thread_time()
-        with self._meter.tried:
+        with self._limiter.tried:
             self._protocol.datagram_received(data, addr)
-        self._meter.spend(time.thread_time() - begun)
+        self._limiter.spend(time.thread_time() - begun)
 
     def error_received(self, exc: Exception) -> None:
         self._protocol.error_received(exc)

@@ -1,25 +1,31 @@
 """Answers the control plane's calls from peers."""
 
 from node.cluster.agent import Agent
-from node.cluster.allowed import Allowed
-from node.cluster.doubles import Doubles
+from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
+from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
-from node.cluster.specs import Specs
+from node.cluster.model_specs import ModelSpecs
 from node.core.errors import NotAdmitted
 from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
 
 
 class ControlService:
     def __init__(
-        self, agent: Agent, head: Head, allowed: Allowed, specs: Specs, draining: Draining, doubles: Doubles
+        self,
+        agent: Agent,
+        head: Head,
+        allowlist: Allowlist,
+        specs: ModelSpecs,
+        draining: Draining,
+        duplicate_id: DuplicateId,
     ) -> None:
         self._agent = agent
         self._head = head
-        self._allowed = allowed
+        self._allowlist = allowlist
         self._specs = specs
         self._draining = draining
-        self._doubles = doubles
+        self._duplicate_id = duplicate_id
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         return self._agent.exchange(heartbeat, caller)
@@ -28,10 +34,10 @@ class ControlService:
         self._agent.left(node_id, incarnation)
 
     def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
-        return self._doubles.prove(nonce)
+        return self._duplicate_id.prove(nonce)
 
     async def want(self, model: str) -> None:
-        self._allowed.check(model)
+        self._allowlist.check(model)
         await self._head.want(model)
 
     async def drain(self, node: str, *, draining: bool) -> None:
@@ -40,7 +46,7 @@ class ControlService:
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
         if caller.node not in ("", self._agent.head):
             raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
-        self._draining.set(node, draining=draining)
+        self._draining.apply(node, draining=draining)
 
     async def describe(self, model: str, revision: str) -> ModelSpec:
         return await self._specs.local(model, revision)

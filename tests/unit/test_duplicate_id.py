@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.cluster import doubles as module
+from node.cluster import duplicate_id as module
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.doubles import MOST_ADDRESSES, MOST_ASKED, Doubles
+from node.cluster.duplicate_id import MOST_ADDRESSES, MOST_ASKED, DuplicateId
 from node.core.errors import PeerUnavailable
 from node.core.types import Address, Caller, Heartbeat, Memory, NodeInfo, NodeReport, PeerHint
 from node.host.interfaces import Interface
@@ -38,7 +38,7 @@ class Network:
             return self._at(peer).agent.exchange(heartbeat, Caller(address))
 
         async def prove(peer: Address, nonce: bytes, timeout_s: float) -> tuple[NodeInfo, bytes]:
-            return self._at(peer).doubles.prove(nonce)
+            return self._at(peer).duplicate_id.prove(nonce)
 
         return SimpleNamespace(exchange=exchange, prove=prove, drop=lambda peer: None)
 
@@ -61,7 +61,7 @@ class Process:
         self.saved: list[int] = []
         self.book = AddressBook(self.info.id, client, (Interface("en0", "ethernet", (address,)),), anywhere=False)
         self.agent = Agent(self.info, 0, self.book, self._report, lambda _: None)
-        self.doubles = Doubles(self.agent, self.book, client, key, self.saved.append)
+        self.duplicate_id = DuplicateId(self.agent, self.book, client, key, self.saved.append)
 
     def _report(self) -> NodeReport:
         return NodeReport(self.agent.info, Memory(1, 1))
@@ -73,7 +73,7 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def looking(*processes: Process) -> AsyncIterator[list[asyncio.Task[NodeInfo]]]:
-    tasks = [asyncio.create_task(process.doubles.older()) for process in processes]
+    tasks = [asyncio.create_task(process.duplicate_id.older()) for process in processes]
     try:
         yield tasks
     finally:
@@ -107,7 +107,7 @@ async def test_of_two_the_younger_gives_way_whoever_is_told(told: int, port: int
     async with looking(*both) as (first, second):
         both[told].book.add_advert(both[1 - told].hint)
         assert await asyncio.wait_for(second, 5) == older.info
-        await until(lambda: older.agent.view().double == younger.info.name)
+        await until(lambda: older.agent.view().duplicate == younger.info.name)
         assert not first.done()
         assert older.agent.info.incarnation == max(5, incarnation + 1), (
             "what others heard of the younger one is outdated"
@@ -124,7 +124,7 @@ async def test_clocks_that_agree_to_the_millisecond_still_leave_one() -> None:
         assert not first.done()
 
 
-async def test_a_node_is_not_its_own_double() -> None:
+async def test_a_node_is_not_its_own_duplicate() -> None:
     """Whatever leads to it: an old port, a machine in between that passes on what it is asked."""
     network = Network()
     own = network.start("10.0.0.1", 1000)
@@ -138,18 +138,18 @@ async def test_a_node_is_not_its_own_double() -> None:
         await settled()
         assert len(network.asked) == 5, "10.0.0.1:5 and 10.0.0.9:1 by both calls, 10.0.0.9:5 where nobody is"
         assert not task.done()
-        assert not own.agent.view().double
+        assert not own.agent.view().duplicate
 
 
-async def test_nobody_without_the_key_is_a_double() -> None:
+async def test_nobody_without_the_key_is_a_duplicate() -> None:
     """In an open cluster anybody may say that it has this id."""
     network = Network()
     own = network.start("10.0.0.1", 1000, incarnation=5)
     liar = network.start("10.0.0.2", 1, incarnation=99, key=new_key())
     liar.agent.info = own.info.__class__(**{**_fields(liar.info), "id": own.info.id})
-    replayed = own.doubles.prove(bytes(32))
+    replayed = own.duplicate_id.prove(bytes(32))
     network.there["10.0.0.3:1"] = SimpleNamespace(
-        agent=liar.agent, doubles=SimpleNamespace(prove=lambda nonce: (_older(replayed[0]), replayed[1]))
+        agent=liar.agent, duplicate_id=SimpleNamespace(prove=lambda nonce: (_older(replayed[0]), replayed[1]))
     )
     async with looking(own) as (task,):
         for address in ("10.0.0.2", "10.0.0.3"):
@@ -158,7 +158,7 @@ async def test_nobody_without_the_key_is_a_double() -> None:
         assert set(network.asked) == {"10.0.0.2:1", "10.0.0.3:1"}
         assert not task.done()
         assert own.agent.info == own.info
-        assert not own.agent.view().double
+        assert not own.agent.view().duplicate
 
 
 def _fields(info: NodeInfo) -> dict[str, Any]:
@@ -185,7 +185,7 @@ async def test_invented_places_cost_little(monkeypatch: pytest.MonkeyPatch) -> N
         for address in many:
             own.book.add(PeerHint(own.info.id, (address,), 1))
             await settled()
-        assert len(own.doubles._asked) == MOST_ASKED
+        assert len(own.duplicate_id._asked_at) == MOST_ASKED
         monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
         before = len(network.asked)
         own.book.add(PeerHint(own.info.id, many[-1:], 1))
