@@ -1,1 +1,1 @@
-"""A model's text: tokens, chat templates, grammars, and the sandboxes in which strangers' texts are compiled. Free of MLX."""
+"""Text of a model: tokenizer, chat template, grammars, and the sandboxes that run untrusted ones. Does not import MLX."""

@@ -1,7 +1,6 @@
-"""Which tokens an answer that follows a grammar may go on with.
+"""Constrains an answer to a grammar: computes the tokens allowed next.
 
-What is allowed depends on the grammar and on the tokens so far alone: a session that is replayed, or taken up by another
-driver, goes on as if nothing had happened.
+They depend only on the grammar and the tokens generated so far, so a session can be replayed, also by another driver.
 """
 
 import threading
@@ -16,26 +15,26 @@ from node.text.tokenizer import Tokenizer
 
 
 class GrammarLost(PippinError):
-    """A grammar grew beyond what may be computed for one token."""
+    """A grammar exceeded the limits of computation for one token."""
 
     code = "grammar_lost"
 
 
 class Constraint:
-    """Of one session. One thread at a time."""
+    """The constraint of one session. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher: LLMatcher | None = matcher
         self._taken = 0
         self.memory = 0
-        """Bytes that it counts for."""
+        """Bytes that it counts towards the limit of all grammars."""
         self.error: PippinError | None = None
-        """Why the session can't go on; the tokens drawn from then on mean nothing."""
+        """The error that ends the session; tokens drawn after it are invalid."""
 
     def allowed(self, generated: Sequence[int]) -> bytes | None:
-        """The tokens that may follow, a bit each from the lowest of each byte; `generated` are all of the session.
+        """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None after an error or `close`.
 
-        None once there is an `error` or it is closed.
+        `generated`: all tokens of the session so far.
         """
         matcher = self._matcher
         if matcher is None:
@@ -49,31 +48,31 @@ class Constraint:
         return None
 
     def close(self) -> None:
-        """Free its memory. What is allowed is asked no more, or by a step whose result nobody takes."""
+        """Free its memory. A step that is still running may call `allowed` once more."""
         self._matcher = None
         self.memory = 0
 
 
 class Constraints:
-    """Makes the constraints of one model's sessions, in any thread.
+    """Creates the constraints of one model's sessions. Thread-safe.
 
-    The tokenizer is read when the first one is wanted, which takes up to a second; most models are never asked for one.
-    That it is of no use is remembered, too.
+    The first call reads the tokenizer, which takes up to a second; most models never need it. If the tokenizer is
+    unusable, that is remembered, too.
     """
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
-        """`vocabulary`: how many tokens the model has logits for."""
+        """`vocabulary`: number of the model's logits."""
         self.directory = directory
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
         self._unusable = ""
-        """Why no grammar can guide this model."""
+        """Why this model can follow no grammar; empty while unknown."""
         self._lock = threading.Lock()
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
-        """A session's, from its grammar and the tokens that it has already. The grammar was proven: see `Grammars.begin`.
+        """Create the constraint of a session with these tokens. A sandbox must have tried the grammar: see `Grammars.begin`.
 
-        Raises BadRequest when there is no such grammar, or when the tokens do not follow it; ModelBroken.
+        Raises BadRequest for an invalid grammar and for tokens that do not follow it; ModelBroken.
         """
         matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LIMITS)
         constraint = Constraint(matcher)
@@ -96,15 +95,15 @@ class Constraints:
 def _read(directory: Path, vocabulary: int) -> LLTokenizer:
     tokenizer = Tokenizer(directory)
     if not tokenizer.spells:
-        raise BadRequest("This model's tokens have no bytes of their own, so no grammar can guide them.")
+        raise BadRequest("This model's tokens have no fixed bytes, so it cannot follow a grammar.")
     ends = sorted(token for token in tokenizer.eos if token < vocabulary)
     if not ends:
-        raise BadRequest("This model has no token that ends an answer, so none can follow a grammar.")
+        raise BadRequest("This model has no token that ends an answer, so it cannot follow a grammar.")
     return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, ends[0], vocabulary)), eos_token=ends, slices=None)
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer."""
+    """The interface of a tokenizer that llguidance expects."""
 
     bos_token_id = None
 
@@ -115,7 +114,7 @@ class _Tokens:
         self.special_token_ids = sorted(token for token in tokenizer.markup if token < vocabulary)
 
     def __call__(self, text: str) -> list[int]:
-        """How the model itself would write what a grammar forces; llguidance allows nothing else there."""
+        """Tokenize a text that a grammar forces, as the model would; llguidance allows only these tokens there."""
         if not isinstance(text, str):
-            raise TypeError("bytes are text first")  # llguidance tries these first, and then sends text
+            raise TypeError("the text is bytes")  # llguidance tries bytes first, then str
         return self._encode(text)

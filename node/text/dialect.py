@@ -1,7 +1,7 @@
-"""How a model family marks what is no plain answer, its thoughts and its tool calls: what mlx-lm knows of it, and gpt-oss.
+"""The output format of a model family: markers of reasoning and tool calls, from mlx-lm, and from harmony.py for gpt-oss.
 
-An answer is in one channel at a time, and strings of the family's own, its markers, lead from one to another. The channels
-have mlx-lm's names: `normal` is what a reader sees, `reasoning` its thoughts, `tool` a call; any other is seen by nobody.
+An answer is in one channel at a time; markers, which are strings of the family, switch to another. Channels have mlx-lm's
+names: `normal` is the text that users see, `reasoning` the reasoning, `tool` a tool call. Other channels are hidden.
 """
 
 import json
@@ -15,7 +15,7 @@ START = "normal"
 
 
 class Call(NamedTuple):
-    """A tool call as the model wrote it; the arguments are a JSON object."""
+    """A tool call; the arguments are a JSON object."""
 
     name: str
     arguments: dict[str, Any]
@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`turns`: for each channel its markers, and the channel that each leads to. `begins`: where an answer begins."""
+    """`turns`: the markers of each channel, each with the channel that follows it. `begins`: the first channel of an answer."""
 
     turns: Mapping[str, Sequence[tuple[str, str]]]
     begins: str
@@ -31,11 +31,11 @@ class Dialect:
     think_end: Sequence[int]
     parser: Callable[[str, Any], Any] | None
     opening: str = ""
-    """What the model would write before an answer that begins at once; its template leaves that to it."""
+    """Header that the model would write before an answer without reasoning; its template does not contain it."""
 
     @classmethod
     def of(cls, wrapper: Any) -> "Dialect":
-        """From mlx-lm's tokenizer wrapper, by the rules of its own server (`mlx_lm.generate.make_text_state_machine`)."""
+        """From mlx-lm's tokenizer wrapper, by the rules of its server (`mlx_lm.generate.make_text_state_machine`)."""
         vocabulary = wrapper.get_vocab()
         if all(control in vocabulary for control in harmony.CONTROLS):
             return cls(harmony.TURNS, "header", (), (), harmony.parse_tool_call, harmony.OPENING)
@@ -44,12 +44,12 @@ class Dialect:
             turns[START].append((wrapper.think_start, "reasoning"))
             turns["reasoning"] = [(wrapper.think_end, START)]
         if wrapper.has_tool_calling:
-            # A family with headers says there where calls begin.
+            # In a family with headers, a header marks the beginning of a call.
             if not any(to == "tool" for edges in wrapper.response_transitions.values() for _, to in edges):
                 turns[START].append((wrapper.tool_call_start, "tool"))
             if wrapper.has_thinking:
                 turns["reasoning"].append((wrapper.tool_call_start, "tool"))
-            # Mistral's calls end where the next one begins, or the answer does.
+            # Mistral's calls end at the next call or at the end of the answer.
             end, after = (wrapper.tool_call_end, START) if wrapper.tool_call_end else (wrapper.tool_call_start, "tool")
             turns["tool"] = [(end, after)]
         turns[START] += [(marker, START) for marker in wrapper.structural_markers]
@@ -64,7 +64,7 @@ class Dialect:
         )
 
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
-        """The turns that an answer can take, with `tools` or without."""
+        """The `turns` that are possible in an answer with or without `tools`."""
         return {
             channel: [(marker, to) for marker, to in edges if tools or to != "tool"]
             for channel, edges in self.turns.items()
@@ -72,12 +72,12 @@ class Dialect:
         }
 
     def channel_after(self, prompt: Sequence[int]) -> str:
-        """Where the answer to a prompt begins: some templates have opened the thoughts already."""
+        """First channel of the answer to a prompt: some templates end with the marker that begins reasoning."""
         begun, ended = _last(prompt, self.think_start), _last(prompt, self.think_end)
         return "reasoning" if begun > ended else self.begins
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-        """The calls of a text between the markers. Raises ValueError when it is none."""
+        """Parse the text between two markers. Raises ValueError if it is not a call."""
         if self.parser is None:
             raise ValueError("this family has no calls")
         try:
@@ -92,13 +92,13 @@ class Dialect:
             RecursionError,
             MemoryError,
         ) as error:
-            # mlx-lm's parsers are made for what their models write, and stumble over the rest in many ways.
+            # mlx-lm's parsers expect their models' own output, and fail on other text in many ways.
             raise ValueError(f"no call: {error}") from error
 
 
 def _call(parsed: Any) -> Call:
     name = parsed["name"]
-    # Llama's models say "parameters"; a call without any may leave them out.
+    # Llama's models write "parameters"; a call without arguments may lack both.
     arguments = parsed.get("arguments", parsed.get("parameters"))
     if isinstance(arguments, str):
         arguments = json.loads(arguments or "{}")
@@ -108,7 +108,7 @@ def _call(parsed: Any) -> Call:
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Where the last occurrence of `part` begins; -1 if there is none."""
+    """Index of the last occurrence of `part`; -1 if there is none."""
     size = len(part)
     starts = range(len(tokens) - size, -1, -1) if size else ()
     return next((start for start in starts if tuple(tokens[start : start + size]) == tuple(part)), -1)

@@ -1,4 +1,7 @@
-"""Text to tokens, for one model, by its tokenizer and its chat template. Free of MLX, so that sandboxes are small."""
+"""Encodes texts and chats into tokens with a model's tokenizer and chat template.
+
+Does not import MLX, so that sandboxes stay small.
+"""
 
 import sys
 import threading
@@ -13,21 +16,24 @@ from node.text.template import ControlString, Marks, Segment
 
 
 class Encoder:
-    """`renderer` has a Hugging Face tokenizer's `apply_chat_template`. Safe to use from several threads."""
+    """Encoder of one model. Thread-safe.
+
+    `hf`: a tokenizer of transformers. `renderer`: has its `apply_chat_template`.
+    """
 
     def __init__(self, hf: Any, renderer: Any, controls: Sequence[ControlString]) -> None:
         self._hf = hf
-        self._hf.model_max_length = sys.maxsize  # its warning; the gateway knows the context and refuses
+        self._hf.model_max_length = sys.maxsize  # no warning about long texts: the gateway checks the context
         self._renderer = renderer
-        self._lock = threading.Lock()  # a fast tokenizer panics when two threads use it
+        self._lock = threading.Lock()  # a fast tokenizer panics if two threads use it
         self._control_strings = controls
         self.bos: int | None = hf.bos_token_id
         self._adds_bos = hf.encode("")[:1] == [self.bos]
 
     def encode(self, text: str) -> list[int]:
-        """A raw prompt. Begins with BOS if the model's tokenizer says so, but never with two.
+        """Encode a raw prompt. It begins with one BOS if the tokenizer adds one.
 
-        Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: who sends a raw prompt
+        Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: the sender of a raw prompt
         writes the template himself.
         """
         with self._lock, panics_as_errors():
@@ -40,18 +46,18 @@ class Encoder:
         return tokens
 
     def encode_inside(self, text: str) -> list[int]:
-        """A piece from the middle of a text, in which nothing is a control token."""
+        """Encode a piece from the middle of a text; control strings in it do not become control tokens."""
         with self._lock, panics_as_errors():
             return self._encode_typed(text, first=False)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
     ) -> list[int]:
-        """The tokens of `rendered`."""
+        """Tokens of the chat that `rendered` returns."""
         return self.tokens(self.rendered(messages, tools, **kwargs))
 
     def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        """The tokens of `joined`. Begins with BOS as `encode` does."""
+        """Tokens of the chat that `joined` returns, with BOS as in `encode`."""
         return self._with_bos(self.tokens(self.joined(pieces)))
 
     def rendered(
@@ -61,9 +67,10 @@ class Encoder:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        """The chat as the model's own template writes it. Text in messages and tools never becomes a control token.
+        """Render a chat with the model's template. Text in messages and tools never becomes a control token.
 
-        A last message of the assistant is continued if the template can. `kwargs` reach the template.
+        If the last message is the assistant's, the answer continues it, unless the template prevents that. `kwargs` are
+        passed to the template. Raises BadRequest if the template refuses the messages.
         """
         if self._renderer is self._hf and self._hf.chat_template is None:
             raise BadRequest("This model has no chat template.", hint="Use /v1/completions.", param="messages")
@@ -77,9 +84,9 @@ class Encoder:
             return list(marks.segments(self._render(add_generation_prompt, **marks.wrap(given))))
 
     def joined(self, pieces: Sequence[tuple[str, bool]]) -> list[Segment]:
-        """A chat that the caller has written himself, in pieces, each with whether a person typed it.
+        """Join a chat of pieces (text, typed by a user?) without a template.
 
-        Control strings become control tokens in the pieces that nobody typed.
+        Control strings become control tokens except in typed pieces. Raises BadRequest.
         """
         marks = Marks(self._control_strings, [text for text, _ in pieces])
         return list(marks.segments("".join(marks.shield(text) if typed else text for text, typed in pieces)))
@@ -101,28 +108,28 @@ class Encoder:
             try:
                 return self._apply(messages, add_generation_prompt=False, continue_final_message=True, **kwargs)
             except BadRequest:
-                pass  # The template changes the last message, so there is no place from which to continue.
+                pass  # The template changes the last message, so that its end cannot be found.
         return self._apply(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def _apply(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         try:
             rendered: str = self._renderer.apply_chat_template(messages, tokenize=False, **kwargs)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-            # Templates refuse what their model was not made for: two user turns in a row, a system role.
+            # Templates refuse what their model does not support: two user turns in a row, a system role.
             raise BadRequest(f"The model's chat template refuses the messages: {error}", param="messages") from error
         return rendered
 
     def _with_known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """`developer` is OpenAI's new name for `system`, which most templates do not know."""
+        """Rename `developer`, OpenAI's new name for `system`, unless the template knows it."""
         template = self._hf.chat_template
         renamed = message.get("role") == "developer" and isinstance(template, str) and "developer" not in template
         return {**message, "role": "system"} if renamed else dict(message)
 
     def _encode_typed(self, text: str, *, first: bool) -> list[int]:
-        """Encode without looking for added tokens; not `first`: as it is encoded in the middle of a text."""
+        """Encode without looking for added tokens. Not `first`: encode it as in the middle of a text."""
         if first:
             return self._encode_plain(text)
-        # SentencePiece's way puts a blank before the first word of a text. A line break takes its place.
+        # SentencePiece puts a blank before the first word of a text. A line break in front prevents that.
         line_break = self._encode_plain("\n")
         tokens = self._encode_plain("\n" + text)
         if tokens[: len(line_break)] == line_break:
@@ -144,7 +151,7 @@ class Encoder:
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic of the tokenizers library, which is no Exception, is raised as ModelBroken."""
+    """Translate a panic of the tokenizers library, which is not an Exception, into ModelBroken."""
     try:
         yield
     except Exception:
@@ -156,7 +163,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def check_length(characters: int, context: int, longest: int, *, param: str) -> None:
-    """Raises ContextExceeded for a text that needs more than `context` tokens even if each stands for `longest` characters."""
+    """Raises ContextExceeded for a text that exceeds `context` tokens even if each has `longest` characters."""
     if characters > context * longest:
         raise ContextExceeded(
             f"This model's maximum context length is {context} tokens, of {longest} characters at most, but the text has "

@@ -1,8 +1,8 @@
-"""Grammars that an answer must follow, as text that any driver understands: from JSON schemas, and for tool calls.
+"""Makes grammars in llguidance's format, for JSON schemas and for tool calls.
 
-A grammar is llguidance's own, so that what is checked at the gateway is what the driver follows. Two things are tighter
-than JSON Schema demands, so that an answer comes to its end whatever model writes it: white space is as `json.dumps` puts
-it, and what a schema leaves open by saying nothing (more properties, digits without end) is closed.
+The gateway makes and checks the text of a grammar, and the driver follows the same text. In two points a grammar is stricter
+than its JSON schema, so that weak models finish their answers, too: white space is that of `json.dumps`, and anything that the
+schema leaves unbounded by omission (further properties, number of digits) is bounded.
 """
 
 import json
@@ -16,11 +16,11 @@ from node.core.errors import BadRequest
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MOST_CALLS = 16
-"""In one answer to a demand for calls: a weak model would go on and on."""
+"""Maximum calls in one answer, as weak models repeat calls forever."""
 EXACT = 2**53 - 1
-"""The largest integer that all JSON readers agree on (RFC 8259, section 6)."""
+"""Largest integer that is exact in all JSON parsers (RFC 8259, section 6)."""
 FINE, COARSE = 1e-9, 1e-3
-"""The last decimal of numbers in a range, and how small a range may be to be cut to these."""
+"""Decimal step of bounded numbers; ranges and bounds smaller than COARSE are not rounded to it."""
 BOUNDS = {("minimum", "exclusiveMinimum"): -EXACT, ("maximum", "exclusiveMaximum"): EXACT}
 
 COMBINING = ("properties", "$ref", "anyOf", "oneOf", "allOf")
@@ -31,16 +31,16 @@ SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "depen
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What a model may call: its arguments are an object of the JSON schema `parameters`."""
+    """A function that a model may call; `parameters` is the JSON schema of its arguments."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
-    """Whether a schema that can't be followed to the letter is refused rather than followed as far as possible."""
+    """Whether to refuse a schema with unsupported keywords, instead of ignoring them."""
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
-    """A JSON text that the schema accepts. Raises BadRequest, naming `param`."""
+    """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(_prepared(schema, strict=strict))
     except ValueError as error:  # integers of more than 64 bits
@@ -51,11 +51,11 @@ def json_grammar(schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
 def calls_grammar(
     functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
 ) -> str:
-    """One call, or `many` with a line each; or instead, if there is a schema for it, an `answer` in JSON.
+    """Grammar of one call, or of `many` with a line each. With a schema `answer`, a JSON answer is allowed instead.
 
-    Each function has a root of its own, as references in its schema count from there. Raises BadRequest.
+    Each function has its own JSON root, as references in its schema are relative to it. Raises BadRequest.
     """
-    # In pieces, as the lexer takes the longest one that fits, which must not end beyond an answer's that begins alike.
+    # In several tokens: the lexer takes the longest match, which must not span the beginning of a similar answer.
     heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
     calls = [f'{head} arguments_{index} "}}"' for index, head in enumerate(heads)]
     more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if many else ""
@@ -73,7 +73,7 @@ def calls_grammar(
 
 
 def call_head(name: str) -> str:
-    """What a call begins with; its arguments and a closing brace follow. As most model families write calls."""
+    """Beginning of a call as most model families write it; its arguments and a closing brace follow."""
     return "".join(_head(name))
 
 
@@ -93,10 +93,10 @@ def _prepared(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
 
 
 def _tightened(schema: Any, *, close: bool) -> Any:
-    """The schema with bounds where it has none; `close` objects that say nothing of further properties."""
+    """Add missing bounds to a schema. `close`: forbid further properties in objects that do not mention them."""
     if not isinstance(schema, Mapping):
         return schema
-    # Which dialect a schema claims to be of changes nothing here, and unknown ones are refused.
+    # llguidance refuses unknown values of `$schema`, which has no effect otherwise.
     tight = {key: value for key, value in schema.items() if key != "$schema"}
     for key in tight.keys() & set(SCHEMAS):
         tight[key] = _tightened(tight[key], close=close)
@@ -123,7 +123,7 @@ def _may_be_closed(schema: Mapping[str, Any]) -> bool:
 
 
 def _bound(schema: dict[str, Any]) -> None:
-    """Bound the digits of integers, and of numbers that have a bound; one without may need an exponent."""
+    """Bound the digits of integers, and of numbers with a bound; other numbers may need an exponent."""
     given = [schema[key] for sides in BOUNDS for key in sides if key in schema]
     if not all(isinstance(bound, int | float) and abs(bound) < EXACT for bound in given):
         return
@@ -138,7 +138,7 @@ def _bound(schema: dict[str, Any]) -> None:
 
 
 def _combines(schema: Any) -> bool:
-    """Whether some object of the schema is described in several places: closing one would forbid what another adds."""
+    """Whether the schema combines several descriptions of one object: closing one would forbid properties of another."""
     return any(
         sum(key in each for key in COMBINING) > 1 or (isinstance(each.get("allOf"), list) and len(each["allOf"]) > 1)
         for each in _objects(schema)
@@ -146,7 +146,7 @@ def _combines(schema: Any) -> bool:
 
 
 def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
-    """Every object in a JSON value."""
+    """All objects in a JSON value, at any depth."""
     if isinstance(value, Mapping):
         yield value
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():

@@ -1,8 +1,7 @@
-"""Grammars are made and tried out here, in a sandbox, before anything of the node follows them.
+"""A sandbox's job: makes grammars, or takes finished ones, and tries them before the node compiles them.
 
-llguidance recurses and computes without end for some grammars of a few bytes, so one that nobody has tried may end the
-process that compiles it. One that was compiled here, and followed for some steps, within limits costs a driver the same:
-what it does is a function of the grammar, of the tokens and of the limits.
+llguidance recurses or computes forever for some grammars of a few bytes, which would end the node. The cost of a grammar
+depends only on the grammar, the tokens and the limits, so a grammar that stays within the limits here does so at a driver.
 """
 
 import json
@@ -20,16 +19,16 @@ from node.text.grammar import Function, calls_grammar, json_grammar
 from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
-"""What a driver computes for one token: some 20 ms at worst. The rest are llguidance's own."""
+"""Limits of the computation for one token, some 20 ms at worst; other limits are llguidance's defaults."""
 MOST_MEMORY = 32 * 2**20
-"""Bytes that a grammar may take, compiled and after some steps."""
+"""Maximum bytes of a grammar, compiled and after some steps."""
 _STEPS = 64
 _STACK = 2**20
-"""Bytes: less than any thread of a node has, so that a grammar that fits here fits there."""
+"""Stack size in bytes, less than any thread of a node has: recursion that fits here fits there."""
 
 
 def make_job() -> Job:
-    """What answers in the sandbox, with all read that it needs."""
+    """Create the job, with everything loaded."""
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id], slices=None)
     threading.stack_size(_STACK)
 
@@ -42,7 +41,7 @@ def make_job() -> Job:
 
     answer(
         json.dumps({"schema": {}, "strict": True, "param": ""}).encode()
-    )  # what the first one takes more counts for none
+    )  # the first grammar takes additional memory, which must not count
     return answer
 
 
@@ -68,11 +67,11 @@ def _made(request: Mapping[str, Any]) -> str:
 
 
 def _tried(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
-    """Bytes that the grammar takes. Raises BadRequest when it can't be followed within limits."""
+    """Bytes of the grammar. Raises BadRequest if it cannot be compiled and followed within the limits."""
     process = psutil.Process()
     before = process.memory_info().rss
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-    choose = random.Random(0)  # noqa: S311 - any fixed way through the grammar
+    choose = random.Random(0)  # noqa: S311 - any fixed path through the grammar
     for _ in range(_STEPS):
         bits = matcher.compute_bitmask()
         if matcher.is_error():
@@ -97,7 +96,7 @@ def _where(param: str | None) -> str:
 
 
 class _Bytes:
-    """A tokenizer whose tokens are the 256 bytes: a grammar's cost must not depend on a model."""
+    """Tokenizer whose tokens are the 256 bytes, so that a grammar's cost does not depend on a model."""
 
     bos_token_id = None
     eos_token_id = 256

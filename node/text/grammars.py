@@ -1,4 +1,4 @@
-"""Grammars for the gateway, and constraints for the driver. Nothing is compiled that no sandbox has compiled before."""
+"""Makes grammars for the gateway and constraints for the driver. A sandbox compiles each grammar before this process does."""
 
 import asyncio
 import json
@@ -19,49 +19,49 @@ from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandboxed_encoder import start_tokenizer_sandbox
 
 MOST_BYTES = 256 * 2**10
-"""Of all names, texts and numbers of a request's schemas."""
+"""Maximum total size of names and strings in a request's schemas."""
 MOST_VALUES = 20_000
-"""JSON values in a request's schemas."""
+"""Maximum JSON values in a request's schemas."""
 MOST_LEVELS = 64
-"""How deep these may be nested."""
+"""Maximum depth of nesting."""
 MOST_TEXT = 2**20
-"""Characters of a grammar."""
+"""Maximum characters of a grammar."""
 MOST_HELD = 2**30
-"""Bytes that the grammars of all sessions at a node may take together."""
+"""Maximum total bytes of the grammars of all sessions on a node."""
 _LEAST_HELD = 4 * 2**20
-"""Bytes that a session's grammar counts for at least, as following it takes memory, too."""
+"""Minimum bytes that a session's grammar counts, as following it takes memory, too."""
 _MEMORY = 256 * 2**20
 _AT_ONCE, _WAITING = 2, 64
 _KEPT_TEXT = 64 * 2**10
-"""Characters of the longest grammar that is kept for the next request with the same schemas."""
+"""Maximum characters of a grammar that is cached for the next request with the same schemas."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Grammars:
-    """Of a node; to be made inside a running loop. `start` has a sandbox ready, so that the first grammar is quick, too."""
+    """The grammars of a node. Create it inside a running event loop. `start` prepares a sandbox for the first grammar."""
 
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
-        """`seconds`: that a grammar may take to be made."""
+        """`seconds`: time limit for making one grammar."""
         bounds = Bounds(seconds, _MEMORY, reply=16 * MOST_TEXT, kept=_LEAST_HELD)
         self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, _AT_ONCE, _WAITING)
         self._server = server
         self._tokenizers_checked: set[Path] = set()
-        """Directories of models whose tokenizers can be read within limits."""
+        """Directories whose tokenizers a sandbox has read within its limits."""
         self._checking_tokenizer = asyncio.Lock()
-        # One at a time: while it is compiled, a grammar takes many times the memory that it keeps.
+        # One at a time: compiling a grammar takes many times the memory of the result.
         self._compiling = Pool("grammar", 1, 256, 30)
         self._made: LruCache[bytes, str] = LruCache(512)
-        """Grammars by what was asked."""
+        """Grammars by the hash of the request."""
         self._memory: LruCache[bytes, int] = LruCache(4096)
-        """Of grammars that were proven, by their text."""
+        """Bytes of each grammar that a sandbox has tried, by the hash of its text."""
         self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
         self._beginning: list[int] = []
-        """Bytes that each grammar takes which is being compiled."""
+        """Bytes of each grammar that is being compiled."""
 
     async def start(self) -> None:
-        """Raises NotReady when this machine can have no sandboxes: a node is of no use without."""
+        """Start the first sandbox. Raises NotReady, Overloaded."""
         await self._sandboxes.start()
 
     async def end(self) -> None:
@@ -74,13 +74,13 @@ class Grammars:
     # --- for the gateway ----------------------------------------------------------------------------------------------
 
     async def json(self, schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
-        """A JSON text that the schema accepts. Raises BadRequest, naming `param`; Overloaded, NotReady."""
+        """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`; Overloaded, NotReady."""
         return await self._make({"schema": schema, "strict": strict, "param": param})
 
     async def calls(
         self, functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
     ) -> str:
-        """Calls, or an answer; see `node.text.grammar.calls_grammar`. Raises as `json` does."""
+        """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. Raises as `json` does."""
         asked = [asdict(function) for function in functions]
         return await self._make({"functions": asked, "many": many, "param": param, "answer": answer})
 
@@ -98,12 +98,14 @@ class Grammars:
     # --- for the driver -----------------------------------------------------------------------------------------------
 
     async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
-        """A session's constraint, to be closed with it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
+        """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
         memory = max(_LEAST_HELD, await self._proven(grammar))
         await self._check_tokenizer(constraints.directory)
         held = [each.memory for each in self._held if each.memory] + self._beginning
         if sum(held) + memory > MOST_HELD:
-            raise Overloaded(f"The grammars of {len(held)} requests take {format_bytes(sum(held))}.")
+            raise Overloaded(
+                f"The grammars of {len(held)} requests take {format_bytes(sum(held))} of {format_bytes(MOST_HELD)}."
+            )
         self._beginning.append(memory)
         try:
             constraint = await self._compiling.run(constraints.begin, grammar, generated)
@@ -114,7 +116,7 @@ class Grammars:
         return constraint
 
     async def _check_tokenizer(self, directory: Path) -> None:
-        """Have a sandbox read a model's tokenizer before this process does; one at a time, as some take 0.5 GB."""
+        """Have a sandbox read a model's tokenizer before this process does. One at a time, as some take 0.5 GB."""
         async with self._checking_tokenizer:
             if directory in self._tokenizers_checked:
                 return
@@ -126,7 +128,7 @@ class Grammars:
             self._tokenizers_checked.add(directory)
 
     async def _proven(self, grammar: str) -> int:
-        """The bytes that it takes. A grammar may come from another node."""
+        """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
         if len(grammar) > MOST_TEXT:
             raise BadRequest(f"The grammar has {len(grammar):,} characters; {MOST_TEXT:,} are the most.")
         key = sha256(grammar.encode()).digest()
@@ -148,7 +150,7 @@ class Grammars:
 
 
 class LruCache(Generic[K, V]):
-    """The values that were used last, `most` of them."""
+    """Cache of the `most` values that were used most recently."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -167,9 +169,9 @@ class LruCache(Generic[K, V]):
 
 
 def check(schemas: Any, param: str) -> None:
-    """Refuse what is too large or has numbers that are cut off where they are computed with. Raises BadRequest.
+    """Raises BadRequest for schemas that exceed a limit, or have a number that is not exact in all JSON parsers.
 
-    Takes some milliseconds at most, however large the value is: it stops at the first limit.
+    Stops at the first limit, so it takes milliseconds at most.
     """
     values = size = 0
     level = [schemas]
@@ -187,7 +189,7 @@ def check(schemas: Any, param: str) -> None:
                     below.extend(value.values())
                 case list() | tuple():
                     below.extend(value)
-                case int() | float() if not -EXACT - 1 <= value <= EXACT + 1:  # also what is no number
+                case int() | float() if not -EXACT - 1 <= value <= EXACT + 1:  # NaN, too
                     raise _refused(param, "has a number beyond ±2^53")
             if size > MOST_BYTES:
                 raise _refused(param, f"is larger than {format_bytes(MOST_BYTES)}")

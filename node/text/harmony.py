@@ -1,4 +1,4 @@
-"""How gpt-oss writes answers (OpenAI's harmony format), which mlx-lm does not know: messages, each with a header.
+"""OpenAI's harmony format, in which gpt-oss writes answers: messages, each with a header. mlx-lm does not support it.
 
     <|channel|>analysis<|message|>thoughts<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
@@ -12,9 +12,9 @@ import re
 from typing import Any
 
 CONTROLS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
-"""A vocabulary that has all of them is of this family."""
+"""Control tokens by which a vocabulary of this family is recognized."""
 OPENING = "<|channel|>final<|message|>"
-"""The header of an answer, for one that shall begin at once."""
+"""Header of the text, to make an answer begin without reasoning."""
 TURNS = {
     "header": [
         ("<|channel|>analysis<|message|>", "reasoning"),
@@ -30,7 +30,7 @@ CALL = re.compile(r"(?P<name>[\w-]+).*?<\|message\|>(?P<arguments>.*)", re.DOTAL
 
 
 def parse_tool_call(text: str, _tools: Any = None) -> dict[str, Any]:
-    """As mlx-lm's parsers: what stands between " to=functions." and the end of the message. Raises ValueError."""
+    """Parse the text from " to=functions." to the end of the message, as mlx-lm's parsers do. Raises ValueError."""
     found = CALL.fullmatch(text)
     if found is None:
         raise ValueError("no name, or no message")

@@ -1,7 +1,7 @@
-"""Processes that may be killed: what strangers wrote is compiled and rendered there, never in the node.
+"""Sandboxes: processes with limits, in which untrusted grammars, templates and tokenizers are compiled and run.
 
-They are forked from a server without threads that is started before all else of the node: a process that runs gRPC can't
-fork on macOS. A sandbox limits time, memory and the size of a reply. It does not hold back code that breaks out.
+They are forked by a server process without threads that starts before everything else, as a process that runs gRPC cannot
+fork on macOS. A sandbox limits time, memory and the size of a reply. It is no protection against code execution.
 """
 
 import asyncio
@@ -24,40 +24,40 @@ from node.text.sandbox_server import ANSWERED, ASKED, SIZE, START, STARTED
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-"""How often the memory of a sandbox at work is looked at: macOS does not limit it."""
+"""Interval of checks of a working sandbox's memory, which macOS does not limit."""
 _START_S = 60.0
 _SHOWN = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-"""What sandboxes get to see of the node's environment, which may hold secrets and tokens."""
+"""Environment variables that sandboxes inherit; others may hold secrets and tokens."""
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OPENBLAS_NUM_THREADS": "1",  # the server has no threads
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "no_proxy": "*",  # else Python may ask macOS for proxies, which a forked process must not
+    "no_proxy": "*",  # else Python may query macOS for proxies, which crashes a forked process
 }
 
 
 class SandboxFailed(Exception):
-    """The process of a sandbox was ended, and has given no answer. Says why, as "it took more than 2 s"."""
+    """The sandbox's process ended without a reply. The message is the reason, such as "it took more than 2 s"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one request."""
+    """Limits of one request."""
 
     seconds: float
     memory: int
-    """Bytes beyond what the server of sandboxes has."""
+    """Bytes beyond those of the sandbox server."""
     reply: int
-    """Bytes."""
+    """Bytes of the reply."""
     kept: int = sys.maxsize
-    """A process that has grown by more bytes is not asked again, for the next request would have less."""
+    """Growth in bytes after which a process is not used again, as the next request would have less memory left."""
 
 
 class SandboxServer:
-    """Forks sandboxes. To be made before there are threads or gRPC; it is never started again."""
+    """Handle of the process that forks sandboxes. Create it before any thread and before gRPC; it is never restarted."""
 
     def __init__(self) -> None:
-        """Returns at once; the server imports meanwhile what sandboxes need."""
+        """Start the server, which imports the sandboxes' modules in the background."""
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
         self._forks = Pool("sandbox", 1, 256)
@@ -72,11 +72,11 @@ class SandboxServer:
 
     @property
     def has_ended(self) -> bool:
-        """By itself, or by a signal: there are no more sandboxes."""
+        """Whether the server has died, so that no sandbox can be started."""
         return self._process.poll() is not None
 
     async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
-        """A process's id and socket; takes as long as the server still imports. Raises NotReady, Overloaded."""
+        """Fork a sandbox; returns its process id and socket. Waits for the server's imports. Raises NotReady, Overloaded."""
         return await self._forks.run(self._fork, job, memory)
 
     def _fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
@@ -89,20 +89,20 @@ class SandboxServer:
                 raise ConnectionError("it hung up")
         except OSError as error:
             ours.close()
-            self._node.close()  # what it may still say would be taken for the answer to another question
-            what = f"The server of this node's sandboxes has ended: {error}"
+            self._node.close()  # a late reply would be taken for the reply to another request
+            what = f"The server of this node's sandboxes has ended: {error}."
             raise NotReady(what, hint="Restart the node.") from error
         ours.setblocking(False)
         return STARTED.unpack(told)[0], ours
 
     def close(self) -> None:
-        """Ends the server. Sandboxes end when their own sockets are closed."""
+        """End the server. Each sandbox ends when its own socket is closed."""
         self._node.close()
         self._process.wait()
 
 
 class Sandbox(asyncio.Protocol):
-    """One process, for one request at a time."""
+    """A sandbox's process. It takes one request at a time."""
 
     def __init__(self, process: int, bounds: Bounds) -> None:
         self._process = process
@@ -110,33 +110,38 @@ class Sandbox(asyncio.Protocol):
         self._received = bytearray()
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._own = 0
-        """Bytes that the process had when it was ready; 0 until then."""
+        """Resident bytes of the process when it was ready; 0 until then."""
         self.alive = True
-        """Whether it can be asked."""
+        """Whether it takes requests."""
 
     @classmethod
     async def start(cls, server: SandboxServer, job: str, bounds: Bounds) -> "Sandbox":
-        """One that is ready. `job`, "module:function", makes what answers in it. Raises SandboxFailed, NotReady, Overloaded."""
+        """Start a sandbox and wait until it is ready. `job`: "module:function" that creates its `Job`.
+
+        Raises SandboxFailed, NotReady, Overloaded.
+        """
         process, channel = await server.fork(job, bounds.memory)
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
-        await sandbox._replied(_START_S)  # noqa: SLF001 - it says so when it is ready
+        await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
         sandbox._own = sandbox._used()  # noqa: SLF001
         return sandbox
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
-        """What the job answers. Raises SandboxFailed. When this is cancelled, the process ends; or, to `finish`, goes on with
-        what nobody waits for: the next request comes after `wait_idle`.
+        """Send a request and return the job's reply. Raises SandboxFailed.
+
+        Cancelling it kills the process. With `finish` the process completes the request instead; then await `wait_idle`
+        before the next one.
         """
         if not self.alive:
             raise SandboxFailed("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
-        # The kernel's limit is for when the node is there no more to keep its own.
+        # The second limit, by the kernel, holds when the node has died.
         self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
         return await self._replied(self._bounds.seconds, finish=finish)
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is computed that nobody waits for. The process may have ended over it."""
+        """Wait until the process has completed or failed an abandoned request. Afterwards check `alive`."""
         if not self._reply.done():
             await asyncio.wait([self._reply])
 
@@ -150,7 +155,9 @@ class Sandbox(asyncio.Protocol):
             reply = await (asyncio.shield(self._reply) if finish else self._reply)
         except asyncio.CancelledError:
             if finish:
-                self._reply.add_done_callback(lambda reply: reply.exception())  # nobody else would look at it
+                self._reply.add_done_callback(
+                    lambda reply: reply.exception()
+                )  # or asyncio would log that it was never retrieved
             else:
                 self.end()
             raise
@@ -190,7 +197,7 @@ class Sandbox(asyncio.Protocol):
     def _break(self, reason: str) -> None:
         if self.alive:
             self.alive = False
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and its server has let go of it
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has reaped it
                 os.kill(self._process, signal.SIGKILL)
             self._transport.abort()
         if not self._reply.done():
@@ -220,7 +227,7 @@ class Sandbox(asyncio.Protocol):
 
 
 class Sandboxes:
-    """Sandboxes for one job, of which `most` work at once. One more stands by for when one is killed."""
+    """Pool of sandboxes for one job: `most` work at the same time, and a spare one replaces a killed one."""
 
     def __init__(self, server: SandboxServer, job: str, bounds: Bounds, most: int, most_waiting: int) -> None:
         self._server = server
@@ -233,8 +240,8 @@ class Sandboxes:
         self._starting: asyncio.Task[PippinError | None] | None = None
 
     async def start(self) -> None:
-        """Have one ready. Raises NotReady, Overloaded."""
-        while not self._ready:  # others may take the one that was started
+        """Wait until a sandbox is ready. Raises NotReady, Overloaded."""
+        while not self._ready:  # another request may take the sandbox that was started
             await self._started()
 
     async def end(self) -> None:
@@ -243,10 +250,10 @@ class Sandboxes:
         for sandbox in self._ready:
             sandbox.end()
         self._ready.clear()
-        await asyncio.sleep(0)  # their transports close in the loop's next turn
+        await asyncio.sleep(0)  # their transports close in the next iteration of the loop
 
     async def ask(self, request: bytes) -> bytes:
-        """Raises SandboxFailed, Overloaded, NotReady. When this is cancelled, what is being done for it ends."""
+        """Send a request to a sandbox. Cancelling it kills the sandbox. Raises SandboxFailed, Overloaded, NotReady."""
         if self._waiting >= self._most_waiting:
             raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
         self._waiting += 1
@@ -279,14 +286,14 @@ class Sandboxes:
                 return sandbox
 
     async def _started(self) -> None:
-        """Wait until the one that is being started is ready."""
+        """Wait for a start, and raise its error."""
         starting = self._stand_by()
-        await asyncio.wait([starting])  # whoever waits may go; the process is for the next one then
+        await asyncio.wait([starting])  # not cancelled with the waiting task: the next request uses the sandbox
         if error := starting.result():
             raise error
 
     def _stand_by(self) -> "asyncio.Task[PippinError | None]":
-        """Start one more, unless one is being started."""
+        """Start a sandbox, unless one is being started."""
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start(), name="start of a sandbox")
         return self._starting

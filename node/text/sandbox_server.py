@@ -1,7 +1,7 @@
-"""The other side of sandboxes: the server that forks them, and what runs in one.
+"""The server process that forks sandboxes, and the code that runs in a sandbox.
 
-The server has no threads and does nothing but fork, so what it forks is in order on macOS, too, and is there within
-milliseconds, as it has imported already what sandboxes need.
+The server has no threads and does nothing but fork, which is therefore safe on macOS, too. It has imported all modules of
+the jobs, so a fork takes milliseconds.
 """
 
 import importlib
@@ -18,24 +18,24 @@ import psutil
 Job = Callable[[bytes], bytes]
 
 IMPORTED = ("node.text.grammar_job", "node.text.tokenizer_job")
-"""Modules of jobs."""
+"""Modules of the jobs."""
 START = struct.Struct("!Q64s")
-"""Asks the server for a sandbox, and brings the sandbox's end of a socket: the bytes of memory that it may use beyond those
-of the server, and its job, as "module:function"."""
+"""Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the
+server's, and its job as "module:function"."""
 STARTED = struct.Struct("!q")
-"""The server's answer: the process's id."""
+"""The server's reply: the sandbox's process id."""
 ASKED = struct.Struct("!Id")
-"""Before a request: its length in bytes, and the seconds that it may take."""
+"""Header of a request: its length in bytes, and its time limit in seconds."""
 SIZE = struct.Struct("!I")
-"""Before a reply: its length in bytes."""
+"""Header of a reply: its length in bytes."""
 ANSWERED, FAILED = b"\0", b"\1"
-"""The first byte of a reply: what the job answered, or in words what it raised."""
+"""First byte of a reply: the job's result follows, or the text of its exception."""
 
 
 def main() -> None:
-    """The server, on the socket whose file descriptor is the first argument, until the node hangs up."""
+    """Run the server on the socket whose file descriptor is the first argument, until the node closes it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # terminals and supervisors may send them to all processes
-        signal.signal(number, signal.SIG_IGN)  # it is the node that decides, and hangs up
+        signal.signal(number, signal.SIG_IGN)  # the node decides, and closes the socket
     for module in IMPORTED:
         importlib.import_module(module)
     node = socket.socket(fileno=int(sys.argv[1]))
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _reap() -> None:
-    """Let go of the processes that have ended."""
+    """Reap processes that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -62,34 +62,34 @@ def _reap() -> None:
 
 
 def _run(asked: bytes, channel: socket.socket) -> None:
-    """A sandbox, from its fork to its end."""
+    """Run a sandbox after its fork; does not return."""
     try:
         memory, job = START.unpack(asked)
         module, _, make = job.rstrip(b"\0").decode().partition(":")
         _limit(memory)
         _serve(channel, getattr(importlib.import_module(module), make)())
     finally:
-        os._exit(0)  # nothing of the server's may run on
+        os._exit(0)  # no cleanup of the server may run here
 
 
 def _limit(memory: int) -> None:
-    # What native code prints when it panics is not for the node's log: whoever sends a request could write there.
+    # The output of a panic must not reach the node's log, as a request could write there.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # macOS takes this limit and does not keep it; the node looks at the memory, too
+    if sys.platform == "linux":  # macOS ignores this limit, so the node checks the memory, too
         most = psutil.Process().memory_info().vms + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _serve(channel: socket.socket, answer: Job) -> None:
-    """One request after the other, until the node hangs up."""
+    """Process one request after the other, until the node closes the socket."""
     _send(channel, ANSWERED)
     while head := _read(channel, ASKED.size):
         length, seconds = ASKED.unpack(head)
         request = _read(channel, length)
-        # Ends the process also in the middle of native code, and if the node is there no more to do it.
+        # Ends the process in the middle of native code, too, and also when the node has died.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             reply = ANSWERED + answer(request)
@@ -104,7 +104,7 @@ def _send(channel: socket.socket, reply: bytes) -> None:
 
 
 def _read(channel: socket.socket, size: int) -> bytes:
-    """All of it; less when the node has hung up."""
+    """Read `size` bytes; fewer if the node closes the socket."""
     data = bytearray()
     while len(data) < size and (part := channel.recv(min(size - len(data), 2**20))):
         data += part

@@ -1,4 +1,4 @@
-"""A model's texts as a gateway needs them: to tokens in a sandbox of the model's, back from tokens in the node itself."""
+"""Encodes a model's texts and chats in a sandbox of the model, for a gateway."""
 
 import asyncio
 import json
@@ -17,25 +17,25 @@ from node.text.tokenizer_job import TOKENS
 
 _JOB = "node.text.tokenizer_job:make_job"
 BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
-"""Of one request; reading a tokenizer is one. The largest take a second and 0.5 GB."""
+"""Limits of one request; reading a tokenizer is one. The largest tokenizers take 1 s and 0.5 GB."""
 _MOST_WAITING = 256
 
 
 class SandboxedEncoder:
-    """Of one model. One text is encoded at a time, in order of arrival; `open` comes before anything else."""
+    """The encoder of one model. Encodes one text at a time, in order of arrival. Call `open` first."""
 
     tokenizer: Tokenizer
-    """For what is no text of a request: tokens to text, and what is known of the model's family."""
+    """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with it."""
 
     def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
         self.pool = pool
-        """For work on long texts that needs no sandbox."""
+        """Threads for work on long texts that needs no sandbox."""
         self._server = server
         self._directory = directory
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._loading: asyncio.Task[Sandbox] | None = None
-        """The last start of the sandbox."""
+        """The most recent start of the sandbox."""
         self._closed = False
 
     @property
@@ -43,8 +43,9 @@ class SandboxedEncoder:
         return hasattr(self, "tokenizer")
 
     async def open(self) -> None:
-        """Raises ModelBroken when the tokenizer can't be read within limits, NotReady. When this is cancelled, it is read
-        all the same, for the next one that needs it.
+        """Read the tokenizer. Cancelling it does not stop that, as the next request needs the tokenizer, too.
+
+        Raises ModelBroken if the tokenizer cannot be read within the limits, NotReady.
         """
         try:
             await self._ready()
@@ -52,22 +53,22 @@ class SandboxedEncoder:
             raise ModelBroken(f"The tokenizer of {self._directory.name} can't be used: {error}.") from error
 
     async def close(self) -> None:
-        """Whoever still asks gets ModelChanged."""
+        """End the sandbox. Requests that still wait get ModelChanged."""
         self._closed = True
         if self._loading:
-            self._loading.add_done_callback(_end)  # also if this is cancelled
+            self._loading.add_done_callback(_end)  # if this task is cancelled, too
             await asyncio.wait([self._loading])
-        await asyncio.sleep(0)  # its transport closes in the loop's next turn
+        await asyncio.sleep(0)  # its transport closes in the next iteration of the loop
 
     async def encode(self, text: str, *, context: int, param: str) -> list[int]:
-        """See Tokenizer.encode. Raises ContextExceeded for a text far longer than `context` tokens, naming `param`;
-        ModelBroken, Overloaded, NotReady.
+        """See `Encoder.encode`. Raises ContextExceeded for a text of more than `context` tokens, naming `param`;
+        ModelBroken, ModelChanged, Overloaded, NotReady.
         """
         check_length(len(text), context, self.tokenizer.longest, param=param)
         return await self._ask("encode", context, param, text=text)
 
     async def join(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
-        """See Tokenizer.join. Raises as `encode` does."""
+        """See `Encoder.join`. Raises as `encode` does."""
         size = sum(len(text) for text, _ in pieces)
         check_length(size, context, self.tokenizer.longest, param="messages")
         return await self._ask("join", context, "messages", pieces=pieces)
@@ -80,7 +81,7 @@ class SandboxedEncoder:
         *,
         context: int,
     ) -> list[int]:
-        """See Tokenizer.chat; `more` reaches the template. Raises BadRequest, and as `encode` does."""
+        """See `Encoder.chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
         longest = self.tokenizer.longest
         if self.tokenizer.in_python:
             segments = await self.pool.run(self.tokenizer.rendered, messages, tools, **more)
@@ -90,7 +91,7 @@ class SandboxedEncoder:
         return await self._ask("chat", context, "messages", **given)
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
-        """At most so many tokens."""
+        """Call a method of the sandbox's job. `most`: maximum tokens of the result."""
         if self._waiting >= _MOST_WAITING:
             raise Overloaded(f"{self._waiting} texts already wait for this model's tokenizer.")
         self._waiting += 1
@@ -99,7 +100,7 @@ class SandboxedEncoder:
         finally:
             self._waiting -= 1
         try:
-            # It is finished also if its client goes away: to start anew would keep the others waiting for longer.
+            # Finished even if its client disconnects: restarting the sandbox would delay the waiting requests for longer.
             reply = await (await self._ready()).ask(_request(name, given, most, param), finish=True)
         except SandboxFailed as error:
             if self._closed:
@@ -112,12 +113,12 @@ class SandboxedEncoder:
         return _tokens(reply)
 
     async def _ready(self) -> Sandbox:
-        """Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
+        """The sandbox, once it is idle. Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
         while not self._closed:
             loading = self._loading
             if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
                 loading = self._start()
-            await asyncio.wait([loading])  # it goes on if who waits is gone: the next one needs it
+            await asyncio.wait([loading])  # not cancelled with the waiting task: the next request needs it
             sandbox = loading.result()
             await sandbox.wait_idle()
             if sandbox.alive:
@@ -125,7 +126,7 @@ class SandboxedEncoder:
         raise self._changed()
 
     def _changed(self) -> ModelChanged:
-        return ModelChanged(f"The model in {self._directory.name} is used no more.", hint="Send the request again.")
+        return ModelChanged(f"The model in {self._directory.name} has been closed.", hint="Send the request again.")
 
     def _start(self) -> asyncio.Task[Sandbox]:
         self._loading = asyncio.create_task(self._load(), name=f"sandbox of {self._directory.name}")
@@ -145,7 +146,7 @@ class SandboxedEncoder:
 
 
 async def start_tokenizer_sandbox(server: SandboxServer, directory: Path) -> Sandbox:
-    """A sandbox that has read the tokenizer of a directory, so that this process may.
+    """Start a sandbox that reads the tokenizer of a directory. After that, this process may read it, too.
 
     Raises SandboxFailed, ModelBroken, NotReady, Overloaded.
     """
@@ -164,11 +165,11 @@ def _end(loading: asyncio.Task[Sandbox]) -> None:
 
 
 def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -> bytes:
-    return marshal.dumps((name, given, most, param))  # as JSON, the largest would hold up the event loop
+    return marshal.dumps((name, given, most, param))  # JSON would block the event loop for the largest requests
 
 
 def _tokens(reply: bytes) -> list[int]:
-    """Raises the error that the job tells."""
+    """Decode the tokens of a reply. Raises the job's error."""
     if reply[:1] != TOKENS:
         told = json.loads(reply[1:])
         raise error_from(told["code"], told["message"], hint=told["hint"], param=told["param"])

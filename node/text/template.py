@@ -1,8 +1,8 @@
-"""Chat messages to token ids, so that nothing a person typed can become a control token.
+"""Keeps text that users typed apart from the control strings of a chat template.
 
-A template joins its own control strings ("<|im_end|>") with the text of the messages. Once joined, nobody can tell who
-wrote which, so each control string inside the messages is wrapped in a pair of private-use characters before the
-template sees it. In what the template gives back, a wrapped one is a person's text, a bare one is the template's own.
+A template joins its control strings ("<|im_end|>") with the text of the messages, and in the result they look alike. So each
+control string inside the messages is wrapped in two private-use characters before the template is rendered. In the rendered
+chat, a wrapped one was typed by a user, any other is the template's.
 """
 
 import json
@@ -18,7 +18,7 @@ PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 
 class ControlString(NamedTuple):
-    """A string that tokenizes to one control token; the flags say which white space beside it is part of the token."""
+    """String of a control token. `lstrip`, `rstrip`: the token includes the white space on that side."""
 
     text: str
     lstrip: bool = False
@@ -26,17 +26,17 @@ class ControlString(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of a rendered chat. `typed`: it holds text that must not be parsed for control strings."""
+    """Part of a rendered chat. `typed`: contains text of users, in which no control strings are recognized."""
 
     text: str
     typed: bool
 
 
 class Marks:
-    """Two characters that occur nowhere in a request, and the control strings that they wrap."""
+    """Two characters that do not occur in a request, to wrap control strings in."""
 
     def __init__(self, controls: Iterable[ControlString], request: Any) -> None:
-        """`request` is all that the template will be given, as JSON values. Raises BadRequest if it leaves no character."""
+        """`request`: all input of the template, as JSON values. Raises BadRequest if it uses all private-use characters."""
         longest_first = sorted(controls, key=lambda control: len(control.text), reverse=True)
         self._controls = {control.text: control for control in longest_first}
         taken = set(json.dumps(request, ensure_ascii=False))
@@ -48,7 +48,7 @@ class Marks:
         self._any_control = re.compile("|".join(map(re.escape, self._controls)) or "(?!)")
 
     def wrap(self, value: Any) -> Any:
-        """The same value with every control string in it wrapped, at any depth, keys too."""
+        """Wrap every control string in a JSON value, at any depth, in keys too."""
         match value:
             case str():
                 return self._any_control.sub(lambda found: f"{self._open}{found[0]}{self._close}", value)
@@ -60,14 +60,14 @@ class Marks:
                 return value
 
     def shield(self, text: str) -> str:
-        """The same text, all of it as typed by a person: it can't be joined with what stands beside it, either."""
+        """Wrap the whole text as typed: it cannot form a control string with the text beside it, either."""
         return f"{self._open}{self.wrap(text)}{self._close}"
 
     def segments(self, rendered: str) -> Iterator[Segment]:
-        """Cut a rendered chat at the template's own control strings, around each stretch that has wrapped ones.
+        """Split a rendered chat at the template's control strings, so that each `typed` part is a segment of its own.
 
-        Every segment that is not `typed` begins at the start of the text or with a control string, so encoding it by
-        itself gives the same tokens as encoding it in its place.
+        Every other segment begins at the start of the text or with a control string, so it has the same tokens by itself
+        as in its place.
         """
         plain = ""
         for stretch, control in self._stretches(rendered):
@@ -82,14 +82,15 @@ class Marks:
             yield Segment(plain, typed=False)
 
     def _stretches(self, rendered: str) -> Iterator[tuple[str, str]]:
-        """Each text without control strings of the template's own, with the control string that ends it."""
+        """Yield each text between two control strings of the template, with the control string that ends it."""
         start = 0
         marked = self._open in rendered or self._close in rendered
         for found in self._any_control.finditer(rendered) if marked else ():
             begin, end = found.span()
-            # Both marks: a template that splits a text at "</think>" leaves single ones, perhaps beside its own control.
+            # Require both marks: a template that splits a text at "</think>" leaves single ones, maybe next to its own
+            # control strings.
             if rendered[begin - 1 : begin] == self._open and rendered[end : end + 1] == self._close:
-                continue  # typed by a person
+                continue  # typed by a user
             control = self._controls[found[0]]
             if control.lstrip:
                 begin = start + len(rendered[start:begin].rstrip())

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for one model. The gateway's only view of what mlx-lm and transformers know of text."""
+"""A model's tokenizer: encodes, detokenizes, and knows the model's family. Wraps those of mlx-lm and transformers."""
 
 import codecs
 import json
@@ -16,20 +16,21 @@ from node.text.encoder import Encoder, panics_as_errors
 from node.text.template import ControlString
 
 Symbol = str | int
-"""A character, or the id of a control token."""
+"""Character, or id of a control token."""
 
 
 class Detokenizer(Protocol):
-    """Text that grows token by token. A character is given out when its last byte is there, and never before."""
+    """Incremental detokenizer. Returns a character once its last byte is complete."""
 
     def add(self, token: int) -> str:
-        """The text that this token completes; empty for a control token."""
+        """Text that this token completes; empty for a control token."""
 
 
 class Tokenizer(Encoder):
-    """A model's tokenizer and chat template, from its directory. Safe to use from several threads.
+    """Tokenizer and chat template of the model in a directory. Thread-safe.
 
-    The files may be a stranger's: have a sandbox read them first, see `node.text.sandboxed_encoder`, as some take all memory.
+    The files are untrusted, and some take all memory: a sandbox must have read them first, see
+    `node.text.sandboxed_encoder`. Raises ModelBroken.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,14 +38,14 @@ class Tokenizer(Encoder):
             self._read(directory)
         except ModelBroken:
             raise
-        except BaseException as error:  # tokenizers raises bare Exceptions, and panics that are none
+        except BaseException as error:  # tokenizers raises bare Exceptions, and panics that are BaseExceptions
             said = f"{type(error).__name__}: {error}"[:500]
             raise ModelBroken(f"The tokenizer in {directory.name} can't be read: {said}") from error
 
     def _read(self, directory: Path) -> None:
         wrapper = tokenizer_utils.load(directory)
         named_ends = _eos_ids(directory)
-        # The wrapper would set `enable_thinking` where the template's own default should stand.
+        # The wrapper would override the template's own default of `enable_thinking`.
         hf = wrapper._tokenizer  # noqa: SLF001
         in_python = hf.chat_template is None or "chat_template_type" in hf.init_kwargs
         self.dialect = Dialect.of(wrapper)
@@ -52,11 +53,11 @@ class Tokenizer(Encoder):
         markers = [marker for edges in self.dialect.turns.values() for marker, _ in edges]
         written = [*markers, *([hf.chat_template] if isinstance(hf.chat_template, str) else ())]
         self.eos = named_ends | ({hf.eos_token_id} - {None})
-        """Tokens that end an answer."""
+        """Ids of the tokens that end an answer."""
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
-        """Tokens whose text is never shown."""
+        """Ids of the control tokens, whose text is never shown."""
         self.markup = self.control | {token for token, entry in added.items() if _is_markup(entry.content, written)}
-        """Tokens that templates are made of: the control tokens, and others such as <tool_call>, whose text is shown."""
+        """Ids of the tokens that templates use: the control tokens, and others such as <tool_call>, whose text is shown."""
         self.control_strings = [
             ControlString(entry.content, entry.lstrip, entry.rstrip)
             for token, entry in added.items()
@@ -64,20 +65,20 @@ class Tokenizer(Encoder):
         ]
         super().__init__(hf, wrapper if in_python and wrapper.has_chat_template else hf, self.control_strings)
         self.in_python = self._renderer is wrapper
-        """Whether its chat template is no text of the model's, but code of mlx-lm's."""
+        """Whether the chat template is Python code in mlx-lm instead of a Jinja template of the model."""
         self._added = {token: entry.content.encode() for token, entry in added.items()}
         self._to_bytes = _byte_reader(hf)
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = len(hf)
         self.spells = self._to_bytes is not None
-        """Whether the text of an answer is the bytes of its tokens, joined."""
+        """Whether each token has fixed bytes, so that a text is the bytes of its tokens."""
         self.start: int | None = hf.eos_token_id if self.bos is None else self.bos
-        """What a text without any words begins with."""
+        """Token that stands for an empty text; None if there is no such token."""
         self.longest = max(map(len, hf.get_vocab()), default=1)
-        """Characters that a token stands for, at most."""
+        """Maximum characters of a token."""
 
     def symbols(self, text: str) -> list[Symbol]:
-        """A marker as it comes in an answer: the characters of text, and the ids of the control tokens within it."""
+        """Split a marker into the symbols of an answer: characters, and ids of control tokens."""
         controls = {self.token_bytes(token).decode(errors="replace"): token for token in self.control}
         longest_first = sorted(filter(None, controls), key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
@@ -85,13 +86,13 @@ class Tokenizer(Encoder):
         return [symbol for piece in pieces for symbol in ([controls[piece]] if piece in controls else piece)]
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token stands for, also if it is a control token; a part of a character may be all there is."""
+        """Bytes of a token, control tokens included; they may be part of a character."""
         if token not in self._bytes:
             self._bytes[token] = self._added[token] if token in self._added else self._read_bytes(token)
         return self._bytes[token]
 
     def _read_bytes(self, token: int) -> bytes:
-        # Models often have more rows than their tokenizer has tokens: those stand for nothing.
+        # Models often have more logits than their tokenizer has tokens; the additional ids have no text.
         name = self._hf.convert_ids_to_tokens(token) if 0 <= token < self.vocab_size else None
         if name is None:
             return b""
@@ -102,7 +103,7 @@ class Tokenizer(Encoder):
         return self._to_bytes(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a whole sequence, without control tokens."""
+        """Text of a complete sequence, without control tokens."""
         shown = [token for token in tokens if token not in self.control]
         if self._to_bytes is None:
             with self._lock, panics_as_errors():
@@ -115,7 +116,7 @@ class Tokenizer(Encoder):
 
 
 class _ByteDetokenizer:
-    """For tokens that are byte strings: byte-level BPE, and SentencePiece with byte fallback."""
+    """Detokenizer for tokens with fixed bytes: byte-level BPE, and SentencePiece with byte fallback."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -128,13 +129,13 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """For tokens whose text depends on their neighbours: decodes a short window with and without the newest tokens."""
+    """Detokenizer for tokens whose text depends on their neighbours: decodes a short window with and without the new ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = 0
-        """How many tokens of the window have been given out; they are kept as the neighbours of what follows."""
+        """Number of tokens of the window whose text has been returned; they stay as neighbours of the next ones."""
 
     def add(self, token: int) -> str:
         if token in self._tokenizer.control:
@@ -150,15 +151,15 @@ class _WindowDetokenizer:
 
 
 def _is_markup(text: str, written: Iterable[str]) -> bool:
-    """Whether an added token that is not called special is a piece of the template (Qwen's <tool_call>) or a marker.
+    """Whether an added token that is not marked special occurs in the template or is a marker, such as Qwen's <tool_call>.
 
-    Others are ordinary text, such as the runs of blanks and the HTML tags of Gemma.
+    Others are ordinary text, such as Gemma's runs of blanks and HTML tags.
     """
     return not text.isspace() and any(text in each for each in written)
 
 
 def _eos_ids(directory: Path) -> frozenset[int]:
-    """The ends of an answer that the model's own files name; chat models often have more than the tokenizer knows."""
+    """EOS tokens of the model's configs; chat models often have more than their tokenizer."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = directory / name
@@ -168,12 +169,12 @@ def _eos_ids(directory: Path) -> frozenset[int]:
             eos = part.get("eos_token_id")
             found |= {eos} if isinstance(eos, int) else set(eos or ())
     if not all(isinstance(token, int) for token in found):
-        raise ValueError(f"{found!r:.100} are no tokens")
+        raise ValueError(f"eos_token_id is {found!r:.100}, not token ids")
     return frozenset(found)
 
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:
-    """How a token's name spells its bytes, if the tokenizer's decoder is one of the two common kinds."""
+    """Function from a token's name to its bytes; None unless the tokenizer's decoder is of one of the two common kinds."""
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return None
@@ -182,7 +183,7 @@ def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return _read_byte_level
-    # "Strip" takes the blank before a text's first word, which belongs to an answer as much as any other.
+    # "Strip" drops the blank before a text's first word; in an answer that blank is text, so the step is ignored.
     blanks = all(step.get("pattern") == {"String": "▁"} for step in steps if step["type"] == "Replace")
     if (
         blanks
@@ -200,7 +201,7 @@ def _read_sentencepiece(name: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's way to write bytes as visible characters: printable ones stand for themselves, others follow U+0100."""
+    """GPT-2's mapping of visible characters to bytes: printable bytes are themselves, others start at U+0100."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}

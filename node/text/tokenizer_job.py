@@ -1,6 +1,6 @@
-"""What a model's sandbox does for a gateway: reads the tokenizer and the chat template, renders, and encodes.
+"""A sandbox's job: reads a model's tokenizer and chat template, renders chats and encodes texts.
 
-Templates may loop or double, take exponential time to be compiled, and tokenizers may hold any regular expression.
+Templates may loop, double a text, or take exponential time to compile; tokenizers may contain any regular expression.
 """
 
 import json
@@ -18,16 +18,16 @@ from node.text.sandbox_server import Job
 from node.text.template import ControlString, Segment
 
 TOKENS, ERROR = b"\0", b"\1"
-"""The first byte of an answer: token ids, of 4 bytes each in this machine's order, or an error of the tree as JSON."""
+"""First byte of a reply: token ids follow, of 4 bytes each in native byte order, or a PippinError as JSON."""
 MOST_TEMPLATE = 256 * 2**10
-"""Characters of a chat template. The longest of today's have some 30,000."""
+"""Maximum characters of a chat template. The longest known ones have some 30,000."""
 _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100, "1" * 100, "\0\x7f\u2028")
-"""Texts that show at once whether a tokenizer panics."""
+"""Texts to try a tokenizer with, as some panic."""
 
 
 def make_job() -> Job:
-    """Answers requests, marshalled: the name of a method of `_TokenizerJob`, its arguments, how many tokens it may give, and the
-    parameter that the text is from.
+    """Create the job. A request is marshalled: name of a method of `_TokenizerJob`, its arguments, maximum tokens of the
+    result, and the parameter that contains the text, for errors.
     """
     tokenizer = _TokenizerJob()
 
@@ -35,7 +35,7 @@ def make_job() -> Job:
         name, given, most, param = marshal.loads(request)  # noqa: S302 - written by the node
         try:
             tokens = getattr(tokenizer, name)(**given)
-            if len(tokens) > most:  # the node would have to take them all to find that out
+            if len(tokens) > most:  # checked here, as a long reply would burden the node
                 raise ContextExceeded(
                     f"This model's maximum context length is {most} tokens, but the text has {len(tokens)} tokens.",
                     param=param,
@@ -49,13 +49,13 @@ def make_job() -> Job:
 
 
 class _TokenizerJob:
-    """The first to be asked is `load`, then `set_control_strings`."""
+    """Methods of the job. Call `load` first, then `set_control_strings`."""
 
     _hf: Any
     _encoder: Encoder
 
     def load(self, directory: str) -> list[int]:
-        """Reads the files, and tries what the node will do with them in its own process. Raises ModelBroken."""
+        """Read the files, and try everything that the node will do with them in its own process. Raises ModelBroken."""
         self._hf = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
         template = self._hf.chat_template
         if isinstance(template, str) and len(template) > MOST_TEMPLATE:
@@ -67,7 +67,7 @@ class _TokenizerJob:
         return []
 
     def set_control_strings(self, controls: list[list[Any]]) -> list[int]:
-        """The control strings, which the node knows by the model's family, too."""
+        """Set the control strings; the node derives some of them from the model's family."""
         self._encoder = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
         return []
 
