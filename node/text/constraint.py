@@ -94,7 +94,7 @@ class Constraints:
 
 def _read(directory: Path, vocabulary: int) -> LLTokenizer:
     tokenizer = Tokenizer(directory)
-    if not tokenizer.spells:
+    if not tokenizer.has_fixed_bytes:
         raise BadRequest("This model's tokens have no fixed bytes, so it cannot follow a grammar.")
     ends = sorted(token for token in tokenizer.eos if token < vocabulary)
     if not ends:

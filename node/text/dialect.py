@@ -23,10 +23,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`turns`: the markers of each channel, each with the channel that follows it. `begins`: the first channel of an answer."""
+    """`transitions`: the markers of each channel, each with the channel that follows it. `initial`: the first channel of an answer."""
 
-    turns: Mapping[str, Sequence[tuple[str, str]]]
-    begins: str
+    transitions: Mapping[str, Sequence[tuple[str, str]]]
+    initial: str
     think_start: Sequence[int]
     think_end: Sequence[int]
     parser: Callable[[str, Any], Any] | None
@@ -38,25 +38,25 @@ class Dialect:
         """From mlx-lm's tokenizer wrapper, by the rules of its server (`mlx_lm.generate.make_text_state_machine`)."""
         vocabulary = wrapper.get_vocab()
         if all(control in vocabulary for control in harmony.CONTROLS):
-            return cls(harmony.TURNS, "header", (), (), harmony.parse_tool_call, harmony.OPENING)
-        turns: dict[str, list[tuple[str, str]]] = {START: []}
+            return cls(harmony.TRANSITIONS, "header", (), (), harmony.parse_tool_call, harmony.OPENING)
+        transitions: dict[str, list[tuple[str, str]]] = {START: []}
         if wrapper.has_thinking:
-            turns[START].append((wrapper.think_start, "reasoning"))
-            turns["reasoning"] = [(wrapper.think_end, START)]
+            transitions[START].append((wrapper.think_start, "reasoning"))
+            transitions["reasoning"] = [(wrapper.think_end, START)]
         if wrapper.has_tool_calling:
             # In a family with headers, a header marks the beginning of a call.
             if not any(to == "tool" for edges in wrapper.response_transitions.values() for _, to in edges):
-                turns[START].append((wrapper.tool_call_start, "tool"))
+                transitions[START].append((wrapper.tool_call_start, "tool"))
             if wrapper.has_thinking:
-                turns["reasoning"].append((wrapper.tool_call_start, "tool"))
+                transitions["reasoning"].append((wrapper.tool_call_start, "tool"))
             # Mistral's calls end at the next call or at the end of the answer.
             end, after = (wrapper.tool_call_end, START) if wrapper.tool_call_end else (wrapper.tool_call_start, "tool")
-            turns["tool"] = [(end, after)]
-        turns[START] += [(marker, START) for marker in wrapper.structural_markers]
+            transitions["tool"] = [(end, after)]
+        transitions[START] += [(marker, START) for marker in wrapper.structural_markers]
         for channel, edges in wrapper.response_transitions.items():
-            turns.setdefault(channel, []).extend(edges)
+            transitions.setdefault(channel, []).extend(edges)
         return cls(
-            turns,
+            transitions,
             wrapper.response_initial_state or START,
             wrapper.think_start_tokens or (),
             wrapper.think_end_tokens or (),
@@ -64,17 +64,17 @@ class Dialect:
         )
 
     def markers(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
-        """The `turns` that are possible in an answer with or without `tools`."""
+        """The `transitions` that are possible in an answer with or without `tools`."""
         return {
             channel: [(marker, to) for marker, to in edges if tools or to != "tool"]
-            for channel, edges in self.turns.items()
+            for channel, edges in self.transitions.items()
             if tools or channel != "tool"
         }
 
     def channel_after(self, prompt: Sequence[int]) -> str:
         """First channel of the answer to a prompt: some templates end with the marker that begins reasoning."""
         begun, ended = _last(prompt, self.think_start), _last(prompt, self.think_end)
-        return "reasoning" if begun > ended else self.begins
+        return "reasoning" if begun > ended else self.initial
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
         """Parse the text between two markers. Raises ValueError if it is not a call."""

@@ -33,11 +33,11 @@ def make_job() -> Job:
     threading.stack_size(_STACK)
 
     def answer(request: bytes) -> bytes:
-        told: list[dict[str, Any]] = []
-        thread = threading.Thread(target=lambda: told.append(_answer(tokenizer, json.loads(request))))
+        replies: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: replies.append(_answer(tokenizer, json.loads(request))))
         thread.start()
         thread.join()
-        return json.dumps(told.pop()).encode()
+        return json.dumps(replies.pop()).encode()
 
     answer(
         json.dumps({"schema": {}, "strict": True, "param": ""}).encode()
@@ -47,15 +47,15 @@ def make_job() -> Job:
 
 def _answer(tokenizer: LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        grammar = _made(request)
-        return {"grammar": grammar, "memory": _tried(tokenizer, grammar, request.get("param"))}
+        grammar = _make(request)
+        return {"grammar": grammar, "memory": _try(tokenizer, grammar, request.get("param"))}
     except BadRequest as error:
         return {"error": error.message, "param": error.param}
     except Exception as error:  # noqa: BLE001 - the root of this process's work
         return {"error": f"{type(error).__name__}: {error}"[:500], "param": request.get("param")}
 
 
-def _made(request: Mapping[str, Any]) -> str:
+def _make(request: Mapping[str, Any]) -> str:
     match request:
         case {"grammar": str() as grammar}:
             return grammar
@@ -66,7 +66,7 @@ def _made(request: Mapping[str, Any]) -> str:
             return calls_grammar(functions, many=request["many"], param=request["param"], answer=request["answer"])
 
 
-def _tried(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
+def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
     """Bytes of the grammar. Raises BadRequest if it cannot be compiled and followed within the limits."""
     process = psutil.Process()
     before = process.memory_info().rss

@@ -52,12 +52,12 @@ class Grammars:
         self._checking_tokenizer = asyncio.Lock()
         # One at a time: compiling a grammar takes many times the memory of the result.
         self._compiling = Pool("grammar", 1, 256, 30)
-        self._made: LruCache[bytes, str] = LruCache(512)
+        self._grammars: LruCache[bytes, str] = LruCache(512)
         """Grammars by the hash of the request."""
         self._memory: LruCache[bytes, int] = LruCache(4096)
         """Bytes of each grammar that a sandbox has tried, by the hash of its text."""
         self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
-        self._beginning: list[int] = []
+        self._being_compiled: list[int] = []
         """Bytes of each grammar that is being compiled."""
 
     async def start(self) -> None:
@@ -81,36 +81,36 @@ class Grammars:
         self, functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
     ) -> str:
         """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. Raises as `json` does."""
-        asked = [asdict(function) for function in functions]
-        return await self._make({"functions": asked, "many": many, "param": param, "answer": answer})
+        entries = [asdict(function) for function in functions]
+        return await self._make({"functions": entries, "many": many, "param": param, "answer": answer})
 
     async def _make(self, request: Mapping[str, Any]) -> str:
         check(request, request["param"])
         data = json.dumps(request).encode()
         key = sha256(data).digest()
-        if grammar := self._made.get(key):
+        if grammar := self._grammars.get(key):
             return grammar
-        grammar = await self._prove(data, f"Invalid '{request['param']}': the schema", request["param"])
+        grammar = await self._try(data, f"Invalid '{request['param']}': the schema", request["param"])
         if len(grammar) <= _KEPT_TEXT:
-            self._made.put(key, grammar)
+            self._grammars.put(key, grammar)
         return grammar
 
     # --- for the driver -----------------------------------------------------------------------------------------------
 
     async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
         """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
-        memory = max(_LEAST_HELD, await self._proven(grammar))
+        memory = max(_LEAST_HELD, await self._tried(grammar))
         await self._check_tokenizer(constraints.directory)
-        held = [each.memory for each in self._held if each.memory] + self._beginning
+        held = [each.memory for each in self._held if each.memory] + self._being_compiled
         if sum(held) + memory > MOST_HELD:
             raise Overloaded(
                 f"The grammars of {len(held)} requests take {format_bytes(sum(held))} of {format_bytes(MOST_HELD)}."
             )
-        self._beginning.append(memory)
+        self._being_compiled.append(memory)
         try:
             constraint = await self._compiling.run(constraints.begin, grammar, generated)
         finally:
-            self._beginning.remove(memory)
+            self._being_compiled.remove(memory)
         constraint.memory = memory
         self._held.add(constraint)
         return constraint
@@ -127,16 +127,16 @@ class Grammars:
             sandbox.end()
             self._tokenizers_checked.add(directory)
 
-    async def _proven(self, grammar: str) -> int:
+    async def _tried(self, grammar: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
         if len(grammar) > MOST_TEXT:
             raise BadRequest(f"The grammar has {len(grammar):,} characters; {MOST_TEXT:,} are the most.")
         key = sha256(grammar.encode()).digest()
         if self._memory.get(key) is None:
-            await self._prove(json.dumps({"grammar": grammar}).encode(), "The grammar", None)
+            await self._try(json.dumps({"grammar": grammar}).encode(), "The grammar", None)
         return self._memory.get(key) or 0
 
-    async def _prove(self, request: bytes, what: str, param: str | None) -> str:
+    async def _try(self, request: bytes, what: str, param: str | None) -> str:
         try:
             reply = json.loads(await self._sandboxes.ask(request))
         except SandboxFailed as error:

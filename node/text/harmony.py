@@ -15,7 +15,7 @@ CONTROLS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
 """Control tokens by which a vocabulary of this family is recognized."""
 OPENING = "<|channel|>final<|message|>"
 """Header of the text, to make an answer begin without reasoning."""
-TURNS = {
+TRANSITIONS = {
     "header": [
         ("<|channel|>analysis<|message|>", "reasoning"),
         (" to=functions.", "tool"),

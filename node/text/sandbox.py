@@ -19,14 +19,14 @@ import psutil
 from node.core.errors import NotReady, Overloaded, PippinError
 from node.core.pool import Pool
 from node.core.units import format_bytes
-from node.text.sandbox_server import ANSWERED, ASKED, SIZE, START, STARTED
+from node.text.sandbox_server import ANSWERED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
+_CHECK_S = 0.05
 """Interval of checks of a working sandbox's memory, which macOS does not limit."""
 _START_S = 60.0
-_SHOWN = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Environment variables that sandboxes inherit; others may hold secrets and tokens."""
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -61,7 +61,7 @@ class SandboxServer:
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
         self._forks = Pool("sandbox", 1, 256)
-        environment = _ENVIRONMENT | {name: os.environ[name] for name in _SHOWN if name in os.environ}
+        environment = _ENVIRONMENT | {name: os.environ[name] for name in _INHERITED if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very program
                 [sys.executable, "-P", "-m", "node.text.sandbox_server", str(theirs.fileno())],
@@ -84,8 +84,8 @@ class SandboxServer:
         try:
             with theirs:
                 socket.send_fds(self._node, [START.pack(memory, job.encode())], [theirs.fileno()])
-                told = self._node.recv(STARTED.size)
-            if not told:
+                reply = self._node.recv(START_REPLY.size)
+            if not reply:
                 raise ConnectionError("it hung up")
         except OSError as error:
             ours.close()
@@ -93,7 +93,7 @@ class SandboxServer:
             what = f"The server of this node's sandboxes has ended: {error}."
             raise NotReady(what, hint="Restart the node.") from error
         ours.setblocking(False)
-        return STARTED.unpack(told)[0], ours
+        return START_REPLY.unpack(reply)[0], ours
 
     def close(self) -> None:
         """End the server. Each sandbox ends when its own socket is closed."""
@@ -109,7 +109,7 @@ class Sandbox(asyncio.Protocol):
         self._bounds = bounds
         self._received = bytearray()
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._own = 0
+        self._initial = 0
         """Resident bytes of the process when it was ready; 0 until then."""
         self.alive = True
         """Whether it takes requests."""
@@ -124,7 +124,7 @@ class Sandbox(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
         await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
-        sandbox._own = sandbox._used()  # noqa: SLF001
+        sandbox._initial = sandbox._resident()  # noqa: SLF001
         return sandbox
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
@@ -137,7 +137,7 @@ class Sandbox(asyncio.Protocol):
             raise SandboxFailed("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
         # The second limit, by the kernel, holds when the node has died.
-        self._transport.write(ASKED.pack(len(request), 2 * self._bounds.seconds) + request)
+        self._transport.write(REQUEST_HEADER.pack(len(request), 2 * self._bounds.seconds) + request)
         return await self._replied(self._bounds.seconds, finish=finish)
 
     async def wait_idle(self) -> None:
@@ -146,11 +146,11 @@ class Sandbox(asyncio.Protocol):
             await asyncio.wait([self._reply])
 
     def end(self) -> None:
-        self._break("its process was ended")
+        self._fail("its process was ended")
 
     async def _replied(self, seconds: float, *, finish: bool = False) -> bytes:
         loop = asyncio.get_running_loop()
-        self._looking = loop.call_later(min(_LOOK_S, seconds), self._look, loop.time() + seconds, seconds)
+        self._timer = loop.call_later(min(_CHECK_S, seconds), self._check_limits, loop.time() + seconds, seconds)
         try:
             reply = await (asyncio.shield(self._reply) if finish else self._reply)
         except asyncio.CancelledError:
@@ -163,38 +163,38 @@ class Sandbox(asyncio.Protocol):
             raise
         finally:
             if self._reply.done():
-                self._looking.cancel()
+                self._timer.cancel()
         if reply[:1] != ANSWERED:
             self.end()
             raise SandboxFailed(f"it failed with {reply[1:].decode(errors='replace')}")
         return reply[1:]
 
-    def _look(self, deadline: float, seconds: float) -> None:
+    def _check_limits(self, deadline: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         if self._reply.done():
             return
         if loop.time() >= deadline:
-            self._break(f"it took more than {seconds:g} s")
-        elif self._own and self._grown() > self._bounds.memory:
-            self._break(f"it took more than {format_bytes(self._bounds.memory)} of memory")
+            self._fail(f"it took more than {seconds:g} s")
+        elif self._initial and self._growth() > self._bounds.memory:
+            self._fail(f"it took more than {format_bytes(self._bounds.memory)} of memory")
         else:
-            self._looking = loop.call_later(min(_LOOK_S, deadline - loop.time()), self._look, deadline, seconds)
+            self._timer = loop.call_later(min(_CHECK_S, deadline - loop.time()), self._check_limits, deadline, seconds)
 
     @property
-    def is_worn(self) -> bool:
-        return self._grown() > self._bounds.kept
+    def has_grown(self) -> bool:
+        return self._growth() > self._bounds.kept
 
-    def _grown(self) -> int:
-        return self._used() - self._own
+    def _growth(self) -> int:
+        return self._resident() - self._initial
 
-    def _used(self) -> int:
+    def _resident(self) -> int:
         try:
             used: int = psutil.Process(self._process).memory_info().rss
         except psutil.Error:
             return 0  # it has just ended
         return used
 
-    def _break(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self.alive:
             self.alive = False
             with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has reaped it
@@ -211,19 +211,19 @@ class Sandbox(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if len(self._received) < SIZE.size:
+        if len(self._received) < REPLY_HEADER.size:
             return
-        (length,) = SIZE.unpack_from(self._received)
+        (length,) = REPLY_HEADER.unpack_from(self._received)
         if length > self._bounds.reply:
-            self._break(f"what it made is larger than {format_bytes(self._bounds.reply)}")
-        elif len(self._received) >= SIZE.size + length:
-            reply = bytes(self._received[SIZE.size :])
+            self._fail(f"what it made is larger than {format_bytes(self._bounds.reply)}")
+        elif len(self._received) >= REPLY_HEADER.size + length:
+            reply = bytes(self._received[REPLY_HEADER.size :])
             self._received.clear()
             if not self._reply.done():
                 self._reply.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._break(f"its process crashed, or needed more than {format_bytes(self._bounds.memory)} of memory")
+        self._fail(f"its process crashed, or needed more than {format_bytes(self._bounds.memory)} of memory")
 
 
 class Sandboxes:
@@ -271,7 +271,7 @@ class Sandboxes:
         try:
             return await sandbox.ask(request)
         finally:
-            if sandbox.is_worn:
+            if sandbox.has_grown:
                 sandbox.end()
             elif sandbox.alive:
                 self._ready.append(sandbox)
@@ -281,18 +281,18 @@ class Sandboxes:
             await self.start()
             sandbox = self._ready.pop()
             if not self._ready:
-                self._stand_by()
+                self._start_spare()
             if sandbox.alive:
                 return sandbox
 
     async def _started(self) -> None:
         """Wait for a start, and raise its error."""
-        starting = self._stand_by()
+        starting = self._start_spare()
         await asyncio.wait([starting])  # not cancelled with the waiting task: the next request uses the sandbox
         if error := starting.result():
             raise error
 
-    def _stand_by(self) -> "asyncio.Task[PippinError | None]":
+    def _start_spare(self) -> "asyncio.Task[PippinError | None]":
         """Start a sandbox, unless one is being started."""
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start(), name="start of a sandbox")

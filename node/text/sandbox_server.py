@@ -22,11 +22,11 @@ IMPORTED = ("node.text.grammar_job", "node.text.tokenizer_job")
 START = struct.Struct("!Q64s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the
 server's, and its job as "module:function"."""
-STARTED = struct.Struct("!q")
+START_REPLY = struct.Struct("!q")
 """The server's reply: the sandbox's process id."""
-ASKED = struct.Struct("!Id")
+REQUEST_HEADER = struct.Struct("!Id")
 """Header of a request: its length in bytes, and its time limit in seconds."""
-SIZE = struct.Struct("!I")
+REPLY_HEADER = struct.Struct("!I")
 """Header of a reply: its length in bytes."""
 ANSWERED, FAILED = b"\0", b"\1"
 """First byte of a reply: the job's result follows, or the text of its exception."""
@@ -40,15 +40,15 @@ def main() -> None:
         importlib.import_module(module)
     node = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        asked, (*ends,), _, _ = socket.recv_fds(node, START.size, 1)
+        request, (*ends,), _, _ = socket.recv_fds(node, START.size, 1)
         if not ends:
             return
         with socket.socket(fileno=ends[0]) as channel:
             process = os.fork()
             if not process:
                 node.close()
-                _run(asked, channel)
-        node.sendall(STARTED.pack(process))
+                _run(request, channel)
+        node.sendall(START_REPLY.pack(process))
         _reap()
 
 
@@ -61,10 +61,10 @@ def _reap() -> None:
         return
 
 
-def _run(asked: bytes, channel: socket.socket) -> None:
+def _run(request: bytes, channel: socket.socket) -> None:
     """Run a sandbox after its fork; does not return."""
     try:
-        memory, job = START.unpack(asked)
+        memory, job = START.unpack(request)
         module, _, make = job.rstrip(b"\0").decode().partition(":")
         _limit(memory)
         _serve(channel, getattr(importlib.import_module(module), make)())
@@ -86,8 +86,8 @@ def _limit(memory: int) -> None:
 def _serve(channel: socket.socket, answer: Job) -> None:
     """Process one request after the other, until the node closes the socket."""
     _send(channel, ANSWERED)
-    while head := _read(channel, ASKED.size):
-        length, seconds = ASKED.unpack(head)
+    while head := _read(channel, REQUEST_HEADER.size):
+        length, seconds = REQUEST_HEADER.unpack(head)
         request = _read(channel, length)
         # Ends the process in the middle of native code, too, and also when the node has died.
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -100,7 +100,7 @@ def _serve(channel: socket.socket, answer: Job) -> None:
 
 
 def _send(channel: socket.socket, reply: bytes) -> None:
-    channel.sendall(SIZE.pack(len(reply)) + reply)
+    channel.sendall(REPLY_HEADER.pack(len(reply)) + reply)
 
 
 def _read(channel: socket.socket, size: int) -> bytes:

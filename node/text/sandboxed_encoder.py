@@ -83,7 +83,7 @@ class SandboxedEncoder:
     ) -> list[int]:
         """See `Encoder.chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
         longest = self.tokenizer.longest
-        if self.tokenizer.in_python:
+        if self.tokenizer.template_is_code:
             segments = await self.pool.run(self.tokenizer.rendered, messages, tools, **more)
             check_length(sum(len(text) for text, _ in segments), context, longest, param="messages")
             return await self._ask("segments", context, "messages", segments=list(map(tuple, segments)))
@@ -171,6 +171,6 @@ def _request(name: str, given: dict[str, Any], most: int = 0, param: str = "") -
 def _tokens(reply: bytes) -> list[int]:
     """Decode the tokens of a reply. Raises the job's error."""
     if reply[:1] != TOKENS:
-        told = json.loads(reply[1:])
-        raise error_from(told["code"], told["message"], hint=told["hint"], param=told["param"])
+        fields = json.loads(reply[1:])
+        raise error_from(fields["code"], fields["message"], hint=fields["hint"], param=fields["param"])
     return array("I", reply[1:]).tolist()

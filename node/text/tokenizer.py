@@ -39,18 +39,18 @@ class Tokenizer(Encoder):
         except ModelBroken:
             raise
         except BaseException as error:  # tokenizers raises bare Exceptions, and panics that are BaseExceptions
-            said = f"{type(error).__name__}: {error}"[:500]
-            raise ModelBroken(f"The tokenizer in {directory.name} can't be read: {said}") from error
+            reason = f"{type(error).__name__}: {error}"[:500]
+            raise ModelBroken(f"The tokenizer in {directory.name} can't be read: {reason}") from error
 
     def _read(self, directory: Path) -> None:
         wrapper = tokenizer_utils.load(directory)
         named_ends = _eos_ids(directory)
         # The wrapper would override the template's own default of `enable_thinking`.
         hf = wrapper._tokenizer  # noqa: SLF001
-        in_python = hf.chat_template is None or "chat_template_type" in hf.init_kwargs
+        template_is_code = hf.chat_template is None or "chat_template_type" in hf.init_kwargs
         self.dialect = Dialect.of(wrapper)
         added = hf.added_tokens_decoder
-        markers = [marker for edges in self.dialect.turns.values() for marker, _ in edges]
+        markers = [marker for edges in self.dialect.transitions.values() for marker, _ in edges]
         written = [*markers, *([hf.chat_template] if isinstance(hf.chat_template, str) else ())]
         self.eos = named_ends | ({hf.eos_token_id} - {None})
         """Ids of the tokens that end an answer."""
@@ -63,14 +63,14 @@ class Tokenizer(Encoder):
             for token, entry in added.items()
             if token in self.markup
         ]
-        super().__init__(hf, wrapper if in_python and wrapper.has_chat_template else hf, self.control_strings)
-        self.in_python = self._renderer is wrapper
+        super().__init__(hf, wrapper if template_is_code and wrapper.has_chat_template else hf, self.control_strings)
+        self.template_is_code = self._renderer is wrapper
         """Whether the chat template is Python code in mlx-lm instead of a Jinja template of the model."""
         self._added = {token: entry.content.encode() for token, entry in added.items()}
         self._to_bytes = _byte_reader(hf)
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = len(hf)
-        self.spells = self._to_bytes is not None
+        self.has_fixed_bytes = self._to_bytes is not None
         """Whether each token has fixed bytes, so that a text is the bytes of its tokens."""
         self.start: int | None = hf.eos_token_id if self.bos is None else self.bos
         """Token that stands for an empty text; None if there is no such token."""

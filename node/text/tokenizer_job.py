@@ -42,8 +42,8 @@ def make_job() -> Job:
                 )
             return TOKENS + array("I", tokens).tobytes()
         except PippinError as error:
-            told = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
-            return ERROR + json.dumps(told).encode()
+            fields = {"code": error.code, "message": error.message, "hint": error.hint, "param": error.param}
+            return ERROR + json.dumps(fields).encode()
 
     return answer
 

@@ -124,7 +124,7 @@ def constraints():
 
 
 @pytest.mark.slow
-async def test_a_driver_compiles_nothing_that_was_not_proven(grammars, constraints, monkeypatch):
+async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraints, monkeypatch):
     """Whatever a peer says: its grammars are tried out in a process, too."""
     compiled = []
     begin = Constraints.begin

@@ -87,8 +87,8 @@ async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
 
 async def test_memory_is_looked_at_where_the_system_does_not_limit_it(start, monkeypatch):
     sandbox = await start(BOUNDS)
-    used = sandbox._used()
-    monkeypatch.setattr(sandbox, "_used", lambda: used + 65 * MB)
+    used = sandbox._resident()
+    monkeypatch.setattr(sandbox, "_resident", lambda: used + 65 * MB)
     with pytest.raises(SandboxFailed, match="it took more than 64.0 MB of memory"):
         await sandbox.ask(b"loop")
 
