@@ -1,6 +1,6 @@
-"""What travels round a ring: frames with raw tensors, and the cache operations that ride in them.
+"""The messages of a ring: frames with raw tensors and cache operations.
 
-Every stage applies the same operations in the same order, because they come in band: nothing else keeps them in step.
+All stages apply the same operations in the same order, as the operations travel in the frames.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Append the sessions (rows) of `source` to those of `lane`; `source` is gone. An absent `lane` is made."""
+    """Append the sessions (rows) of `source` to those of `lane`; `source` is freed. If `lane` does not exist it is made."""
 
     lane: int
     source: int
@@ -49,7 +49,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store a copy of the caches of one session of `lane`, that of `row`, as `prefix`."""
+    """Store a copy of row `row` of the caches of `lane` as `prefix`."""
 
     lane: int
     row: int
@@ -77,7 +77,7 @@ CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Forget
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way round the ring to the driver, by the error tree's code."""
+    """An error that a stage reports to the driver; `code` is that of the error's class."""
 
     code: str
     message: str
@@ -86,7 +86,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row of a step whose hidden states are no finite numbers any more after the layers [start, end)."""
+    """A row of a step whose hidden states stopped being finite in the layers [start, end)."""
 
     row: int
     start: int
@@ -95,10 +95,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """KV of the first `tokens` of a sequence that outlived its ring."""
+    """KV of the first `tokens` of a sequence, kept from an earlier ring."""
 
     number: int
-    """Of the prefix, or of the lane in which the sequence began; no other sequence of any ring ever has it."""
+    """Number of the prefix, or of the lane in which the sequence began. No other sequence of any ring has it."""
     tokens: int
 
 
@@ -114,18 +114,18 @@ class Frame:
     lane: int | None = None
     """The lane to step; None for a frame of operations only."""
     tensors: tuple[Tensor, ...] = ()
-    """Hidden states [rows, length, width] first, then whatever else the architecture carries between layers."""
+    """Hidden states [rows, length, width] first, then further tensors that the architecture carries between layers."""
     tokens: Tensor | None = None
     """int32 [rows, length]; only for architectures whose layers read them."""
     sampled: bool = False
-    """The driver draws from what comes back, which then is of each row's last token alone."""
+    """The driver samples. Only the hidden states of each row's last token come back."""
     every: bool = False
-    """The driver needs what comes back of every token. With neither, nothing comes back but the frame itself."""
+    """The driver needs the hidden states of every token. With neither flag the frame comes back without tensors."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None
     faults: tuple[Fault, ...] = ()
-    """For each row that is not finite, the first stage after which it was not, so that an error can name its layers."""
+    """For each row that is not finite, the first stage after which it was not, so that the error can name the layers."""
     held: tuple[Held, ...] = ()
-    """In a ring's first frame: the KV of earlier rings that all stages so far have. Each strikes out what it has not, and
-    frees what is not named; what comes back to the driver is at all stages, as prefixes."""
+    """In a ring's first frame: KV of earlier rings that all stages so far have. Each stage removes the sequences that it does
+    not have, makes prefixes of the others, and frees its remaining old KV. The driver gets those that all stages have."""

@@ -1,4 +1,4 @@
-"""What is asked of a driver, and what it gives: sampling, a request in tokens, and one generated token."""
+"""Requests that generate, in tokens, their sampling options, and the events of generated tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
-    """None: none wanted; k: of the chosen token and of the k likeliest."""
+    """k: report the chosen token's log-probability and the k likeliest tokens; None: report none."""
 
     @property
     def penalizes(self) -> bool:
-        """Whether drawing needs to know the tokens so far."""
+        """Whether sampling depends on the tokens so far."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a gateway asks of a driver, in tokens."""
+    """A gateway's request to a driver."""
 
     id: str
     model: str
@@ -39,13 +39,13 @@ class GenerateRequest:
     """Tokens that end the generation (EOS); empty to go on to max_tokens."""
     sampling: Sampling = Sampling()
     grammar: str = ""
-    """What the answer must follow, as node/text/grammar.py writes it; it ends only where that is complete."""
+    """Grammar of the answer, as node/text/grammar.py writes it; the answer ends only where the grammar is complete."""
     resume: tuple[int, ...] = ()
     """Tokens already generated and delivered by a driver that was lost; the first new one has position len(resume)."""
     client: str = ""
-    """Whom a ring's time is shared with: tells clients from each other, and of a client nothing else."""
+    """Pseudonym of the client; rings share their time fairly among clients."""
     revision: str = ""
-    """Of the model whose tokenizer made the prompt: no ring of another one may serve it."""
+    """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
 
 
 Finish = Literal["stop", "length"]
@@ -55,7 +55,7 @@ Finish = Literal["stop", "length"]
 class TokenEvent:
     """One generated token. Positions count from 0 at the first generated token, without gaps.
 
-    The token that ends a generation with `stop` is itself a control token; a gateway never shows it.
+    The token that ends a generation with `stop` is a control token; gateways do not show it.
     """
 
     position: int
@@ -64,4 +64,4 @@ class TokenEvent:
     top: Sequence[tuple[int, float]] = ()
     finish: Finish | None = None
     cached_tokens: int = 0
-    """Prompt tokens whose KV was reused; told with the first token that a driver gives."""
+    """Prompt tokens whose KV was reused; set in the first event of a driver."""

@@ -1,4 +1,4 @@
-"""The caches of a stage: lanes, in which sessions step together, and prefixes, which are kept for later sessions.
+"""The caches of a stage: lanes, in which sessions step together, and prefixes for later sessions with the same beginning.
 
 Everything here runs in the compute thread.
 """
@@ -15,8 +15,8 @@ from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, O
 from node.engine import caches
 from node.engine.plan import Plan
 
-_MOST_CACHES = 4096
-"""Lanes and prefixes. A driver has one for each session and each prompt that it remembers: some hundreds at most."""
+_MAX_CACHES = 4096
+"""Maximum of lanes and prefixes. A driver uses some hundreds: one for each session and each prefix."""
 
 
 @dataclass
@@ -26,17 +26,17 @@ class Lane:
     caches: list[Any]
     """Those of this stage's layers, then the shadows."""
     numbers: list[int]
-    """For each row, the lane in which its session began: a name that stays when rows move."""
+    """For each row, the number of the lane in which its session began; it stays when the row moves to another lane."""
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
 
 
 @dataclass
 class Kept:
-    """KV that rings of some layers left when they were no more, for the next ring of these layers."""
+    """KV that ended rings left, for the next ring of the same layers."""
 
     lanes: list[Lane] = field(default_factory=list["Lane"])
-    """As they stepped last."""
+    """As they were after their last step."""
     prefixes: dict[int, Lane] = field(default_factory=dict[int, "Lane"])
     nbytes: int = 0
     """May be read in any thread."""
@@ -46,10 +46,10 @@ class Kept:
 
 
 class Lanes:
-    """Changed by the operations that come with frames, and stepped by the stage."""
+    """The lanes and prefixes of one ring at this stage. The operations in frames change them, and the stage steps them."""
 
     def __init__(self, fresh: Callable[[], list[Any]], plan: Plan, where: str) -> None:
-        """`fresh` makes empty caches for one session; `where` names the stage in errors."""
+        """`fresh` makes empty caches for one session; `where` is the stage's name in errors."""
         self._fresh = fresh
         self._plan = plan
         self._where = where
@@ -57,18 +57,18 @@ class Lanes:
         self._prefixes: dict[int, Lane] = {}
 
     def sibling(self) -> "Lanes":
-        """Others for the same layers."""
+        """Empty lanes and prefixes for another ring of the same layers."""
         return Lanes(self._fresh, self._plan, self._where)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that all lanes and prefixes take now."""
+        """Bytes of all lanes and prefixes."""
         return _bytes((*self._lanes.values(), *self._prefixes.values()))
 
     def apply(self, op: CacheOp) -> None:
-        """Apply one cache operation. Raises PippinError when it does not fit; the caches are as before then."""
-        if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MOST_CACHES:
-            raise PippinError(f"There are {_MOST_CACHES} lanes and prefixes already: the driver has lost count.")
+        """Apply one cache operation. Raises PippinError when it does not fit; the caches are then unchanged."""
+        if isinstance(op, Open | Keep | Reuse) and len(self._lanes) + len(self._prefixes) >= _MAX_CACHES:
+            raise PippinError(f"There are {_MAX_CACHES} lanes and prefixes already, the maximum of a stage.")
         match op:
             case Open(lane):
                 self._lanes[lane] = Lane(self._fresh(), [lane])
@@ -92,16 +92,16 @@ class Lanes:
         mx.clear_cache()
 
     def leave_to(self, kept: Kept) -> None:
-        """The ring is no more: all that is here goes where the next ring of these layers finds it."""
+        """Move all caches to `kept`, where the next ring of these layers finds them."""
         kept.prefixes |= self._prefixes
         kept.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
         kept.nbytes = _bytes((*kept.lanes, *kept.prefixes.values()))
 
     def take_from(self, kept: Kept, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Make prefixes of those sequences that are named, of all that earlier rings left; free the rest of that.
+        """Make prefixes of the sequences in `held` that earlier rings left in `kept`, and free the rest of `kept`.
 
-        Gives those that are here, with no more tokens than are here.
+        Gives the sequences that this stage has, each with the number of tokens that it has, at most as many as asked for.
         """
         wanted = {each.number for each in held}
         self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
@@ -109,10 +109,10 @@ class Lanes:
             self._split(kept.lanes.pop(), wanted)
         kept.clear()
         mx.clear_cache()
-        return tuple(here for each in held if (here := self._held(each)))
+        return tuple(here for each in held if (here := self._available(each)))
 
     def _split(self, lane: Lane, wanted: Container[int]) -> None:
-        """Make prefixes of the rows that are wanted, one cache after the other: there is no room to have all of it twice."""
+        """Make prefixes of the wanted rows, one cache after the other: there is no memory for two copies of all of them."""
         rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
         parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
         while lane.caches:
@@ -124,7 +124,7 @@ class Lanes:
             mx.clear_cache()
         self._prefixes |= {part.numbers[0]: part for part in parts}
 
-    def _held(self, asked: Held) -> Held | None:
+    def _available(self, asked: Held) -> Held | None:
         kept = self._prefixes.get(asked.number)
         tokens = min(kept.positions[0], asked.tokens) if kept else 0
         if kept and tokens and (self._plan.trimmable or kept.positions[0] == asked.tokens):
@@ -133,7 +133,7 @@ class Lanes:
         return None
 
     def lane(self, number: int) -> Lane:
-        """Raises PippinError when there is none of this number."""
+        """Raises PippinError when there is no lane of this number."""
         if number not in self._lanes:
             raise PippinError(f"There is no lane {number} on {self._where}.")
         return self._lanes[number]
@@ -151,7 +151,7 @@ class Lanes:
         lane.caches = [caches.batched(cache) for cache in lane.caches]
         for cache, other in zip(lane.caches, added.caches, strict=True):
             cache.extend(caches.batched(other))
-        mx.eval(caches.states(lane.caches))  # or the copies of several merges would pile up
+        mx.eval(caches.states(lane.caches))  # otherwise the copies of several merges would exist at once
         lane.numbers += added.numbers
         lane.positions += added.positions
         del self._lanes[source]
@@ -182,7 +182,7 @@ class Lanes:
         lane = self.lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
-        fresh = self._fresh()  # for those that no layer fills, of which mlx-lm can't take a part
+        fresh = self._fresh()  # in place of empty caches, of which mlx-lm can't take a row
         kept = [
             new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
         ]

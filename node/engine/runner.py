@@ -1,4 +1,4 @@
-"""One stage's work on frames, as serving asks for it. All methods run in the compute thread."""
+"""One stage's work on frames. All methods run in the compute thread."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from node.text.constraint import Constraint, Constraints
 log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 64
-"""Tokens of a prompt whose logits exist at a time: of a vocabulary of 150,000 they take 40 MB."""
+"""Tokens of a prompt whose logits are computed at a time: with a vocabulary of 150,000 they take 40 MB."""
 
 
 class StepFailed(PippinError):
@@ -34,7 +34,7 @@ class StepFailed(PippinError):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What sampling needs to know of a session: the token to draw has `position`, from 0, and follows `history`."""
+    """The sampler's input for one row: the next token has `position`, from 0, and follows `history`."""
 
     sampling: Sampling
     position: int
@@ -42,20 +42,20 @@ class Draw:
     ends: Callable[[int], bool]
     """Whether the session ends with this token."""
     constraint: Constraint | None = None
-    """What its grammar allows; needs the generated tokens of `history`."""
+    """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
 
 
 class Runner:
-    """Raises StepFailed when a step can't be computed, and the codec's errors for what came over the network."""
+    """Runs one ring's steps on a stage. Raises StepFailed when a step can't be computed, and the codec's errors for a frame."""
 
     def __init__(self, stage: Stage, directory: Path) -> None:
-        """`directory`: of the model, for what the driver needs of its tokenizer."""
+        """`directory`: of the model's files; a driver reads the tokenizer there."""
         self._stage = stage
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
-        """For the grammars of sessions; may be used in any thread."""
+        """Of the sessions' grammars; may be used in any thread."""
         self.kv_bytes = 0
-        """What the caches took after the last operation on them; may be read in any thread."""
+        """Bytes of the caches after the last operation on them; may be read in any thread."""
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
         with self._step():
@@ -65,18 +65,18 @@ class Runner:
         try:
             for op in ops:
                 self._stage.lanes.apply(op)
-        except FAILURES:  # one that was broken off may have changed some layers' caches and not others'
+        except FAILURES:  # the operation may have changed the caches of some layers only
             self.reset()
             raise
         if ops:
             self.kv_bytes = self._stage.lanes.kv_bytes
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Take over what earlier rings left of these sequences, and free all else of that. Gives what there was."""
+        """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.take_from."""
         try:
             here = self._stage.lanes.take_from(self._stage.kept, held)
         except FAILURES as error:
-            log.warning("KV that outlived its ring is let go: %s", error)
+            log.warning("could not take over the KV of earlier rings: %s", error)
             self._stage.kept.clear()
             self.reset()
             return ()
@@ -84,7 +84,7 @@ class Runner:
         return here
 
     def leave(self) -> None:
-        """The ring is no more: its KV is kept for the next one of these layers."""
+        """Keep the KV for the next ring of these layers."""
         self._stage.lanes.leave_to(self._stage.kept)
         self.kv_bytes = 0
 
@@ -95,7 +95,7 @@ class Runner:
 
     @contextmanager
     def _step(self, lane: int | None = None) -> Iterator[None]:
-        """A step that fails ends as StepFailed, and its lane, whose layers may have come to differ, is dropped."""
+        """Turns MLX's errors into StepFailed. On any error the lane is dropped, as its layers may differ."""
         try:
             yield
         except (PippinError, *FAILURES) as error:
@@ -185,13 +185,13 @@ class Runner:
         ]
 
     def _not_finite(self, row: int, faults: Sequence[Fault]) -> StepFailed:
-        """The failure of a row alone: the others have numbers of their own."""
+        """The failure of a single row; it does not affect the others."""
         layers = next((f"layers {fault.start} to {fault.end}" for fault in faults if fault.row == row), "")
         alone = self._stage.end == self.plan.layers
         where = layers or (f"layers 0 to {self._stage.end} or the head" if alone else "the final norm or the head")
         return StepFailed(
-            f"The numbers of {where} are not finite (NaN or infinity), so there is nothing to draw a token from.",
-            hint="The weights may be damaged, or too large for their dtype: fetch the model again, or take another.",
+            f"The output of {where} is not finite (NaN or infinity), so no token can be sampled.",
+            hint="The weights may be damaged, or too large for their dtype: fetch the model again, or use another.",
         )
 
     def _evaluate(
@@ -239,7 +239,10 @@ class Runner:
             return replace(frame, faults=faults, tensors=pack(hidden), tokens=None, lengths=())
 
     def _faults(self, frame: Frame, hidden: Sequence[mx.array], known: tuple[Fault, ...]) -> tuple[Fault, ...]:
-        """The `known` faults and those of rows that are not finite after this stage; only where a result is made of them."""
+        """The `known` faults, and one for each further row that is not finite after this stage.
+
+        Rows are checked only if the driver makes results of them.
+        """
         if not (frame.sampled or frame.every):
             return known
         rows: Any = self._stage.finite(hidden, frame.lengths).tolist()

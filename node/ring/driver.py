@@ -150,7 +150,7 @@ class Driver:
         Raises ModelUnsupported for a model without embeddings, and the errors of `generate`.
         """
         if request.top is None and not self._runner.plan.embeds:
-            raise ModelUnsupported(f"{request.model} is of an architecture that gives no embeddings.")
+            raise ModelUnsupported(f"The architecture of {request.model} gives no embeddings.")
         self._check(request.prompt)
         session = Session.of_evaluation(request)
         self._submit(session)
@@ -165,14 +165,16 @@ class Driver:
 
     def _check(self, tokens: Sequence[int]) -> None:
         if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self._runner.plan.vocabulary:
-            raise BadRequest(f"A token of the prompt is not among the model's {self._runner.plan.vocabulary}.")
+            raise BadRequest(
+                f"A token of the prompt is outside the model's vocabulary of {self._runner.plan.vocabulary}."
+            )
 
     def _submit(self, session: Session) -> None:
         if self._ended:
             raise self._ended
         if replaced := self._scheduler.submit(session):
-            most = "The requests that wait are as many as may, and most of them are this client's."
-            self._fail(replaced, Overloaded(most, hint="Try again in a moment, with fewer at once."))
+            full = "The queue is full, and this client has the most requests in it."
+            self._fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
         self._wake.set()
 
     def _finish(self, session: Session, *, keep: bool) -> None:
@@ -353,4 +355,4 @@ class Driver:
         while True:
             await asyncio.sleep(WATCH_S)
             if self._pipeline.waited_s > self._step_timeout:
-                self._end(RingLost(f"A step did not come round in {self._step_timeout:.0f} s."))
+                self._end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))

@@ -1,8 +1,8 @@
-"""Makes this node hold what the placement says: loads and unloads stages, and keeps a driver or worker for each ring.
+"""Makes this node follow the placement: it loads and unloads stages, and runs a driver or a worker for each ring.
 
-A ring has one life: when it loses a link or a step, each of its nodes says so, and the head places its successor. Weights
-that no ring needs any more, and the KV that it left, stay in memory until the placement sets that memory aside for others: a
-successor has nothing to load, and computes nothing again of which all stages still have the KV.
+A ring has one life: when it loses a link or a step, each of its nodes reports that it ended, and the head places its
+successor. Weights without a ring, and the KV that a ring left, stay in memory until the placement needs that memory. So a
+successor loads nothing, and computes only the KV that some stage lost.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from node.text.grammars import Grammars
 log = logging.getLogger(__name__)
 
 BEGINS_S = 2.0
-"""The stage before may know of a ring so much earlier than this node."""
+"""How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls back
@@ -46,7 +46,7 @@ have come."""
 
 
 class Rings:
-    """The stages that this node holds. `run` is the task that follows the placement."""
+    """The rings that this node has a part in. `run` is the task that follows the placement."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Rings:
         """There is a new part."""
         self._reports: dict[str, LoadReport] = {}
         self._placement = Placement()
-        """The one that is followed."""
+        """The placement that is followed."""
         self._draining = False
         self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
-    # --- what others see --------------------------------------------------------------------------------------------
+    # --- reports and requests ----------------------------------------------------------------------------------------
 
     def reports(self) -> tuple[LoadReport, ...]:
         return tuple(self._reports.values())
@@ -107,11 +107,11 @@ class Rings:
         return self._stages.kept_bytes + sum(part.kv_bytes for part in self._parts.values())
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Raises StaleFence when this node does not drive that ring (any more)."""
+        """Raises StaleFence when this node does not drive the ring."""
         return self._driver(ring).generate(request)
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
-        """Raises StaleFence when this node does not drive that ring (any more)."""
+        """Raises StaleFence when this node does not drive the ring."""
         return await self._driver(ring).evaluate(request)
 
     def _driver(self, ring: str) -> Driver:
@@ -135,7 +135,7 @@ class Rings:
         await part.frames(first, frames)
 
     def give_up(self, reason: PippinError) -> None:
-        """This node can't compute any more: end all that its rings have under way, so that it goes on elsewhere."""
+        """End this node's part in all rings, as it can't compute; their requests go on elsewhere."""
         lost = RingLost(f"{self._agent.info.name} left the ring: {reason.message}")
         for ring, report in list(self._reports.items()):
             if part := self._parts.get(ring):
@@ -241,7 +241,7 @@ class Rings:
         return await self._stages.load(shard, directory, weights, partial(self._progress, shard, LoadState.LOADING))
 
     def _waiting(self, shard: Shard) -> list[Ring]:
-        """The rings that are held and have not got their stage yet."""
+        """The rings that wait for this shard to be loaded."""
         return [
             ring
             for ring in self._placement.rings
@@ -258,7 +258,7 @@ class Rings:
         nodes = [each.node for each in ring.stages]
         index = nodes.index(self._agent.info.id)
         next_hop = NextHop(nodes[(index + 1) % len(nodes)], self._client, self._book.address_of)
-        # A ring that takes the place of another may have the same layers here.
+        # Another ring may use the same layers at the same time, so this one has caches of its own.
         runner = Runner(loaded.stage.sibling(), loaded.directory)
         on_ended = partial(self._ended, ring.id, shard)
         if index:
@@ -288,7 +288,7 @@ class Rings:
         return driver
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
-        """The head is told at once: a ring that has ended has its successor some milliseconds later."""
+        """Report the end, to the head at once, so that the successor is placed within milliseconds."""
         self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:LONGEST_TEXT])
         self._agent.head_due.notify()
 
@@ -297,6 +297,6 @@ class Rings:
         self._agent.touch()
 
     def _progress(self, shard: Shard, state: LoadState, share: float) -> None:
-        """Told with the next heartbeat."""
+        """Sent with the next heartbeat."""
         for ring in self._waiting(shard):
             self._reports[ring.id] = LoadReport(ring.id, shard, state, share)

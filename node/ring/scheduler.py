@@ -103,7 +103,7 @@ class Scheduler:
         """
         nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluates
         if not session.request.prompt or nothing_to_do:
-            raise BadRequest("There is nothing to begin from, or nothing left to generate.")
+            raise BadRequest("The prompt is empty, or there is nothing left to generate.")
         if session.max_length > self._limits.context:
             raise ContextExceeded(
                 f"This model's context is {self._limits.context} tokens; {len(session.request.prompt)} of prompt and "
@@ -115,7 +115,7 @@ class Scheduler:
         if not session.request.resume and len(self._waiting) >= self._limits.max_queue:
             replaced = self._waiting.replaceable(session)
             if replaced is None:
-                raise Overloaded(f"{len(self._waiting)} requests are waiting already.", hint="Try again in a moment.")
+                raise Overloaded(f"The queue of {len(self._waiting)} requests is full.", hint="Try again in a moment.")
         self._waiting.add(session)
         return replaced
 

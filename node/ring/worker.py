@@ -1,4 +1,4 @@
-"""A stage that is not the driver: takes frames, runs its layers, forwards."""
+"""A stage after the driver: takes frames, runs its layers, and sends the frames on."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Holds the KV of its layers for one ring, and serves one link from the stage before: when that ends, so does the ring."""
+    """Runs one ring, once. It serves one link from the stage before; when the link ends, so does the ring."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Worker:
         next_hop: NextHop,
         on_ended: Callable[[PippinError], None],
     ) -> None:
-        """`on_ended` is told why, once, if the ring ends by itself."""
+        """`on_ended` is called with the reason, once, if the ring ends by itself."""
         self.ring = ring
         self._last = next_hop.node == ring.driver
         self._compute = compute
@@ -39,27 +39,27 @@ class Worker:
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link from the stage before."""
         self._ended: PippinError | None = None
-        """Why this stage takes no frames any more."""
+        """Why this stage takes no frames."""
 
     @property
     def kv_bytes(self) -> int:
         return self._runner.kv_bytes
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
-        """Serve the link from the stage before until it or the ring ends."""
+        """Serve the link from the stage before until the link or the ring ends."""
         if first.fence != self.ring.fence:
             raise StaleFence(f"A frame of {first.fence} came to ring {self.ring.id}, which is at {self.ring.fence}.")
         if self._ended:
             raise self._ended
         if self._upstream:
-            raise StaleFence(f"Ring {self.ring.id} has had its link from the stage before.")
+            raise StaleFence(f"Ring {self.ring.id} already has a link from the stage before.")
         self._upstream = asyncio.current_task()
         try:
             await self._begin(first)
             async for frame in frames:
                 await self._take(frame)
         except asyncio.CancelledError:
-            # Cancelled by `give_up`, not by the caller: answer with the reason, so that it reaches the driver.
+            # When `give_up` has cancelled this task, answer with the reason, so that it reaches the driver.
             if self._ended:
                 raise self._ended from None
             raise
@@ -70,9 +70,9 @@ class Worker:
             self._end(RingLost("The link from the stage before ended."))
 
     def give_up(self, reason: PippinError) -> None:
-        """End the links: the one from the stage before with `reason`, and so those that come from now on."""
+        """End the links: the one from the stage before, and later ones, with `reason`."""
         if self._ended:
-            return  # cancelled once more while it ends, the link before would end without a word, and its sender wait
+            return  # cancelled a second time, the link before would end without an answer, and its sender would wait
         self._ended = reason
         if self._link:
             self._link.close()
@@ -80,7 +80,7 @@ class Worker:
             self._upstream.cancel()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver knows the tokens."""
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Gives no tokens: only a driver knows them."""
         self.give_up(reason)
         await self._compute.run(self._runner.leave if keep else self._runner.reset)
         return {}
@@ -91,7 +91,7 @@ class Worker:
             self._on_ended(reason)
 
     async def _begin(self, first: Frame) -> None:
-        """With the KV that earlier rings left and that is still wanted; the frame then tells what that is."""
+        """Take over the KV that the first frame asks for. The frame goes on with what this stage has of it."""
         held = await self._compute.run(self._runner.inherit, first.held)
         self._link = self._next_hop.open(self._end)
         await self._take(replace(first, held=held))
@@ -102,9 +102,6 @@ class Worker:
         if frame.fence != self.ring.fence or frame.seq != self._seq:
             raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
-        await self._forward(frame)
-
-    async def _forward(self, frame: Frame) -> None:
         assert self._link
         try:
             frame = await self._compute.run(self._runner.relay, frame, last=self._last)

@@ -85,7 +85,7 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
         assert next_frame is None
     assert isinstance(good, Sampled)
     assert isinstance(bad, StepFailed)
-    assert f"The numbers of {where} are not finite" in bad.message
+    assert f"The output of {where} is not finite" in bad.message
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_a_text_that_is_evaluated_fails_alone(chunk, tmp_path):
     ring = runners(directory, 0, 2, 4)
     good, bad = ring[0].evaluate(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [chunk, chunk])
     assert not isinstance(good, StepFailed)
-    assert "The numbers of layers 0 to 2 are not finite" in str(bad)
+    assert "The output of layers 0 to 2 is not finite" in str(bad)

@@ -49,7 +49,7 @@ class FakeRunner:
         self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):
             raise StepFailed("The step could not be computed.")
-        failed = StepFailed("The numbers of layers 2 to 4 are not finite.")
+        failed = StepFailed("The output of layers 2 to 4 is not finite.")
         rows = zip(tokens, draws, strict=True) if draws else ()
         return [failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows]
 

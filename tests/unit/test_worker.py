@@ -129,7 +129,7 @@ async def test_a_second_link_harms_nobody():
     worker = Worker(RING, Compute(), Runner(), next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
     await asyncio.wait_for(next_hop.sent.get(), 5)
-    with pytest.raises(StaleFence, match="has had its link"):
+    with pytest.raises(StaleFence, match="already has a link"):
         await worker.frames(frame(0), one_and_no_more(frame(1)))
     assert not serving.done()
     assert not ended.reasons
