@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.cli.client import DEFAULT_API, Api, NoNode, StatusFailed, parse_api
-from node.cli.drain import drain
 from node.cli.table import render
-from node.cli.wait import Wish, wait
+from node.cli.wait import Target, held, wait
 from node.host.api_keys import parse_key, read_keys
 from node.host.secret import new_secret
 
@@ -86,7 +85,7 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
 
 
 def _wait(args: argparse.Namespace) -> int:
-    missing = wait(args.api, Wish(args.nodes, args.model), args.timeout, _progress())
+    missing = wait(args.api, Target(args.nodes, args.model).missing, args.timeout, _progress())
     if not missing:
         print("ready")
         return EXIT_READY
@@ -95,13 +94,14 @@ def _wait(args: argparse.Namespace) -> int:
 
 
 def _undrain(args: argparse.Namespace) -> int:
-    args.api.drain(args.node, draining=False)
+    args.api.set_draining(args.node, draining=False)
     print(f"{args.node} is in use")
     return EXIT_READY
 
 
 def _drain(args: argparse.Namespace) -> int:
-    left = drain(args.api, args.node, args.timeout, _progress())
+    args.api.set_draining(args.node, draining=True)
+    left = wait(args.api, lambda status: held(status, args.node), args.timeout, _progress())
     if not left:
         print(f"{args.node} is drained")
         return EXIT_READY

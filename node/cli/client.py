@@ -70,7 +70,7 @@ class Api(NamedTuple):
             )
         return status
 
-    def drain(self, node: str, *, draining: bool) -> None:
+    def set_draining(self, node: str, *, draining: bool) -> None:
         """Drain a node (move its work away), or take it into use again. Raises NoNode, StatusFailed, Refused."""
         path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
         code, body = self._ask("POST", path, DECIDE_TIMEOUT_S)

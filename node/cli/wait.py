@@ -1,4 +1,4 @@
-"""Waits for a cluster: polls it until nothing is missing, or the time is up."""
+"""Waits for a cluster: polls a node's status until nothing is missing, or until a timeout."""
 
 import time
 from collections.abc import Callable
@@ -12,60 +12,59 @@ POLL_S = 0.25
 _ABSENT = ("suspect", "failed", "left", "refused")
 
 
-class Wish(NamedTuple):
-    """What to wait for: a number of nodes, and this model, or without one all that the cluster wants."""
-
-    nodes: int = 1
-    model: str | None = None
-
-
 def wait(
     api: Api,
-    wish: Wish,
+    missing: Callable[[Json], str],
     timeout: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait until nothing is missing. Returns what is still missing at the timeout, or an empty text.
+    """Wait until `missing(status)` is empty. Returns an empty text, or at the timeout (seconds) the text of `missing`.
 
-    `tell` is called with each change, and with an empty text at the end. A node that does not answer yet counts as
+    `report` is called with each change, and with an empty text at the end. A node that does not answer counts as
     missing: scripts start with `node & cluster wait`.
     """
     deadline = clock() + timeout
-    told = None
+    reported = None
     while True:
         left = deadline - clock()
         try:
-            lack = missing(api.status(timeout=max(0.1, min(TIMEOUT_S, left))), wish)
+            lack = missing(api.status(timeout=max(0.1, min(TIMEOUT_S, left))))
         except StatusFailed as error:
             lack = str(error).rstrip(".")
-        if lack and lack != told:
-            tell(f"waiting: {lack}")
-        told = lack
+        if lack and lack != reported:
+            report(f"waiting: {lack}")
+        reported = lack
         if not lack or clock() + POLL_S > deadline:
-            tell("")
+            report("")
             return lack
         pause(POLL_S)
 
 
-def missing(status: Json, wish: Wish) -> str:
-    """What is missing, in words; empty if nothing is."""
-    here = sum(node["state"] not in _ABSENT for node in status["nodes"])
-    if here < wish.nodes:
-        return f"{here} of {wish.nodes} nodes are here"
-    if not status["head"]:
-        return "no head is elected yet"
-    states = {model["id"]: model["state"] for model in status["models"]}
-    if wish.model is not None:
-        states = {
-            wish.model: states.get(wish.model, f"not wanted by this cluster ({', '.join(states) or 'no model'} is)")
-        }
-    lacking = [f"{model} is {state}" for model, state in states.items() if state != "ready"]
-    if not lacking and wish.model is None and status["state"] not in ("ready", "idle"):
-        lacking = [f"the cluster is {status['state']}"]
-    return "; ".join(lacking + _reasons(status)) if lacking else ""
+class Target(NamedTuple):
+    """State to wait for: a number of nodes, and this model, or without one all models that the cluster wants."""
+
+    nodes: int = 1
+    model: str | None = None
+
+    def missing(self, status: Json) -> str:
+        """Describe what is missing; empty if nothing is."""
+        here = sum(node["state"] not in _ABSENT for node in status["nodes"])
+        if here < self.nodes:
+            return f"{here} of {self.nodes} nodes are here"
+        if not status["head"]:
+            return "no head is elected yet"
+        states = {model["id"]: model["state"] for model in status["models"]}
+        if self.model is not None:
+            states = {
+                self.model: states.get(self.model, f"not wanted by this cluster ({', '.join(states) or 'no model'} is)")
+            }
+        lacking = [f"{model} is {state}" for model, state in states.items() if state != "ready"]
+        if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
+            lacking = [f"the cluster is {status['state']}"]
+        return "; ".join(lacking + _reasons(status)) if lacking else ""
 
 
 def _reasons(status: Json) -> list[str]:
@@ -74,3 +73,16 @@ def _reasons(status: Json) -> list[str]:
         warning for warning in status["warnings"] if warning["severity"] == "error" or warning["code"] == "loading"
     ]
     return [f"{warning['text']} {warning['hint']}".strip(" .") for warning in wanted]
+
+
+def held(status: Json, name: str) -> str:
+    """Describe the state of a node and the layers that it holds; empty once it is drained, or stopped without layers.
+
+    `name`: the node's name or id.
+    """
+    for node in status["nodes"]:
+        is_done = node["state"] == "drained" or (node["state"] == "left" and not node["layers"])
+        if name in (node["id"], node["name"]) and not is_done:
+            layers = [f"{each['start']}-{each['end'] - 1} of {each['model']}" for each in node["layers"]]
+            return f"{node['name']} is {node['state']}" + (f" and holds layers {', '.join(layers)}" if layers else "")
+    return ""

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from node.cli.__main__ import main
-from node.cli.drain import held
+from node.cli.wait import held
 
 
 def named(status, state, **rest):

@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from node.cli.client import NoNode, StatusFailed
-from node.cli.wait import Wish, missing, wait
+from node.cli.wait import Target, wait
 
 
 class FakeApi:
@@ -33,7 +33,7 @@ class Time:
 
 def run(api, timeout=10.0):
     time, told = Time(), []
-    lack = wait(api, Wish(), timeout, told.append, clock=time.clock, pause=time.pause)
+    lack = wait(api, Target().missing, timeout, told.append, clock=time.clock, pause=time.pause)
     return lack, told, time.now - 100.0
 
 
@@ -71,38 +71,38 @@ def test_no_time_still_looks_once(ready):
 
 
 @pytest.mark.parametrize(
-    ("wish", "lack"),
+    ("target", "lack"),
     [
-        (Wish(), ""),
-        (Wish(nodes=3), ""),
-        (Wish(nodes=4), "3 of 4 nodes are here"),
-        (Wish(model="mlx-community/Qwen3-32B-4bit"), ""),
-        (Wish(model="other"), "other is not wanted by this cluster (mlx-community/Qwen3-32B-4bit is)"),
+        (Target(), ""),
+        (Target(nodes=3), ""),
+        (Target(nodes=4), "3 of 4 nodes are here"),
+        (Target(model="mlx-community/Qwen3-32B-4bit"), ""),
+        (Target(model="other"), "other is not wanted by this cluster (mlx-community/Qwen3-32B-4bit is)"),
     ],
 )
-def test_missing_of_a_ready_cluster(ready, wish, lack):
-    assert missing(ready, wish) == lack
+def test_missing_of_a_ready_cluster(ready, target, lack):
+    assert target.missing(ready) == lack
 
 
 def test_a_node_that_is_refused_or_suspect_is_not_here(ready):
     ready["nodes"][0]["state"] = "suspect"
-    assert missing(ready, Wish(nodes=3)) == "2 of 3 nodes are here"
+    assert Target(nodes=3).missing(ready) == "2 of 3 nodes are here"
 
 
 def test_idle_is_ready_once_there_is_a_head(ready):
     ready |= {"state": "idle", "models": []}
-    assert missing(ready, Wish()) == ""
-    assert missing(ready, Wish(model="m")) == "m is not wanted by this cluster (no model is)"
-    assert missing(ready | {"head": ""}, Wish()) == "no head is elected yet"
+    assert Target().missing(ready) == ""
+    assert Target(model="m").missing(ready) == "m is not wanted by this cluster (no model is)"
+    assert Target().missing(ready | {"head": ""}) == "no head is elected yet"
 
 
 def test_another_model_does_not_matter(ready):
     ready["models"].append(ready["models"][0] | {"id": "big", "state": "refused"})
     ready["state"] = "degraded"
     ready["warnings"] = [{"code": "no-capacity", "severity": "error", "text": "big needs 90 GB.", "hint": "Add a Mac."}]
-    assert missing(ready, Wish(model="mlx-community/Qwen3-32B-4bit")) == ""
-    assert missing(ready, Wish()) == "big is refused; big needs 90 GB. Add a Mac"
+    assert Target(model="mlx-community/Qwen3-32B-4bit").missing(ready) == ""
+    assert Target().missing(ready) == "big is refused; big needs 90 GB. Add a Mac"
 
 
 def test_degraded_by_a_lost_replica_is_not_ready(ready):
-    assert missing(ready | {"state": "degraded"}, Wish()) == "the cluster is degraded"
+    assert Target().missing(ready | {"state": "degraded"}) == "the cluster is degraded"
