@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from node.core.addresses import host_in, split_host_port
-from node.core.types import LONGEST_NAME
+from node.core.types import MAX_NAME_CHARS
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names
@@ -25,8 +25,8 @@ def nonempty(text: str) -> str:
 
 def name(text: str) -> str:
     """Checked here, as other nodes refuse nodes with longer names."""
-    if len(text) > LONGEST_NAME:
-        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; {LONGEST_NAME} are the most")
+    if len(text) > MAX_NAME_CHARS:
+        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; {MAX_NAME_CHARS} are the most")
     return nonempty(text)
 
 

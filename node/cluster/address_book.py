@@ -13,7 +13,7 @@ from node.cluster.topology import Topology
 from node.core.addresses import is_near, join_host_port
 from node.core.clock import now
 from node.core.signal import Signal
-from node.core.types import MOST_ADDRESSES, MOST_NODES, Address, Caller, Link, PeerHint
+from node.core.types import MAX_ADDRESSES, MAX_NODES, Address, Caller, Link, PeerHint
 from node.host.interfaces import Interface
 from node.rpc.client import RpcClient
 
@@ -64,7 +64,7 @@ class AddressBook:
         if known and known.grpc_port == hint.grpc_port and (best := self.topology.best(hint.id, now())):
             reached = best.address
         addresses = dict.fromkeys([*([reached] if reached else []), *filter(self._may_call, hint.addresses)])
-        hint = replace(hint, addresses=tuple(addresses)[:MOST_ADDRESSES])
+        hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
         if not hint.addresses or known == hint:
             return
         if hint.id != self._self_id:
@@ -78,7 +78,7 @@ class AddressBook:
         if known and known.grpc_port != hint.grpc_port and self.topology.best(hint.id, now()):
             return
         is_far = not self.anywhere and hint.id != self._self_id and not any(map(is_near, hint.addresses))
-        if is_far and hint not in self._ignored and len(self._ignored) < MOST_NODES:
+        if is_far and hint not in self._ignored and len(self._ignored) < MAX_NODES:
             self._ignored.add(hint)
             where = ", ".join(hint.addresses)
             log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
@@ -96,7 +96,7 @@ class AddressBook:
     def _put(self, hint: PeerHint) -> None:
         entry = self.entries.get(hint.id)
         if entry is None:
-            if len(self.entries) >= MOST_NODES:
+            if len(self.entries) >= MAX_NODES:
                 present = now()
                 silent = next((node for node in self.entries if not self.topology.best(node, present)), None)
                 if silent is None:

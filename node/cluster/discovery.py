@@ -29,8 +29,8 @@ from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import (
-    MOST_ADDRESSES,
-    MOST_NODES,
+    MAX_ADDRESSES,
+    MAX_NODES,
     Memory,
     NodeInfo,
     NodeReport,
@@ -237,7 +237,7 @@ class Discovery:
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
-        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:MOST_ADDRESSES]
+        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:MAX_ADDRESSES]
         if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
             return
         if (text.get("secret") or "") != self._fingerprint:
@@ -246,7 +246,7 @@ class Discovery:
         self._refused.pop(node, None)
         if addresses and advert.port:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
-            if len(self._hints) > MOST_NODES:
+            if len(self._hints) > MAX_NODES:
                 del self._hints[next(iter(self._hints))]
             self._on_hint(hint)
 
@@ -276,7 +276,7 @@ class Discovery:
         )
         theirs = "another secret" if text.get("secret") else "no secret"
         reason = f"it has {theirs}" if self._fingerprint else "it has a secret and this node has none"
-        if (node, reason) not in self._told and len(self._told) < MOST_NODES:
+        if (node, reason) not in self._told and len(self._told) < MAX_NODES:
             self._told.add((node, reason))
             _log.warning("%s (%s) does not join: %s", name, ", ".join(addresses), reason)
         self._refused[node] = PeerView(NodeReport(info, Memory(0, 0)), NodeState.REFUSED, reason=reason)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 5.0
 """Minimum interval of queries to one address."""
-MOST_ADDRESSES = 8
+MAX_ADDRESSES = 8
 """Maximum addresses of one hint that are queried."""
 MOST_ASKED = 256
 """Maximum addresses that are remembered for it: without a secret, anybody can send hints."""
@@ -56,7 +56,7 @@ class DuplicateId:
         """Wait for an older duplicate, before which this node has to give way. Younger ones are superseded."""
         while True:
             hint = await self._book.own_hints.get()
-            queries = [self._query(hint, address) for address in hint.addresses[:MOST_ADDRESSES]]
+            queries = [self._query(hint, address) for address in hint.addresses[:MAX_ADDRESSES]]
             for found in filter(None, await asyncio.gather(*queries)):
                 if _age(found) < _age(self._agent.info):
                     return found

@@ -8,7 +8,7 @@ seen.
 
 from dataclasses import dataclass
 
-from node.core.types import MOST_NODES, NodeInfo, NodeReport, NodeState, PeerView
+from node.core.types import MAX_NODES, NodeInfo, NodeReport, NodeState, PeerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Membership:
         *,
         fail_after_s: float = FAIL_AFTER_S,
         forget_after_s: float = 300.0,  # a user back at the desk should still see which Mac is missing
-        most_nodes: int = MOST_NODES,  # peers can invent any number
+        most_nodes: int = MAX_NODES,  # peers can invent any number
     ) -> None:
         self._info = self_info
         self._fail_after = fail_after_s

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from node.core.types import LONGEST_NAME
+from node.core.types import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class TermStore:
             self._write(self._unsaved)
         except OSError as error:
             self._retry_at = present + RETRY_S
-            text = "".join(filter(str.isprintable, error.strerror or str(error)))[:LONGEST_NAME] or "unknown error"
+            text = "".join(filter(str.isprintable, error.strerror or str(error)))[:MAX_NAME_CHARS] or "unknown error"
             if text != self.error:
                 log.error("term %d can't be saved: %s", self._unsaved, text)
             self.error = text

@@ -10,7 +10,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
-from node.core.types import LONGEST_TEXT, ClusterView, LoadState, ModelSpec, NodeReport, Placement, Refusal
+from node.core.types import MAX_TEXT_CHARS, ClusterView, LoadState, ModelSpec, NodeReport, Placement, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -203,4 +203,4 @@ class WantedModels:
 
 def _refusal(model: str, error: PippinError) -> Refusal:
     """Cut to a length that peers accept; they would refuse the whole heartbeat otherwise."""
-    return Refusal(model, error.code, error.message[: LONGEST_TEXT // 2], error.hint[: LONGEST_TEXT // 2])
+    return Refusal(model, error.code, error.message[: MAX_TEXT_CHARS // 2], error.hint[: MAX_TEXT_CHARS // 2])

@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-LONGEST_NAME = 512
+MAX_NAME_CHARS = 512
 """Characters of an id, a name or an address that nodes take from each other. A file's name has 255 at most, a model's id
 two of them."""
 COUNTER_LIMIT = 1 << 53
 """Terms, epochs and incarnations that nodes take from each other are below it."""
-LONGEST_TEXT = 65_536
+MAX_TEXT_CHARS = 65_536
 """Characters of an error that nodes take from each other."""
-MOST_MODELS = 16_384
+MAX_MODELS = 16_384
 """Models that a node may say it holds."""
-MOST_NODES = 256
+MAX_NODES = 256
 """To keep in touch with. Anybody on the network can invent adverts."""
-MOST_ADDRESSES = 32
+MAX_ADDRESSES = 32
 """Of a node, that are called: its best ones come first. A Mac has some ten, a liar any number."""
 
 
@@ -90,7 +90,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorHeader:
     """One tensor of a model's files, as the header of its file describes it."""
 
     file: str

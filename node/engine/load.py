@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes, load_model
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.failures import FAILURES
 from node.core.frames import Open
-from node.core.types import Tensor
+from node.core.types import TensorHeader
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import find_layers
@@ -39,7 +39,9 @@ _DTYPES = {
 """What MLX makes of the dtypes of safetensors; it loads no others."""
 
 
-def load_stage(directory: Path, start: int, end: int, tensors: Mapping[str, Tensor]) -> Generator[float, None, Stage]:
+def load_stage(
+    directory: Path, start: int, end: int, tensors: Mapping[str, TensorHeader]
+) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
     Only the files that hold these need to be there; `tensors` are all of the model's, by name. A generator, to be run in
@@ -79,7 +81,7 @@ def load_stage(directory: Path, start: int, end: int, tensors: Mapping[str, Tens
     return Stage(model, plan, start, end, size)
 
 
-def _load_lazily(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[mx.Dtype, mx.array]) -> Module:
+def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]) -> Module:
     """The model as mlx-lm loads it whole, with weights that are not read yet.
 
     Each tensor whose file is not here is a stand-in of its shape and dtype, made of one of the `scalars`: mlx-lm guesses a
@@ -119,7 +121,9 @@ def _load_lazily(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[m
     return model
 
 
-def _tensors(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[mx.Dtype, mx.array]) -> dict[str, mx.array]:
+def _tensors(
+    directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]
+) -> dict[str, mx.array]:
     """All tensors of the model, not read yet, with stand-ins for those that are in files which are not here."""
     held: dict[str, mx.array] = {}
     for file in sorted({tensor.file for tensor in tensors.values()}):
@@ -138,7 +142,7 @@ def _tensors(directory: Path, tensors: Mapping[str, Tensor], scalars: dict[mx.Dt
 
 
 def _check(
-    directory: Path, tensors: Mapping[str, Tensor], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
+    directory: Path, tensors: Mapping[str, TensorHeader], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
 ) -> None:
     """Raise ModelBroken unless the tensors given are, by name and shape, those that the model takes."""
     if missing := [name for name in taken if name not in given]:
@@ -157,7 +161,7 @@ def _check(
             )
 
 
-def _listed(names: Sequence[str], tensors: Mapping[str, Tensor]) -> str:
+def _listed(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
     """Some of the names, with the files that they are in."""
     return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 

@@ -10,10 +10,10 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-MOST_DESCRIPTORS = 65_536
-_MOST_OF_MACOS = 10_240
+MAX_DESCRIPTORS = 65_536
+_MAX_ON_MACOS = 10_240
 """OPEN_MAX; some versions of macOS refuse a higher limit."""
-_TOLD_EACH_S = 10.0
+_WARN_INTERVAL_S = 10.0
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def fixed_limit() -> Iterator[None]:
 def raise_limit() -> None:
     """Raise the soft limit as far as the system allows: macOS starts with 256, and each connection needs one."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (MOST_DESCRIPTORS, _MOST_OF_MACOS):
+    for wanted in (MAX_DESCRIPTORS, _MAX_ON_MACOS):
         limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
         if now == resource.RLIM_INFINITY or now >= limit:
             return
@@ -49,12 +49,12 @@ class DescriptorShortage:
     """
 
     def __init__(self) -> None:
-        self._told_at = -_TOLD_EACH_S
+        self._warned_at = -_WARN_INTERVAL_S
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
-        elif loop.time() >= self._told_at + _TOLD_EACH_S:
-            self._told_at = loop.time()
+        elif loop.time() >= self._warned_at + _WARN_INTERVAL_S:
+            self._warned_at = loop.time()
             log.warning("connections have to wait: %s", error.strerror)

@@ -25,7 +25,7 @@ from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
 log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY = Path("~/.pippin")
-_MOST_NODES = 64
+_MAX_DIRECTORIES = 64
 """Maximum default directories on one machine: a directory that cannot be locked must not make the search endless."""
 
 
@@ -113,7 +113,7 @@ class DataDirectory:
 def open_data_directory(asked: Path | None = None) -> DataDirectory:
     """Open the directory asked for, or the first unused default. Raises DataDirectoryUnusable."""
     default = DEFAULT_DIRECTORY.expanduser()
-    paths = [asked] if asked else [default, *(default / f"node-{number}" for number in range(2, _MOST_NODES + 1))]
+    paths = [asked] if asked else [default, *(default / f"node-{number}" for number in range(2, _MAX_DIRECTORIES + 1))]
     try:
         for path in paths:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

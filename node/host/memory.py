@@ -13,7 +13,7 @@ the file cache, through which weights are read; a machine that swaps is slower t
 _LIBC = ctypes.CDLL(None)
 _GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
 _M_ARENA_MAX = -8
-_MOST_HEAPS = 2
+_MAX_ARENAS = 2
 
 
 def share_heaps() -> None:
@@ -23,7 +23,7 @@ def share_heaps() -> None:
     libraries do not need this.
     """
     if _GLIBC:
-        _GLIBC.mallopt(_M_ARENA_MAX, _MOST_HEAPS)
+        _GLIBC.mallopt(_M_ARENA_MAX, _MAX_ARENAS)
 
 
 def give_back() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from node.core.errors import PippinError
 
 VARIABLE = "PIPPIN_SECRET"
-LEAST_BITS = 60
+MIN_BITS = 60
 """Minimum entropy in bits. Adverts allow offline guessing, at some 0.2 s per core and guess: words would be found."""
 NEW_BITS = 128
-LONGEST = 4096
+MAX_BYTES = 4096
 """Maximum bytes; a longer file was probably named by mistake."""
 
 
@@ -63,7 +63,7 @@ def _read(file: Path) -> bytes:
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            secret = opened.read(LONGEST + 1)
+            secret = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise SecretUnusable(f"The secret file {file} can't be read: {error.strerror}.") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -75,13 +75,13 @@ def _read(file: Path) -> bytes:
 
 
 def _checked(secret: bytes, source: str) -> bytes:
-    if len(secret) > LONGEST:
-        raise SecretUnusable(f"{source} has more than {LONGEST:,} bytes: that is no secret.")
+    if len(secret) > MAX_BYTES:
+        raise SecretUnusable(f"{source} has more than {MAX_BYTES:,} bytes: that is no secret.")
     secret = secret.strip()
     bits = strength(secret)
-    if bits < LEAST_BITS:
+    if bits < MIN_BITS:
         raise SecretUnusable(
-            f"The secret in {source} can be guessed: it has at most {bits:.0f} bits, and {LEAST_BITS} are needed.",
+            f"The secret in {source} can be guessed: it has at most {bits:.0f} bits, and {MIN_BITS} are needed.",
             hint=_MAKE,
         )
     return secret

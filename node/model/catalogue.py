@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelBroken, ModelNotFound, PippinError
-from node.core.types import LONGEST_NAME, MOST_MODELS, HeldModel, Shard
+from node.core.types import MAX_MODELS, MAX_NAME_CHARS, HeldModel, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical
@@ -33,14 +33,14 @@ class Catalogue:
         self._created: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Search the disk for models that came or went, and list the first MOST_MODELS.
+        """Search the disk for models that came or went, and list the first MAX_MODELS.
 
         Raises OSError when this process has no descriptors left.
         """
         local: dict[HeldModel, None] = {}
         created: dict[str, int] = {}
         for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
-            if folder.whole and len(local) < MOST_MODELS:
+            if folder.whole and len(local) < MAX_MODELS:
                 local[HeldModel(model_id, folder.revision)] = None
                 created.setdefault(model_id, folder.created)
         self._created, self._local = created, tuple(local)
@@ -68,8 +68,8 @@ class Catalogue:
 
     def match(self, name: str, elsewhere: Sequence[str] = ()) -> str | None:
         """Resolve a name as `find` does; None for a one-part name that matches nothing. Raises ModelNotFound."""
-        if len(name) > LONGEST_NAME:  # comparing names takes time quadratic in their length
-            what = f"The model's name has {len(name):,} characters; {LONGEST_NAME} are the most."
+        if len(name) > MAX_NAME_CHARS:  # comparing names takes time quadratic in their length
+            what = f"The model's name has {len(name):,} characters; {MAX_NAME_CHARS} are the most."
             raise ModelNotFound(what, param="model")
         name = name.strip()
         wanted = canonical(name)

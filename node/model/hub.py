@@ -23,7 +23,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
 from node.core.pool import Pool
-from node.core.types import Tensor
+from node.core.types import TensorHeader
 from node.core.units import format_bytes
 from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
@@ -150,7 +150,7 @@ class Hub:
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
 
-        def header(file: str) -> dict[str, Tensor]:
+        def header(file: str) -> dict[str, TensorHeader]:
             return self._header(model_id, directory.name, file, sizes[file])
 
         tensors = {name: tensor for part in self._readers.map(header, files) for name, tensor in part.items()}
@@ -160,7 +160,7 @@ class Hub:
         part.replace(directory / DESCRIPTION)
         return weights
 
-    def _header(self, model_id: str, commit: str, file: str, size: int) -> dict[str, Tensor]:
+    def _header(self, model_id: str, commit: str, file: str, size: int) -> dict[str, TensorHeader]:
         try:
             found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
             tensors, end = parse_header(file, {name: vars(tensor) for name, tensor in found.tensors.items()})

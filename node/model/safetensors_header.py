@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import ModelBroken
-from node.core.types import Tensor
+from node.core.types import TensorHeader
 
 _LONGEST = 100_000_000
 """Maximum header length in bytes; safetensors itself has the same limit."""
@@ -29,7 +29,7 @@ _BITS = {
 _AGAIN = "Delete the file and fetch the model again."
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """Read the tensors of the file.
 
     Raises OSError, and ModelBroken unless header and tensors account for all its bytes.
@@ -53,7 +53,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
+def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> TensorHeader:
     """Make a tensor from an entry of a header or a description. Raises ValueError, TypeError, KeyError.
 
     The entry is untrusted.
@@ -62,10 +62,10 @@ def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> Tensor:
         raise ValueError(f"{name[:100]!r} is no name of a tensor")
     if len(shape) > _MOST_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
         raise ValueError(f"{name} has shape {str(shape)[:100]}")
-    return Tensor(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
+    return TensorHeader(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
 
 
-def parse_header(file: str, header: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tensor], int]:
+def parse_header(file: str, header: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TensorHeader], int]:
     """The tensors of a header, which is untrusted, and the offset at which the last one ends.
 
     Raises ValueError, TypeError, KeyError or AttributeError for an invalid entry and for tensors that overlap.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from node.core.errors import ModelBroken
-from node.core.types import Tensor
+from node.core.types import TensorHeader
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_weights
 from node.model.formats import unloadable
 from node.model.safetensors_header import make_tensor, read_header
@@ -61,7 +61,7 @@ def text_files(weight_map: Mapping[str, str]) -> set[str]:
 class Weights:
     """All tensors of one model, including those whose files are on other nodes."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorHeader]
     sizes: Mapping[str, int]
     """Bytes of each weight file."""
 

@@ -19,7 +19,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.signal import Signal
-from node.core.types import LONGEST_TEXT, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
+from node.core.types import MAX_TEXT_CHARS, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
@@ -228,7 +228,7 @@ class Rings:
             failed = as_pippin_error(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
             for ring in self._waiting(shard):
-                self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:LONGEST_TEXT])
+                self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
         finally:
             self._loading.pop(shard, None)
 
@@ -289,7 +289,7 @@ class Rings:
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds."""
-        self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:LONGEST_TEXT])
+        self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:MAX_TEXT_CHARS])
         self._agent.head_due.notify()
 
     def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:

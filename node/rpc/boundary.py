@@ -30,7 +30,7 @@ _TLS_SIGNS = {
     "Socket closed": "hangs up before a word is said: it may have a secret, and this node none",
 }
 """Substrings of gRPC's messages for a failed TLS handshake -> likely cause."""
-_LONGEST = 2000
+_MAX_CHARS = 2000
 """Maximum characters of a message or hint: gRPC refuses more than 8 KB of metadata, and with it the whole answer."""
 
 
@@ -64,10 +64,10 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
     said = as_pippin_error(error)
     metadata = (
         ("pippin-code", said.code),
-        ("pippin-message", quote(said.message)[:_LONGEST]),
-        ("pippin-hint", quote(said.hint)[:_LONGEST]),
+        ("pippin-message", quote(said.message)[:_MAX_CHARS]),
+        ("pippin-hint", quote(said.hint)[:_MAX_CHARS]),
     )
-    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[: _LONGEST // 10], metadata)
+    await context.abort(_STATUS.get(said.status, grpc.StatusCode.INTERNAL), said.message[: _MAX_CHARS // 10], metadata)
     raise AssertionError("abort returned")
 
 

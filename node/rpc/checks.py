@@ -9,15 +9,15 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
-from node.core.types import COUNTER_LIMIT, LONGEST_NAME, LONGEST_TEXT, MOST_ADDRESSES, MOST_MODELS, MOST_NODES
+from node.core.types import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 
-MOST = 1024
+MAX_ITEMS = 1024
 """Maximum nodes, rings, loads or addresses in one message."""
-MOST_STAGES = 4096
+MAX_STAGES = 4096
 """Maximum stages of all rings of a placement."""
-MOST_LAYERS = 65_536
+MAX_LAYERS = 65_536
 """Maximum layers of all models of a placement."""
 NONCE_BYTES = 32
 _SIZE = 1 << 60
@@ -40,9 +40,9 @@ def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
 
 def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     """Check a model's description, which the head uses to compute placements. Raises Incompatible."""
-    _few("layers", message.layer_bytes, MOST_LAYERS)
-    _few("layers", message.kv, MOST_LAYERS)
-    _few("cuts", message.cuts, MOST_LAYERS)
+    _few("layers", message.layer_bytes, MAX_LAYERS)
+    _few("layers", message.kv, MAX_LAYERS)
+    _few("cuts", message.cuts, MAX_LAYERS)
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
     _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
     _names(message.id, message.revision)
@@ -63,10 +63,10 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
     _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty prompt.")
-    _few("tokens to stop at", message.stop_tokens, MOST)
-    _few("biases", sampling.logit_bias, MOST)
+    _few("tokens to stop at", message.stop_tokens, MAX_ITEMS)
+    _few("biases", sampling.logit_bias, MAX_ITEMS)
     _below("tokens", 1 << 31, message.max_tokens, sampling.top_k)
-    _below("candidates", MOST, sampling.logprobs)
+    _below("candidates", MAX_ITEMS, sampling.logprobs)
     _finite(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
     _finite(abs(sampling.presence_penalty), abs(sampling.frequency_penalty))
     _finite(*map(abs, sampling.logit_bias.values()))
@@ -78,7 +78,7 @@ def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.Eval
     _names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty text.")
-    _below("candidates", MOST, message.top)
+    _below("candidates", MAX_ITEMS, message.top)
     return message
 
 
@@ -99,8 +99,8 @@ def _check_info(info: pb.NodeInfo) -> None:
     _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
     if not info.id:
         raise Incompatible("A node without an id speaks.")
-    _few("addresses", info.addresses, MOST)
-    del info.addresses[MOST_ADDRESSES:]
+    _few("addresses", info.addresses, MAX_ITEMS)
+    del info.addresses[MAX_ADDRESSES:]
     _below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
     _below("ports", 1 << 16, info.grpc_port, info.api_port)
 
@@ -110,35 +110,35 @@ def _check_report(report: pb.NodeReport) -> None:
     _below("counters", COUNTER_LIMIT, report.term, report.fence.term, report.fence.epoch)
     _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
     _names(report.head, report.disk_error)
-    del report.models[MOST_MODELS:]
-    _few("preloaded models", report.preload, MOST)
+    del report.models[MAX_MODELS:]
+    _few("preloaded models", report.preload, MAX_ITEMS)
     _names(*report.preload)
     for held in report.models:
         _names(held.id, held.revision)
-    _few("loads", report.loads, MOST)
+    _few("loads", report.loads, MAX_ITEMS)
     for load in report.loads:
         _names(load.ring, load.shard.model, load.shard.revision)
         _layers(load.shard.start, load.shard.end)
         _finite(load.progress)
-        load.error = load.error[:LONGEST_TEXT]
-    _few("idle shards", report.idle, MOST)
+        load.error = load.error[:MAX_TEXT_CHARS]
+    _few("idle shards", report.idle, MAX_ITEMS)
     for shard in report.idle:
         _names(shard.model, shard.revision)
         _layers(shard.start, shard.end)
-    _few("rings", report.rings, MOST)
+    _few("rings", report.rings, MAX_ITEMS)
     for ring in report.rings:
         _names(ring.ring)
         _finite(ring.tokens_per_second)
     _finite(report.lag_s, report.job_s)
-    _few("links", report.links, MOST)
+    _few("links", report.links, MAX_ITEMS)
     for link in report.links:
         _names(link.to, link.address, link.interface, link.kind)
         _finite(link.rtt_ms)
-    _few("peers", report.peers, MOST)
-    del report.peers[MOST_NODES:]
+    _few("peers", report.peers, MAX_ITEMS)
+    del report.peers[MAX_NODES:]
     for hint in report.peers:
-        _few("addresses", hint.addresses, MOST)
-        del hint.addresses[MOST_ADDRESSES:]
+        _few("addresses", hint.addresses, MAX_ITEMS)
+        del hint.addresses[MAX_ADDRESSES:]
         _names(hint.id, *hint.addresses)
         _below("ports", 1 << 16, hint.grpc_port)
 
@@ -146,17 +146,17 @@ def _check_report(report: pb.NodeReport) -> None:
 def _check_placement(placement: pb.Placement) -> None:
     _below("counters", COUNTER_LIMIT, placement.fence.term, placement.fence.epoch)
     _names(placement.head)
-    _few("rings", placement.rings, MOST)
-    _at_most("stages", sum(len(ring.stages) for ring in placement.rings), MOST_STAGES)
+    _few("rings", placement.rings, MAX_ITEMS)
+    _at_most("stages", sum(len(ring.stages) for ring in placement.rings), MAX_STAGES)
     for ring in placement.rings:
         _check_ring(ring)
-    del placement.refused[MOST:]
+    del placement.refused[MAX_ITEMS:]
     for refusal in placement.refused:
         _names(refusal.model, refusal.code)
-        refusal.message = refusal.message[: LONGEST_TEXT // 2]
-        refusal.hint = refusal.hint[: LONGEST_TEXT // 2]
-    _few("models", placement.specs, MOST)
-    _at_most("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MOST_LAYERS)
+        refusal.message = refusal.message[: MAX_TEXT_CHARS // 2]
+        refusal.hint = refusal.hint[: MAX_TEXT_CHARS // 2]
+    _few("models", placement.specs, MAX_ITEMS)
+    _at_most("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MAX_LAYERS)
     for spec in placement.specs:
         checked_spec(spec)
 
@@ -164,7 +164,7 @@ def _check_placement(placement: pb.Placement) -> None:
 def _check_ring(ring: pb.Ring) -> None:
     """Check that the stages hold each layer once, in order, each stage on a different node."""
     _names(ring.id, ring.model, ring.revision)
-    _few("stages", ring.stages, MOST)
+    _few("stages", ring.stages, MAX_ITEMS)
     _below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
     _below("tokens", 1 << 31, ring.context, ring.max_sessions)
     starts = [stage.start for stage in ring.stages]
@@ -178,7 +178,7 @@ def _check_ring(ring: pb.Ring) -> None:
 
 
 def _layers(start: int, end: int) -> None:
-    if not start < end <= MOST_LAYERS:
+    if not start < end <= MAX_LAYERS:
         raise Incompatible(f"A peer speaks of the layers {start} to {end}, which no model has.")
 
 
@@ -194,7 +194,7 @@ def _at_most(what: str, count: int, most: int) -> None:
 def _names(*names: str) -> None:
     """Check names: they are shown in terminals and written to logs."""
     for name in names:
-        if len(name) > LONGEST_NAME or not name.isprintable():
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise Incompatible(f"A peer uses the name {name[:40]!r}, of {len(name):,} characters.")
 
 

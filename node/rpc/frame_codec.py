@@ -30,10 +30,10 @@ from node.wire.frame_pb2 import Held as HeldMessage
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
-_MOST = 1 << 14
+_MAX_ITEMS = 1 << 14
 """Maximum operations of a frame, rows of a lane, and held sequences."""
-_MOST_TENSORS = 64
-_MOST_DIMENSIONS = 8
+_MAX_TENSORS = 64
+_MAX_DIMENSIONS = 8
 
 _KINDS: dict[type[CacheOp], Op.Kind] = {
     Open: Op.OPEN,
@@ -113,15 +113,15 @@ def _check(header: Header) -> None:
     be counted twice, and released once.
     """
     rows = max(len(header.faults), *(len(op.rows) for op in header.ops), 0)
-    if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MOST:
+    if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MAX_ITEMS:
         counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
-        raise BadRequest(f"A frame has {counts}; {_MOST:,} are the most.")
+        raise BadRequest(f"A frame has {counts}; {_MAX_ITEMS:,} are the most.")
     if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
         raise BadRequest("A frame filters a lane with a row named twice.")
     if len({each.number for each in header.held}) < len(header.held):
         raise BadRequest("A frame names a sequence that is held twice.")
     dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
-    if len(header.tensors) > _MOST_TENSORS or dimensions > _MOST_DIMENSIONS:
+    if len(header.tensors) > _MAX_TENSORS or dimensions > _MAX_DIMENSIONS:
         raise BadRequest(f"A frame has {len(header.tensors)} tensors, of {dimensions} dimensions.")
 
 

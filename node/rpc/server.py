@@ -19,7 +19,7 @@ from node.rpc.checks import (
     checked_model,
     checked_request,
 )
-from node.rpc.crowd import Crowd
+from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.frame_codec import decode
 from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
@@ -54,7 +54,7 @@ class RpcServer:
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most))
         self._server = grpc.aio.server(interceptors=(guard,), options=options, maximum_concurrent_rpcs=MAX_CALLS)
         self._credentials = security.server_credentials() if security else None
-        self._thinning: asyncio.Task[None] | None = None
+        self._limiting: asyncio.Task[None] | None = None
         self.port = port
         for host in hosts:
             self.port = self._bind(host)
@@ -76,12 +76,12 @@ class RpcServer:
         add_FilesServicer_to_server(_Files(files), self._server)
         self._server.add_generic_rpc_handlers((_frames_handler(serving),))
         await self._server.start()
-        crowd = Crowd(self.port, MAX_CONNECTIONS_OF_ADDRESS)
-        self._thinning = asyncio.create_task(crowd.run(), name="connections")
+        limit = ConnectionLimit(self.port, MAX_CONNECTIONS_OF_ADDRESS)
+        self._limiting = asyncio.create_task(limit.run(), name="connections")
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        if self._thinning:
-            self._thinning.cancel()
+        if self._limiting:
+            self._limiting.cancel()
         await self._server.stop(grace_s)
 
 

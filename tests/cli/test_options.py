@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.core.types import LONGEST_NAME
+from node.core.types import MAX_NAME_CHARS
 from node.options import Options, parse_options
 
 ORIGINS = ("https://chat.example", "app://obsidian.md")
@@ -58,9 +58,9 @@ def test_values(argv, field, value):
 
 @pytest.mark.parametrize("option", ["--name", "--model"])
 def test_names_that_other_nodes_would_refuse_are_refused_at_once(option, capsys):
-    assert parsed(option, "x" * LONGEST_NAME)
+    assert parsed(option, "x" * MAX_NAME_CHARS)
     with pytest.raises(SystemExit):
-        parsed(option, "x" * (LONGEST_NAME + 1))
+        parsed(option, "x" * (MAX_NAME_CHARS + 1))
     assert f"{option}: has 513 characters; 512 are the most" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from node.host.descriptors import MOST_DESCRIPTORS
+from node.host.descriptors import MAX_DESCRIPTORS
 from tests.conftest import BIN, MODEL, Cluster, Node, until
 
 pytestmark = [
@@ -33,7 +33,7 @@ def test_no_descriptor_is_left_for_a_while(cluster: Cluster, stock: dict[str, st
     second = cluster.launch(*options).started()
     status = cluster.ready(first, second)
     soft, hard = resource.prlimit(first.process.pid, resource.RLIMIT_NOFILE)
-    assert soft == min(hard, MOST_DESCRIPTORS) > 256
+    assert soft == min(hard, MAX_DESCRIPTORS) > 256
     address = next(node["address"] for node in status["nodes"] if node["name"] == first.name)
     grpc = (first.host, int(address.rpartition(":")[2]))
     limit(first, 3)

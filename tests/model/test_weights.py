@@ -4,7 +4,7 @@ import json
 import pytest
 
 from node.core.errors import ModelBroken, ModelUnsupported
-from node.core.types import Tensor
+from node.core.types import TensorHeader
 from node.model.file_names import DESCRIPTION
 from node.model.safetensors_header import read_header
 from node.model.weights import Weights, files_for, is_foreign, layer_of, weight_map
@@ -223,8 +223,8 @@ def test_agrees_with_the_safetensors_library(tmp_path):
         {"model.layers.0.w": numpy.zeros((3, 5), numpy.float16), "n": numpy.ones(2)}, tmp_path / "model.safetensors"
     )
     assert read_header(tmp_path / "model.safetensors") == {
-        "model.layers.0.w": Tensor("model.safetensors", "F16", (3, 5), 30),
-        "n": Tensor("model.safetensors", "F64", (2,), 16),
+        "model.layers.0.w": TensorHeader("model.safetensors", "F16", (3, 5), 30),
+        "n": TensorHeader("model.safetensors", "F64", (2,), 16),
     }
 
 
@@ -233,7 +233,9 @@ def test_the_description_of_a_large_model_stays_small(tmp_path):
     """One of 160 files and 100,000 tensors, as DeepSeek-V3."""
     files = [f"model-{number:05}-of-00160.safetensors" for number in range(160)]
     tensors = {
-        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": Tensor(file, "BF16", (2048, 7168), 29360128)
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": TensorHeader(
+            file, "BF16", (2048, 7168), 29360128
+        )
         for layer, file in enumerate(files)
         for expert in range(210)
         for part in ("gate", "up", "down")

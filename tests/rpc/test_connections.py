@@ -17,7 +17,7 @@ from node.host.node_key import id_of, new_key
 from node.rpc import channel_options
 from node.rpc import server as module
 from node.rpc.client import RpcClient
-from node.rpc.crowd import Crowd
+from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.security import secure
 from tests.rpc.conftest import serving
 
@@ -107,9 +107,9 @@ def test_what_is_no_connection_to_the_port_is_left_alone() -> None:
             ends.append(stack.enter_context(socket.create_connection(server.getsockname(), source_address=(host, 0))))
             stack.enter_context(server.accept()[0])
         port, before = listening.getsockname()[1], descriptors()
-        assert not Crowd(port, before).thin(), "too few to look at them"
-        crowd = Crowd(port, 5)
-        assert crowd.thin() == {NEIGHBOUR}
+        assert not ConnectionLimit(port, before).shut_excess(), "too few to look at them"
+        limit = ConnectionLimit(port, 5)
+        assert limit.shut_excess() == {NEIGHBOUR}
         assert descriptors() == before
         assert [is_open(end) for end in ends] == [True] * 5 + [False] * 3 + [True] * (5 + 9)
         here.send(b"x")

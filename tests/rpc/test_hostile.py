@@ -10,12 +10,12 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.types import LONGEST_NAME, LONGEST_TEXT, MOST_ADDRESSES, MOST_NODES, Address, Caller, Heartbeat
+from node.core.types import MAX_ADDRESSES, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS, Address, Caller, Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error
 from node.rpc.channel_options import MAX_CONTROL_BYTES
-from node.rpc.checks import MOST, MOST_LAYERS, MOST_MODELS
+from node.rpc.checks import MAX_ITEMS, MAX_LAYERS, MAX_MODELS
 from node.rpc.client import RpcClient
 from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
@@ -55,24 +55,24 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "no report at all": lambda m: m.ClearField("report"),
     "a name that moves the cursor": lambda m: setattr(m.report.info, "name", "\x1b[2J"),
     "a name of two lines": lambda m: setattr(m.report.info, "name", "mini\n12:00:00 ERROR all is lost"),
-    "a long name": lambda m: setattr(m.report.info, "name", "x" * (LONGEST_NAME + 1)),
-    "too many addresses": lambda m: m.report.info.addresses.extend(["10.0.0.1"] * (MOST + 1)),
+    "a long name": lambda m: setattr(m.report.info, "name", "x" * (MAX_NAME_CHARS + 1)),
+    "too many addresses": lambda m: m.report.info.addresses.extend(["10.0.0.1"] * (MAX_ITEMS + 1)),
     "a port that is none": lambda m: setattr(m.report.info, "grpc_port", 1 << 16),
-    "too many to load": lambda m: m.report.preload.extend(["m"] * (MOST + 1)),
-    "too many peers": lambda m: [m.report.peers.add(id=str(n)) for n in range(MOST + 1)],
-    "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MOST + 1)),
-    "too many links": lambda m: [m.report.links.add() for _ in range(MOST + 1)],
-    "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MOST + 1)],
+    "too many to load": lambda m: m.report.preload.extend(["m"] * (MAX_ITEMS + 1)),
+    "too many peers": lambda m: [m.report.peers.add(id=str(n)) for n in range(MAX_ITEMS + 1)],
+    "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MAX_ITEMS + 1)),
+    "too many links": lambda m: [m.report.links.add() for _ in range(MAX_ITEMS + 1)],
+    "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MAX_ITEMS + 1)],
     "a rate that is no number": lambda m: m.report.rings.add(ring="r", tokens_per_second=float("nan")),
     "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
-    "too many loads": lambda m: [m.report.loads.add() for _ in range(MOST + 1)],
+    "too many loads": lambda m: [m.report.loads.add() for _ in range(MAX_ITEMS + 1)],
     "layers backwards": lambda m: m.report.loads.add(shard=pb.Shard(model="m", start=5, end=4)),
-    "too many layers": lambda m: m.report.loads.add(shard=pb.Shard(model="m", end=MOST_LAYERS + 1)),
+    "too many layers": lambda m: m.report.loads.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
     "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),
     "an epoch after which none can come": lambda m: setattr(m.placement.fence, "epoch", (1 << 64) - 1),
-    "too many placed rings": lambda m: [a_ring(m, ("a", 0, 1)) for _ in range(MOST + 1)],
+    "too many placed rings": lambda m: [a_ring(m, ("a", 0, 1)) for _ in range(MAX_ITEMS + 1)],
     "a ring of nobody": a_ring,
     "a ring that lacks its first layers": lambda m: a_ring(m, ("a", 1, 8)),
     "a ring with a gap": lambda m: a_ring(m, ("a", 0, 3), ("b", 4, 8)),
@@ -86,7 +86,7 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
         m.placement.specs.add(id=f"m{n}", layer_bytes=[1] * 60_000, kv=[pb.KvCost()] * 60_000, max_context=1)
         for n in range(2)
     ],
-    "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MOST + 1),
+    "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MAX_ITEMS + 1),
 }
 
 
@@ -104,28 +104,28 @@ async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, s
     """Else a head with many broken models would be silent for its peers."""
     handlers, peer = served
     message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
-    message.report.models.extend([pb.HeldModel(id="m")] * (MOST_MODELS + 1))
-    message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (LONGEST_TEXT + 1))
-    many = [f"10.0.{n // 256}.{n % 256}" for n in range(MOST)]
+    message.report.models.extend([pb.HeldModel(id="m")] * (MAX_MODELS + 1))
+    message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (MAX_TEXT_CHARS + 1))
+    many = [f"10.0.{n // 256}.{n % 256}" for n in range(MAX_ITEMS)]
     message.report.info.addresses[:] = many
-    message.report.peers.extend(pb.PeerHint(id=f"p{n}", addresses=many) for n in range(MOST_NODES + 1))
-    message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MOST + 1))
-    message.placement.refused[0].message = message.placement.refused[0].hint = "x" * LONGEST_TEXT
+    message.report.peers.extend(pb.PeerHint(id=f"p{n}", addresses=many) for n in range(MAX_NODES + 1))
+    message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MAX_ITEMS + 1))
+    message.placement.refused[0].message = message.placement.refused[0].hint = "x" * MAX_TEXT_CHARS
     async with grpc.aio.insecure_channel(peer) as channel:
         await channel.unary_unary(EXCHANGE)(message.SerializeToString(), timeout=20)
     taken = handlers.heartbeats[-1]
     assert taken.placement
-    assert (len(taken.report.models), len(taken.placement.refused)) == (MOST_MODELS, MOST)
-    assert len(taken.report.info.addresses) == MOST_ADDRESSES
-    assert [len(peer.addresses) for peer in taken.report.peers] == [MOST_ADDRESSES] * MOST_NODES
-    assert len(taken.report.loads[0].error) == LONGEST_TEXT
-    assert len(taken.placement.refused[0].message + taken.placement.refused[0].hint) == LONGEST_TEXT
+    assert (len(taken.report.models), len(taken.placement.refused)) == (MAX_MODELS, MAX_ITEMS)
+    assert len(taken.report.info.addresses) == MAX_ADDRESSES
+    assert [len(peer.addresses) for peer in taken.report.peers] == [MAX_ADDRESSES] * MAX_NODES
+    assert len(taken.report.loads[0].error) == MAX_TEXT_CHARS
+    assert len(taken.placement.refused[0].message + taken.placement.refused[0].hint) == MAX_TEXT_CHARS
 
 
 @pytest.mark.parametrize("method", ["Want", "Describe"])
 async def test_models(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:
     _, peer = served
-    for name in ("x" * (LONGEST_NAME + 1), "m\x1b[2J"):
+    for name in ("x" * (MAX_NAME_CHARS + 1), "m\x1b[2J"):
         message = pb.ModelRequest(model=name).SerializeToString()
         assert isinstance(await answer(peer, f"/pippin.control.Control/{method}", message), Incompatible)
     await still_serves(client, peer)
@@ -146,8 +146,8 @@ REQUESTS: dict[str, Callable[[serving_pb2.GenerateRequest], object]] = {
     "more candidates than can be counted": lambda m: setattr(m.sampling, "top_k", (1 << 32) - 1),
     "more log-probabilities than can be counted": lambda m: setattr(m.sampling, "logprobs", (1 << 32) - 1),
     "a log-probability of each token": lambda m: setattr(m.sampling, "logprobs", 150_000),
-    "too many tokens to stop at": lambda m: m.stop_tokens.extend(range(MOST + 1)),
-    "too many biases": lambda m: m.sampling.logit_bias.update(dict.fromkeys(range(MOST + 1), 1.0)),
+    "too many tokens to stop at": lambda m: m.stop_tokens.extend(range(MAX_ITEMS + 1)),
+    "too many biases": lambda m: m.sampling.logit_bias.update(dict.fromkeys(range(MAX_ITEMS + 1), 1.0)),
     "a temperature that is no number": lambda m: setattr(m.sampling, "temperature", float("nan")),
     "a temperature below zero": lambda m: setattr(m.sampling, "temperature", -1.0),
     "a penalty without end": lambda m: setattr(m.sampling, "presence_penalty", float("-inf")),

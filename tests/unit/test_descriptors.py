@@ -13,7 +13,7 @@ import pytest
 from node.cluster.discovery import _bindable
 from node.core.errors import BadRequest
 from node.core.retried import Retried
-from node.host.descriptors import MOST_DESCRIPTORS, DescriptorShortage, fixed_limit, raise_limit
+from node.host.descriptors import MAX_DESCRIPTORS, DescriptorShortage, fixed_limit, raise_limit
 from node.host.interfaces import can_bind, interface_towards
 
 RAISE = """
@@ -43,7 +43,7 @@ def test_an_endless_maximum_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, endless))
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
     raise_limit()
-    assert asked == [(MOST_DESCRIPTORS, endless), (10_240, endless)]
+    assert asked == [(MAX_DESCRIPTORS, endless), (10_240, endless)]
 
 
 def test_no_import_lowers_the_limit():

@@ -11,7 +11,7 @@ import pytest
 from node.cluster import duplicate_id as module
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.cluster.duplicate_id import MOST_ADDRESSES, MOST_ASKED, DuplicateId
+from node.cluster.duplicate_id import MAX_ADDRESSES, MOST_ASKED, DuplicateId
 from node.core.errors import PeerUnavailable
 from node.core.types import Address, Caller, Heartbeat, Memory, NodeInfo, NodeReport, PeerHint
 from node.host.interfaces import Interface
@@ -177,11 +177,11 @@ async def test_invented_places_cost_little(monkeypatch: pytest.MonkeyPatch) -> N
         own.book.add(PeerHint(own.info.id, many, 1))
         await until(lambda: network.asked)
         await settled()
-        assert len(network.asked) == MOST_ADDRESSES
+        assert len(network.asked) == MAX_ADDRESSES
         for _ in range(20):
             own.book.add(PeerHint(own.info.id, many[:1], 1))
             await settled()
-        assert len(network.asked) == MOST_ADDRESSES, "not again so soon"
+        assert len(network.asked) == MAX_ADDRESSES, "not again so soon"
         for address in many:
             own.book.add(PeerHint(own.info.id, (address,), 1))
             await settled()

@@ -14,8 +14,8 @@ from node.cluster.heartbeats import Heartbeats
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
 from node.core.signal import Signal
 from node.core.types import (
-    MOST_ADDRESSES,
-    MOST_NODES,
+    MAX_ADDRESSES,
+    MAX_NODES,
     Address,
     Heartbeat,
     Memory,
@@ -156,7 +156,7 @@ def test_of_many_addresses_that_a_node_tells_so_many_are_called():
     known = book()
     addresses = tuple(f"192.168.{n // 250}.{n % 250 + 1}" for n in range(1024))
     known.add(PeerHint("peer", addresses, 7001))
-    assert known.hint_of("peer").addresses == addresses[:MOST_ADDRESSES]
+    assert known.hint_of("peer").addresses == addresses[:MAX_ADDRESSES]
 
 
 def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
@@ -197,12 +197,12 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
     known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known):
         await until(known.links)
-    for number in range(2 * MOST_NODES):
+    for number in range(2 * MAX_NODES):
         known.add_advert(PeerHint(f"x{number}", ("192.168.1.66",), 7001))
-    kept = [node for node in ("peer", *(f"x{number}" for number in range(2 * MOST_NODES))) if known.hint_of(node)]
-    assert len(kept) == MOST_NODES
+    kept = [node for node in ("peer", *(f"x{number}" for number in range(2 * MAX_NODES))) if known.hint_of(node)]
+    assert len(kept) == MAX_NODES
     assert kept[0] == "peer"
-    assert kept[-1] == f"x{2 * MOST_NODES - 1}"
+    assert kept[-1] == f"x{2 * MAX_NODES - 1}"
 
 
 async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
@@ -362,9 +362,9 @@ async def test_an_advert_that_is_passed_over_is_told_of_once_and_not_for_ever(ca
     for _ in range(5):
         known.add_advert(far)
     assert len(caplog.records) == 1
-    for number in range(2 * MOST_NODES):
+    for number in range(2 * MAX_NODES):
         known.add_advert(PeerHint(f"x{number}", ("203.0.113.9",), 7001))
-    assert len(caplog.records) == MOST_NODES
+    assert len(caplog.records) == MAX_NODES
 
 
 async def test_what_is_said_where_anybody_may_be_is_a_hint_only():

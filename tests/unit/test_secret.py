@@ -1,7 +1,7 @@
 import pytest
 
 from node.cli.__main__ import main as cluster
-from node.host.secret import LEAST_BITS, LONGEST, SecretUnusable, new_secret, read_secret, strength
+from node.host.secret import MAX_BYTES, MIN_BITS, SecretUnusable, new_secret, read_secret, strength
 
 SECRET = "correct horse battery staple"
 
@@ -59,7 +59,7 @@ WEAK = [
 def test_what_can_be_guessed_is_refused_wherever_it_comes_from(file, text):
     file.write_text(text)
     for asked, environment in ((file, {}), (None, {"PIPPIN_SECRET": text})):
-        with pytest.raises(SecretUnusable, match=rf"{LEAST_BITS} are needed.*cluster secret new") as error:
+        with pytest.raises(SecretUnusable, match=rf"{MIN_BITS} are needed.*cluster secret new") as error:
             read_secret(asked, environment)
         assert not text.strip() or text.strip() not in str(error.value)
 
@@ -74,15 +74,15 @@ def test_a_new_secret_is_128_random_bits(capsys, file):
     made = {new_secret() for _ in range(100)}
     assert len(made) == 100
     assert {len(bytes.fromhex(secret)) for secret in made} == {16}
-    assert all(strength(secret.encode()) > LEAST_BITS for secret in made)
+    assert all(strength(secret.encode()) > MIN_BITS for secret in made)
     assert cluster(["secret", "new"]) == 0
     file.write_text(capsys.readouterr().out)
     assert len(read_secret(file, {})) == 32
 
 
 def test_some_other_file_is_refused(file):
-    file.write_bytes(bytes(LONGEST + 1))
-    with pytest.raises(SecretUnusable, match=f"more than {LONGEST:,} bytes"):
+    file.write_bytes(bytes(MAX_BYTES + 1))
+    with pytest.raises(SecretUnusable, match=f"more than {MAX_BYTES:,} bytes"):
         read_secret(file, {})
 
 

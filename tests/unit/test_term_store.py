@@ -7,7 +7,7 @@ import pytest
 
 from node.cluster.agent import Agent
 from node.cluster.term_store import RETRY_S, TermStore
-from node.core.types import LONGEST_NAME, Heartbeat, Memory, NodeInfo, NodeReport
+from node.core.types import MAX_NAME_CHARS, Heartbeat, Memory, NodeInfo, NodeReport
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 
@@ -48,7 +48,7 @@ def test_any_error_is_told_in_words_that_peers_take(error):
 
     store = TermStore(write)
     store.save(1, 0.0)
-    assert 0 < len(store.error) <= LONGEST_NAME
+    assert 0 < len(store.error) <= MAX_NAME_CHARS
     assert store.error.isprintable()
 
 

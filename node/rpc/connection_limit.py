@@ -16,13 +16,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-CROWDED_LOOK_S = 0.2
+EXCESS_LOOK_S = 0.2
 """Interval while there are too many connections, as clients reconnect at once."""
 
 _End = tuple[str, int]
 
 
-class Crowd:
+class ConnectionLimit:
     def __init__(self, port: int, most: int) -> None:
         """`port`: port of this process. `most`: maximum connections of one address to it."""
         self._port = port
@@ -31,15 +31,15 @@ class Crowd:
         """Remote ends of connections, oldest first."""
 
     async def run(self) -> None:
-        told: set[str] = set()
+        warned: set[str] = set()
         while True:
-            crowded = self.thin()
-            for address in crowded - told:
+            excess = self.shut_excess()
+            for address in excess - warned:
                 log.warning("%s has more than %d connections to this node: the latest are ended", address, self._most)
-            told = crowded
-            await asyncio.sleep(CROWDED_LOOK_S if crowded else LOOK_S)
+            warned = excess
+            await asyncio.sleep(EXCESS_LOOK_S if excess else LOOK_S)
 
-    def thin(self) -> set[str]:
+    def shut_excess(self) -> set[str]:
         """Shut down excess connections, and return the addresses that had too many.
 
         Takes some 10 µs per descriptor, and next to nothing while there are few.
@@ -58,13 +58,13 @@ class Crowd:
                     here[there] = descriptor
         self._known = dict.fromkeys([*(end for end in self._known if end in here), *here])
         count: Counter[str] = Counter()
-        crowded = set()
+        excess = set()
         for there in self._known:
             count[there[0]] += 1
             if count[there[0]] > self._most:
-                crowded.add(there[0])
+                excess.add(there[0])
                 self._shut(here[there], there)
-        return crowded
+        return excess
 
     def _other_end(self, connection: socket.socket) -> _End | None:
         """Remote end; None if it is no connection to the port.
