@@ -24,7 +24,11 @@ class Allowlist:
             return list(models)
         here = {ring.model for ring in self._agent.placement.rings}
         here.update(model for report in self._agent.alive() for model in report.preload)
-        return [model for model in models if model in here or self._matches(model)]
+        return [
+            model
+            for model in models
+            if model in here or any(fnmatchcase(model.lower(), pattern) for pattern in self._patterns)
+        ]
 
     def check(self, model: str) -> None:
         """Raises ModelNotAllowed."""
@@ -34,6 +38,3 @@ class Allowlist:
                 hint="GET /v1/models lists the models that they may use; start the nodes with --allow-model to allow more.",
                 param="model",
             )
-
-    def _matches(self, model: str) -> bool:
-        return any(fnmatchcase(model.lower(), pattern) for pattern in self._patterns)

@@ -130,7 +130,7 @@ class Election:
             self._started = now
         peers = {r.info.id: r for r in alive if r.info.id != self._id}
         own = next(r for r in alive if r.info.id == self._id)
-        claim = self._best_claim(peers)
+        claim = min(filter(_claims, peers.values()), key=lambda p: (-p.term, rank(p)), default=None)
         if claim and claim.term > self.term:
             return self._follow(claim)
         if self.is_head:
@@ -212,9 +212,6 @@ class Election:
 
     def _highest(self, peers: dict[str, NodeReport]) -> int:
         return max(self.term, *(p.term for p in peers.values())) if peers else self.term
-
-    def _best_claim(self, peers: dict[str, NodeReport]) -> NodeReport | None:
-        return min(filter(_claims, peers.values()), key=lambda p: (-p.term, rank(p)), default=None)
 
     def _gave_up(self, head: NodeReport | None) -> bool:
         """Whether the head is gone, or reports that it is not head; a report from before its claim does not count."""

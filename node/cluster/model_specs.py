@@ -54,7 +54,9 @@ class ModelSpecs:
         if whole := await self._pools.files.run(self._catalogue.whole, model):
             return await self._of_folder(model, whole)
         failure: PippinError | None = None
-        for peer, revision in self._by_spread(model):
+        holders = self._holders(model)
+        count = Counter(revision for _, revision in holders)
+        for peer, revision in sorted(holders, key=lambda holder: (-count[holder[1]], holder[1])):
             try:
                 return await self._client.describe(peer, model, revision)
             except PippinError as error:
@@ -74,12 +76,6 @@ class ModelSpecs:
             raise
         config = await self._pools.files.run(read_config, metadata.directory)
         return await self._made(model, metadata.directory.name, config, metadata.weights)
-
-    def _by_spread(self, model: str) -> list[tuple[Address, str]]:
-        """Holders of the revision that most of them have come first."""
-        holders = self._holders(model)
-        count = Counter(revision for _, revision in holders)
-        return sorted(holders, key=lambda holder: (-count[holder[1]], holder[1]))
 
     async def _of_folder(self, model: str, folder: Folder) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)

@@ -115,7 +115,7 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
         "id": ring.id,
         "state": "retiring" if ring.retiring and state == "ready" else str(state),
         "driver": ring.driver,
-        "stages": [_stage(stage) for stage in ring.stages],
+        "stages": [{"node": stage.node, "start": stage.start, "end": stage.end} for stage in ring.stages],
         "requests": _requests(loads),
     }
 
@@ -130,10 +130,6 @@ def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
     if driver is None or driver.state not in PRESENT:
         return []
     return [load for load in driver.report.rings if load.ring == ring.id]
-
-
-def _stage(stage: StageSpec) -> Json:
-    return {"node": stage.node, "start": stage.start, "end": stage.end}
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -152,7 +148,7 @@ def _in_ring_order(view: ClusterView) -> list[PeerView]:
 
 def _node(peer: PeerView, view: ClusterView) -> Json:
     report, info = peer.report, peer.report.info
-    placed = _placed_on(info.id, view)
+    placed = [(ring, stage) for ring in view.placement.rings for stage in ring.stages if stage.node == info.id]
     return {
         "id": info.id,
         "name": info.name,
@@ -168,10 +164,6 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "link": _link(peer, view) if peer.state in PRESENT else None,
         "last_seen_s": round(peer.last_seen_s, 1),
     }
-
-
-def _placed_on(node: str, view: ClusterView) -> list[tuple[Ring, StageSpec]]:
-    return [(ring, stage) for ring in view.placement.rings for stage in ring.stages if stage.node == node]
 
 
 def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from node.core.types import LoadState, ModelSpec, NodeReport, Ring, Shard, StageSpec
+from node.core.types import LoadState, ModelSpec, NodeReport, Ring, StageSpec
 from node.placement.footprint import Footprint
-from node.placement.search import Wish
-from node.placement.split import edges
+from node.placement.search import Goal
+from node.placement.split import boundaries
 
 _MOST_TRIED = 256
 """Maximum partial rings that are tried: peers can report any number of shards."""
@@ -14,7 +14,7 @@ _MOST_SHARDS = 8
 
 
 def rings_of_loaded_layers(
-    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal
 ) -> list[Ring]:
     """Rings of loaded layers, without ids.
 
@@ -22,10 +22,14 @@ def rings_of_loaded_layers(
     """
     found: list[Ring] = []
     chains = list(_chains(spec, nodes))
-    for context in wish.contexts_of(spec):
-        for sessions in wish.sessions if chains else ():
+    for context in goal.contexts_for(spec):
+        for sessions in goal.sessions if chains else ():
             costs = Footprint(spec, context, sessions)
-            fitting = [chain for chain in chains if _fits(chain, costs, free)]
+            fitting = [
+                chain
+                for chain in chains
+                if all(costs.stage(s.start, s.end, driver=s is chain[0]) <= free[s.node] for s in chain)
+            ]
             chains = [chain for chain in chains if chain not in fitting]
             found += [
                 Ring("", spec.id, chain, context, sessions, spec.shared_ends, revision=spec.revision)
@@ -34,19 +38,16 @@ def rings_of_loaded_layers(
     return found
 
 
-def _fits(chain: Sequence[StageSpec], costs: Footprint, free: Mapping[str, int]) -> bool:
-    return all(costs.stage(stage.start, stage.end, driver=stage is chain[0]) <= free[stage.node] for stage in chain)
-
-
 def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[StageSpec, ...]]:
     """Yield chains of stages that have all layers once, in order, each stage on a different node."""
-    marks = set(edges(spec))
+    allowed_ends = set(boundaries(spec))
     stages: dict[int, list[StageSpec]] = {}
     for node in nodes:
+        used = [load.shard for load in node.loads if load.state in (LoadState.READY, LoadState.ENDED)]
         shards = [
             shard
-            for shard in _in_memory(node)
-            if (shard.model, shard.revision) == (spec.id, spec.revision) and {shard.start, shard.end} <= marks
+            for shard in dict.fromkeys([*used, *node.idle])
+            if (shard.model, shard.revision) == (spec.id, spec.revision) and {shard.start, shard.end} <= allowed_ends
         ]
         for shard in shards[:_MOST_SHARDS]:
             stages.setdefault(shard.start, []).append(StageSpec(node.info.id, shard.start, shard.end))
@@ -61,8 +62,3 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
             continue
         taken = {stage.node for stage in chain}
         begun += [(*chain, stage) for stage in reversed(stages.get(end, ())) if stage.node not in taken]
-
-
-def _in_memory(node: NodeReport) -> list[Shard]:
-    used = [load.shard for load in node.loads if load.state in (LoadState.READY, LoadState.ENDED)]
-    return list(dict.fromkeys([*used, *node.idle]))

@@ -13,9 +13,9 @@ from math import isfinite
 from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, Refusal, Ring
 from node.placement.footprint import ring_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
-from node.placement.search import CONTEXTS, SESSIONS, Wish, find_ring, refusal
+from node.placement.search import CONTEXTS, SESSIONS, Goal, find_ring, refusal
 from node.placement.speed import TOO_SLOW, is_quicker, token_ms
-from node.placement.split import edges
+from node.placement.split import boundaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ def place(
     rules = rules or Rules()
     models = list({spec.id: spec for spec in models}.values())
     sessions, lengths = sorted(rules.max_sessions, reverse=True), sorted(rules.contexts, reverse=True)
-    wishes = [Wish(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
-    wishes += [Wish(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
+    goals = [Goal(lengths, sessions[i:], rules.min_stages) for i in range(len(sessions))]
+    goals += [Goal(lengths[i:], sessions[-1:], rules.min_stages) for i in range(1, len(lengths))]
     best: _Draft | None = None
-    for wish in wishes:
-        draft = _Draft(models, nodes, fence, head, wish, rules, current)
-        draft.settle()
-        if best is None or draft.unsettled < best.unsettled:
+    for goal in goals:
+        draft = _Draft(models, nodes, fence, head, goal, rules, current)
+        draft.place_all()
+        if best is None or draft.unplaced < best.unplaced:
             best = draft
-        if not draft.unsettled or len(models) == 1:
+        if not draft.unplaced or len(models) == 1:
             break
     assert best
     rings = [ring for spec in models for ring in best.rings[spec.id]]
@@ -78,12 +78,12 @@ class _Draft:
         nodes: Sequence[NodeReport],
         fence: Fence,
         head: str,
-        wish: Wish,
+        goal: Goal,
         rules: Rules,
         current: Placement | None,
     ) -> None:
         self._head = head
-        self._models, self._nodes, self._fence, self._wish, self._rules = models, nodes, fence, wish, rules
+        self._models, self._nodes, self._fence, self._goal, self._rules = models, nodes, fence, goal, rules
         self._draining = {node.info.id for node in nodes if node.draining}
         self._count = len(nodes) - len(self._draining)
         self._free = {node.info.id: node.memory.usable for node in nodes}
@@ -99,30 +99,30 @@ class _Draft:
         """Settled rings, each model's first ring first."""
         self.refused: list[Refusal] = []
 
-    def settle(self) -> None:
-        seated = {spec.id: self._seat(spec) for spec in self._models}
+    def place_all(self) -> None:
+        reserved = {spec.id: self._reserve_standing(spec) for spec in self._models}
         for spec in self._models:
-            if ring := self._first(spec, seated[spec.id]):
-                self._settle(spec, ring)
+            if ring := self._first_ring(spec, reserved[spec.id]):
+                self._add(spec, ring)
             else:
                 placed = [model for model, rings in self.rings.items() if rings]
-                self.refused.append(refusal(spec, self._usable(spec), self._free, self._wish, placed))
+                self.refused.append(refusal(spec, self._usable(spec), self._free, self._goal, placed))
         for spec in self._models:
             for ring in self._standing[spec.id]:
                 if self._fits(spec, ring, self._free):
-                    self._settle(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
+                    self._add(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
         due = self._models
         while due:  # in rounds, so that each model gets one more before any gets two
             due = [spec for spec in due if self._replicate(spec)]
 
     @property
-    def unsettled(self) -> int:
+    def unplaced(self) -> int:
         """Number of models that have no ring, or only one that should leave its nodes and cannot."""
-        stuck = [rings for rings in self.rings.values() if rings and self._drains(rings[0])]
+        stuck = [rings for rings in self.rings.values() if rings and self._is_draining(rings[0])]
         return len(self.refused) + len(stuck)
 
-    def _settle(self, spec: ModelSpec, ring: Ring) -> None:
-        _take(self._free, spec, ring)
+    def _add(self, spec: ModelSpec, ring: Ring) -> None:
+        _reserve(self._free, spec, ring)
         self.rings[spec.id].append(ring)
 
     # --- what stands --------------------------------------------------------------------------------------------------
@@ -130,91 +130,91 @@ class _Draft:
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
         of_model = [ring for ring in old if (ring.model, ring.revision) == (spec.id, spec.revision)]
         found = [ring for ring in of_model if self._conforms(spec, ring)]
-        return sorted(found, key=lambda ring: (self._drains(ring), self._distance(spec, ring), ring.retiring))
+        return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 
     def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:
-        marks, wish = edges(spec), self._wish
-        legal = ring.stages[-1].end == spec.layers and all(stage.start in marks for stage in ring.stages)
-        wanted = ring.context in wish.contexts_of(spec) and ring.max_sessions in wish.sessions
+        legal_starts, goal = boundaries(spec), self._goal
+        legal = ring.stages[-1].end == spec.layers and all(stage.start in legal_starts for stage in ring.stages)
+        wanted = ring.context in goal.contexts_for(spec) and ring.max_sessions in goal.sessions
         barred = any((spec.id, stage.node) in self._rules.barred for stage in ring.stages)
-        return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._closes(spec, ring)
+        return legal and wanted and not barred and self._fits(spec, ring, self._free) and self._is_connected(spec, ring)
 
-    def _closes(self, spec: ModelSpec, ring: Ring) -> bool:
+    def _is_connected(self, spec: ModelSpec, ring: Ring) -> bool:
         """Whether each node of the ring can reach the next one."""
         return isfinite(self._token_ms(spec, ring))
 
-    def _seat(self, spec: ModelSpec) -> Ring | None:
+    def _reserve_standing(self, spec: ModelSpec) -> Ring | None:
         """Reserve the memory of the model's best standing ring while all models are placed."""
         ring = next((ring for ring in self._standing[spec.id] if self._fits(spec, ring, self._free)), None)
         if ring:
             self._standing[spec.id].remove(ring)
-            _take(self._free, spec, ring)
+            _reserve(self._free, spec, ring)
         return ring
 
     def _fits(self, spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
         return all(ring_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
 
-    def _drains(self, ring: Ring) -> bool:
+    def _is_draining(self, ring: Ring) -> bool:
         return any(stage.node in self._draining for stage in ring.stages)
 
     def _distance(self, spec: ModelSpec, ring: Ring) -> tuple[int, bool, int]:
-        return self._wish.distance(spec, self._count, len(ring.stages), ring.context)
+        return self._goal.distance(spec, self._count, len(ring.stages), ring.context)
 
     # --- the first ring of a model ------------------------------------------------------------------------------------
 
-    def _first(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+    def _first_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """The old ring, or a new one that is worth moving to; the old one may then be kept next to it."""
         if old:
-            _take(self._free, spec, old, -1)
-        new = self._needed(spec, old)
-        if new is None and old and self._rules.move and not self._drains(old):
-            new = self._quicker(spec, old)
+            _reserve(self._free, spec, old, -1)
+        new = self._needed_ring(spec, old)
+        if new is None and old and self._rules.move and not self._is_draining(old):
+            new = self._quicker_ring(spec, old)
         if new is None:
             return replace(old, retiring=False) if old else None
         if old:
             self._standing[spec.id].insert(0, old)
         return new
 
-    def _needed(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
-        """A new ring if there is none, or the old one should leave its nodes or falls short of the wish; else None."""
+    def _needed_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
+        """A new ring if there is none, or the old one should leave its nodes or falls short of the goal; else None."""
         found: Ring | None = None
-        least = (len(self._nodes) + 1, True) if old is None or self._drains(old) else self._distance(spec, old)[:2]
-        for room in self._rooms(spec, old):
+        least = (len(self._nodes) + 1, True) if old is None or self._is_draining(old) else self._distance(spec, old)[:2]
+        for room in self._memory_options(spec, old):
             if least == (0, False):
                 break
-            ring = self._search(spec, self._usable(spec), room, self._wish)
+            ring = self._search(spec, self._usable(spec), room, self._goal)
             if ring and self._distance(spec, ring)[:2] < least:
                 found, least = ring, self._distance(spec, ring)[:2]
         return found
 
-    def _rooms(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
+    def _memory_options(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
         """Yield the free bytes of each node: next to all standing rings; without replicas; without the old ring, too.
 
         In the last case the sessions wait while the new ring loads.
         """
-        yield self._spare(spec, old)
+        yield self._memory_beside_standing(spec, old)
         free = dict(self._free)
         if old:
-            _take(free, spec, old)
+            _reserve(free, spec, old)
         yield free
         if old:
             yield dict(self._free)
 
-    def _spare(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
+    def _memory_beside_standing(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
         free = dict(self._free)
         if old:
-            _take(free, spec, old)
+            _reserve(free, spec, old)
         for each in self._models:
             for ring in self._standing[each.id]:
                 if self._fits(each, ring, free):
-                    _take(free, each, ring)
+                    _reserve(free, each, ring)
         return free
 
-    def _quicker(self, spec: ModelSpec, old: Ring) -> Ring | None:
+    def _quicker_ring(self, spec: ModelSpec, old: Ring) -> Ring | None:
         """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""
         taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
-        ring = self._find(spec, nodes, self._spare(spec, old), self._wish)
+        ring = self._find(spec, nodes, self._memory_beside_standing(spec, old), self._goal)
         if ring is None or self._distance(spec, ring) > self._distance(spec, old):
             return None
         return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
@@ -229,7 +229,7 @@ class _Draft:
         rings = [each for each in self.rings[spec.id] if not each.retiring]
         taken = {stage.node for each in rings for stage in each.stages}
         spread = self._distance(spec, ring)[0] <= self._distance(spec, rings[0])[0]
-        apart = not taken & {stage.node for stage in ring.stages} and not self._drains(ring)
+        apart = not taken & {stage.node for stage in ring.stages} and not self._is_draining(ring)
         few = self._rules.max_rings is None or len(rings) < self._rules.max_rings
         return apart and few and spread and ring.context == rings[0].context
 
@@ -240,12 +240,12 @@ class _Draft:
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
         if not rings or not nodes:
             return False
-        ring = self._search(spec, nodes, self._free, replace(self._wish, contexts=(rings[0].context,)))
+        ring = self._search(spec, nodes, self._free, replace(self._goal, contexts=(rings[0].context,)))
         if ring is None or not self._is_replica(spec, ring):
             return False
         if self._token_ms(spec, ring) > TOO_SLOW * self._token_ms(spec, rings[0]):
             return False
-        self._settle(spec, ring)
+        self._add(spec, ring)
         return True
 
     # --- searching ----------------------------------------------------------------------------------------------------
@@ -255,25 +255,27 @@ class _Draft:
         barred = {node for model, node in self._rules.barred if model == spec.id} | self._draining
         return [node for node in self._nodes if node.info.id not in barred]
 
-    def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+    def _search(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
         """The best ring.
 
         One of loaded layers may have more stages or a slower round: it can be moved while it serves.
         """
-        liked = self._liked(spec, nodes, free)
-        loaded = [ring for ring in rings_of_loaded_layers(spec, liked, free, wish) if self._closes(spec, ring)]
+        preferred = self._by_preference(spec, nodes, free)
+        loaded = [
+            ring for ring in rings_of_loaded_layers(spec, preferred, free, goal) if self._is_connected(spec, ring)
+        ]
         best = min(loaded, key=lambda ring: (self._distance(spec, ring), self._token_ms(spec, ring)), default=None)
         if best and self._distance(spec, best)[:2] == (0, False):
             return self._named(spec, best)
-        found = self._find(spec, liked, free, wish)
+        found = self._find(spec, preferred, free, goal)
         if best is None or (found and self._distance(spec, found)[:2] < self._distance(spec, best)[:2]):
             return found
         return self._named(spec, best)
 
-    def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+    def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
         """The best ring, regardless of what has to be loaded for it."""
         room = {node.info.id: free[node.info.id] for node in nodes}
-        ring = find_ring(spec, self._liked(spec, nodes, free), room, wish)
+        ring = find_ring(spec, self._by_preference(spec, nodes, free), room, goal)
         return self._named(spec, ring) if ring else None
 
     def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
@@ -282,7 +284,7 @@ class _Draft:
         name = f"{spec.id}@{self._fence.term}.{self._fence.epoch}.{self._head}" + (f"-{number}" if number > 1 else "")
         return replace(ring, id=name, fence=self._fence)
 
-    def _liked(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
+    def _by_preference(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int]) -> list[NodeReport]:
         """Nodes in order of preference: with the model's sessions, with its files, with most room."""
 
         def rank(node: NodeReport) -> tuple[bool, bool, int, str]:
@@ -295,6 +297,6 @@ class _Draft:
         return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes})
 
 
-def _take(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:
+def _reserve(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:
     for stage in ring.stages:
         free[stage.node] -= sign * ring_bytes(spec, ring, stage)

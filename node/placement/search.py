@@ -18,7 +18,7 @@ USEFUL_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Goal:
     """Requirements of every model's ring, and a ring's distance from them."""
 
     contexts: Sequence[int]
@@ -26,33 +26,33 @@ class Wish:
     """In descending order, like `contexts`."""
     min_stages: int
 
-    def contexts_of(self, spec: ModelSpec) -> list[int]:
+    def contexts_for(self, spec: ModelSpec) -> list[int]:
         """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum."""
         return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
 
     def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
         """Distance of a ring from the ideal; tuples are compared, less is better."""
         spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
-        useful = min(USEFUL_CONTEXT, self.contexts_of(spec)[0])
+        useful = min(USEFUL_CONTEXT, self.contexts_for(spec)[0])
         return (max(0, spread - stages), context < useful, stages)
 
 
-def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish) -> Ring | None:
+def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
     """The ring nearest to the ideal, without an id; None if no ring fits.
 
     At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
     that is queued is only delayed.
     """
-    lengths, most = wish.contexts_of(spec), min(len(nodes), len(spec.cuts) + 1)
+    lengths, most = goal.contexts_for(spec), min(len(nodes), len(spec.cuts) + 1)
     room = sorted(free.values(), reverse=True)  # if any N nodes can hold the model, so can the N with most room
-    least = Footprint(spec, lengths[-1], wish.sessions[-1])
+    least = Footprint(spec, lengths[-1], goal.sessions[-1])
     options = [(count, context) for count in range(1, most + 1) for context in lengths]
-    options.sort(key=lambda o: wish.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
+    options.sort(key=lambda o: goal.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
     orders: dict[int, list[Order]] = {}
     for count, context in options:
         if count not in orders:
             orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
-        for sessions in wish.sessions if orders[count] else ():
+        for sessions in goal.sessions if orders[count] else ():
             costs = Footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
                 return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision)
@@ -71,10 +71,10 @@ def _stages(
 
 
 def refusal(
-    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], wish: Wish, placed: Sequence[str]
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal, placed: Sequence[str]
 ) -> Refusal:
     """Explain in numbers what the least useful ring would need, and what there is."""
-    context, sessions = wish.contexts_of(spec)[-1], wish.sessions[-1]
+    context, sessions = goal.contexts_for(spec)[-1], goal.sessions[-1]
     costs = Footprint(spec, context, sessions)
     weights = sum(spec.layer_bytes) + spec.ends_bytes
     needs = (

@@ -17,7 +17,7 @@ _MOST_NODES = 7
 Order = tuple[NodeReport, ...]
 
 
-def edges(spec: ModelSpec) -> tuple[int, ...]:
+def boundaries(spec: ModelSpec) -> tuple[int, ...]:
     """The layers at which a stage may start or end, ascending."""
     return (0, *spec.cuts, spec.layers)
 
@@ -46,25 +46,25 @@ def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:
     """End of each stage such that all fit and the slowest is as quick as possible; None if they do not fit.
 
-    The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and marks.
+    The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and bounds.
     """
-    marks, stages = edges(spec), len(room)
-    # By mark, the best way for the stages so far to end there: (work of the slowest stage, ends).
+    bounds, stages = boundaries(spec), len(room)
+    # By bound, the best way for the stages so far to end there: (work of the slowest stage, ends).
     ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, limit in enumerate(room):
         driver = stage == 0
-        last = len(marks) - (stages - stage)  # each later stage needs a layer, too
+        last = len(bounds) - (stages - stage)  # each later stage needs a layer, too
         first_end = last if stage == stages - 1 else 1
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
         for begin, (slowest, ends) in ways.items():
             for end in range(max(begin + 1, first_end), last + 1):
-                if costs.stage(marks[begin], marks[end], driver=driver) > limit:
+                if costs.stage(bounds[begin], bounds[end], driver=driver) > limit:
                     break
-                work = costs.work(marks[begin], marks[end], driver=driver)
-                way = (max(slowest, work), (*ends, marks[end]))
+                work = costs.work(bounds[begin], bounds[end], driver=driver)
+                way = (max(slowest, work), (*ends, bounds[end]))
                 longer[end] = min(way, longer.get(end, way))
         ways = longer
-    return ways[len(marks) - 1][1] if ways else None
+    return ways[len(bounds) - 1][1] if ways else None
 
 
 def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
@@ -76,23 +76,23 @@ def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:
         return False
     if len(room) > _MOST_NODES:
         return True  # only few orders are tried then, and there are too many sets
-    marks = edges(spec)
+    bounds = boundaries(spec)
     reach = [0] * 2 ** len(room)
     for nodes in range(1, len(reach)):
         for i, limit in enumerate(room):
             others = nodes & ~(1 << i)
             if others != nodes:
-                reach[nodes] = max(reach[nodes], _furthest(marks, costs, reach[others], limit, driver=not others))
-    return reach[-1] + 1 == len(marks)
+                reach[nodes] = max(reach[nodes], _furthest(bounds, costs, reach[others], limit, driver=not others))
+    return reach[-1] + 1 == len(bounds)
 
 
-def _furthest(marks: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
-    """Last mark that a stage from mark `begin` can reach; `begin` itself if none."""
+def _furthest(bounds: Sequence[int], costs: Footprint, begin: int, limit: int, *, driver: bool) -> int:
+    """Last bound that a stage from bound `begin` can reach; `begin` itself if none."""
 
-    def size(mark: int) -> int:
-        return costs.stage(marks[begin], mark, driver=driver)
+    def size(bound: int) -> int:
+        return costs.stage(bounds[begin], bound, driver=driver)
 
-    return bisect_right(marks, limit, lo=begin + 1, key=size) - 1
+    return bisect_right(bounds, limit, lo=begin + 1, key=size) - 1
 
 
 def _rtt(a: NodeReport, b: NodeReport) -> float:
