@@ -1,4 +1,4 @@
-"""A gateway on a real socket, over a backend that says what a test scripted."""
+"""A gateway on a real socket, with a scripted backend."""
 
 import asyncio
 import io
@@ -33,7 +33,7 @@ MODEL = "pippin/demo"
 
 @dataclass
 class ScriptedModel:
-    """Its texts are encoded in this process."""
+    """A model whose texts are encoded in this process."""
 
     id: str
     context: int
@@ -58,7 +58,7 @@ class ScriptedModel:
 
 @dataclass
 class ScriptedBackend:
-    """Answers each request with the tokens of `script`, which may depend on the request; ends as a driver would."""
+    """Answers each request with the tokens of `script`, which may depend on the request, and ends as a driver does."""
 
     model: ScriptedModel
     grammars: Grammars
@@ -68,7 +68,7 @@ class ScriptedBackend:
     failure: tuple[int, Exception] | None = None
     """Raised instead of the token at a position."""
     pause_at: int | None = None
-    """The position before which to wait for `go_on`."""
+    """Position before which the answer waits for `go_on`."""
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,7 +81,7 @@ class ScriptedBackend:
     cached: int = 0
 
     def say(self, text: str) -> None:
-        """Answer with this text, then end."""
+        """Answer with this text and the end token."""
         tokens = self.model.tokenizer.encode(text)
         self.script = lambda request: [*tokens, *self.model.tokenizer.eos]
 
@@ -125,7 +125,7 @@ class ScriptedBackend:
         return TokenEvent(position, token, -0.25, likeliest[: request.sampling.logprobs], finish)
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """Token t after its place n has the log-probability -n; the embedding tells the length and the first token."""
+        """In place n the token t has the log-probability -n. The embedding is the length and the first token."""
         self.evaluated.append(request)
         self.asked.set()
         if self.refusal:
@@ -166,7 +166,7 @@ class ScriptedBackend:
 
 @dataclass
 class Server:
-    """The gateway under test, and ways to talk to it."""
+    """The gateway under test, with helpers for requests."""
 
     port: int
     backend: ScriptedBackend
@@ -181,7 +181,7 @@ class Server:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
 
     async def post(self, path: str, body: Any = None, **kwargs: Any) -> "Answered":
-        """POST JSON, or raw `data`."""
+        """Post `body` as JSON, or raw `data`."""
         kwargs = {
             "data": io.BytesIO(json.dumps(body).encode()),
             "headers": {"Content-Type": "application/json"},
@@ -198,7 +198,7 @@ class Server:
         return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **body})
 
     async def raw(self, data: bytes) -> bytes:
-        """Send bytes, close nothing, read until the server closes; so ask for `Connection: close`."""
+        """Send bytes and read until the server closes, so `data` should ask for `Connection: close`."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         answer = await reader.read()
@@ -219,7 +219,7 @@ class Answered:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, after a check of its shape."""
+        """The error object; its shape is checked."""
         assert set(self.json) == {"error"}
         error = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -230,7 +230,7 @@ class Answered:
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream; its end is checked and left out."""
+        """The events of a stream without its end, which is checked."""
         *blocks, end = self.body.decode().split("\n\n")
         assert end == ""
         assert blocks.pop() == "data: [DONE]"
@@ -238,7 +238,7 @@ class Answered:
 
 
 def strict_trace() -> aiohttp.TraceConfig:
-    """Holds each body that a test reads whole against OpenAI's types."""
+    """Check each body that a test reads whole against OpenAI's types."""
     trace = aiohttp.TraceConfig()
 
     async def begun(_: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestEndParams) -> None:
@@ -246,7 +246,7 @@ def strict_trace() -> aiohttp.TraceConfig:
 
     async def read(_: aiohttp.ClientSession, context: Any, params: aiohttp.TraceResponseChunkReceivedParams) -> None:
         response = context.response
-        rest = params.chunk.removeprefix(b"\n")  # the test may have read the first line, a comment, by itself
+        rest = params.chunk.removeprefix(b"\n")  # the test may have read the first line, a comment, on its own
         check_answer(params.method, params.url.path, response.status, response.content_type, rest)
 
     trace.on_request_end.append(begun)
@@ -268,7 +268,7 @@ def backend(tokenizer: Tokenizer, grammars: Grammars) -> ScriptedBackend:
 
 @pytest.fixture
 async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
-    """Start a gateway with settings of the test's choice."""
+    """Start gateways with the test's own settings."""
     servers: list[ApiServer] = []
     async with aiohttp.ClientSession(trace_configs=[strict_trace()]) as http:
 

@@ -1,4 +1,4 @@
-"""Small tokenizers in the manner of the model families that mlx-lm can read tool calls of."""
+"""Small tokenizers like those of the model families whose tool calls mlx-lm can read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,9 @@ CORPUS = ["the quick brown fox jumps over the lazy dog", 'Rome, {"city": "Rome",
 
 @dataclass(frozen=True)
 class Family:
-    """`hint`: what mlx-lm knows its template by; `call`: of `weather` for Rome, in its way."""
+    """`hint`: text by which mlx-lm recognizes the template; `call`: a call of `weather` for Rome, in the family's
+    format.
+    """
 
     hint: str
     call: str

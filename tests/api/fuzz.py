@@ -1,4 +1,4 @@
-"""Requests as no client should send them: bodies around the schemas, bodies around JSON, bytes around HTTP."""
+"""Requests that no client should send: invalid bodies by schema and by JSON, invalid HTTP."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 MODEL = "pippin/demo"
-"""Of the scripted backend; a real node is asked for its own."""
+"""The scripted backend's model; tests of a real node pass its model."""
 
 numbers = st.sampled_from(
     [
@@ -62,7 +62,7 @@ junk = st.recursive(
     max_leaves=6,
 )
 
-# --- what is nearly right: it gets past the first check ---
+# --- nearly valid: gets past the first check ---
 
 roles = st.sampled_from(["system", "developer", "user", "assistant", "tool", "robot"])
 parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "input_text", "image_url", "refusal"]), "text": words})
@@ -172,7 +172,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hello"},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 5},
 }
-"""The least that each endpoint takes, with an answer that is soon over."""
+"""Minimal bodies for each endpoint, with short answers."""
 
 PARAMETERS = sorted(
     {
@@ -189,7 +189,7 @@ LONG = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @st.composite
 def bodies(draw: st.DrawFn, path: str, model: str = MODEL, most_tokens: int = 20) -> dict[str, Any]:
-    """A good body with a few parameters replaced, most of them by what is nearly right."""
+    """A valid body with a few parameters replaced, mostly by nearly valid values."""
     body = {"model": model, **GOOD[path]}
     for name in draw(st.lists(st.sampled_from(PARAMETERS), max_size=4, unique=True)):
         body[name] = draw(st.one_of(NEARLY.get(name, numbers), NEARLY.get(name, scalars), junk))
@@ -197,7 +197,7 @@ def bodies(draw: st.DrawFn, path: str, model: str = MODEL, most_tokens: int = 20
         body.pop(draw(st.sampled_from(sorted(body))))
     for name in LONG:
         if type(body.get(name)) is int and body[name] > most_tokens:
-            body[name] = most_tokens  # longer ones only take longer
+            body[name] = most_tokens  # longer answers only take longer
     return body
 
 
@@ -207,7 +207,7 @@ def written(body: dict[str, Any]) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes, pieces: list[bytes]) -> bytes:
-    """Some bytes cut out, doubled or replaced, also by what means something where it does not belong."""
+    """Data with some bytes removed, doubled or replaced, also by tokens of the syntax in the wrong place."""
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
         end = draw(st.integers(at, min(len(data), at + 30)))
@@ -260,7 +260,7 @@ HTTP_PIECES = [
 
 @st.composite
 def raw_requests(draw: st.DrawFn, path: str, model: str = MODEL) -> bytes:
-    """One or two requests as bytes, somewhat damaged."""
+    """One or two requests as bytes, slightly damaged."""
     method = draw(st.sampled_from(["POST", "POST", "POST", "GET", "HEAD", "OPTIONS", "DELETE", "PATCH", "BREW"]))
     target = draw(
         st.sampled_from([path, path, f"{path}?a=%zz&b", f"http://x{path}", f"{path}/", "/v1/models/%2e%2e", "*"])

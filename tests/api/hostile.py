@@ -1,6 +1,6 @@
-"""Requests that are cheap to send and may be dear to take: each a path and a body of at most 8 MiB.
+"""Requests that are cheap to send and may be expensive to serve: each a path and a body of at most 8 MiB.
 
-Most ask for a model that there is not, so that no long text gets as far as the tokenizer.
+Most name a model that does not exist, so no long text reaches the tokenizer.
 """
 
 import gzip
@@ -62,7 +62,7 @@ SPELLINGS = {
     "escapes": rb"\u4e2d",
     "halves": rb"\ud83d",
 }
-"""Of the characters of a long text."""
+"""Spellings of the characters of a long text."""
 DEEP = {"lists": b"[", "objects": b'{"a":'}
 
 
@@ -92,7 +92,7 @@ def hostile() -> Iterator[Hostile]:
 
 
 def _messages() -> Iterator[Hostile]:
-    """What grows when a prompt is made of it."""
+    """Bodies that grow when they become a prompt."""
     for kind, item in ITEMS.items():
         arguments = _list(item, 2000).decode()
         calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]
@@ -104,7 +104,7 @@ def _messages() -> Iterator[Hostile]:
 
 
 def _copies() -> Iterator[Hostile]:
-    """What is made many times of one text."""
+    """Bodies with one text of which many copies are made."""
     stops = [letter * (32 * 1024) for letter in "abcd"]
     yield Hostile("long stops", CHAT, _with(CHAT, {"model": MODEL, "stop": stops, "n": 128}))
     yield Hostile(

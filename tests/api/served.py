@@ -1,6 +1,6 @@
-"""A gateway in a process of its own, over a backend that says "Hello" and costs nothing: `python -m tests.api.served`.
+"""A gateway in its own process, with a backend that answers "Hello" at no cost: `python -m tests.api.served`.
 
-It prints its port, and ends with its standard input.
+It prints its port, and ends when its standard input closes.
 """
 
 import asyncio

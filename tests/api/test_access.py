@@ -1,4 +1,4 @@
-"""Who may ask: by the address of the caller, by the name it calls the node by, and by the page it speaks for."""
+"""Access rules: the caller's address, the host name in the request, and the page's origin."""
 
 import random
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ from node.core.errors import NotAdmitted
 from tests.api.test_gate import CHAT, KEYS
 
 SIMPLE = {"Content-Type": "text/plain"}
-"""What a browser sends without a preflight."""
+"""Headers of a request that a browser sends without a preflight."""
 LOCAL = (
     "http://localhost",
     "https://localhost",
@@ -193,7 +193,7 @@ async def test_with_keys_any_page_that_has_one(serve, backend, settings):
 
 
 async def test_origins_that_nobody_thought_of(server):
-    """None of the web is allowed unless its host is an address or a name of this network."""
+    """No web page is allowed unless its host is an address or a name of this network."""
     seeded = random.Random(7)
     pieces = [
         "http",
@@ -255,7 +255,7 @@ async def test_names_of_this_node(serve, host):
     ],
 )
 async def test_names_that_lead_here_though_they_are_not_this_node_s(serve, host):
-    """As with DNS rebinding: the page is of the origin that it asks, so its browser lets it read."""
+    """As with DNS rebinding: the page's own origin leads to the node, so the browser lets the page read answers."""
     server = await serve(names=["llm.example"])
     for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
         status, answer = await asked_by(server, host, method=method)

@@ -1,4 +1,4 @@
-"""koboldcpp's `adapter`: the request brings the texts around its messages."""
+"""koboldcpp's `adapter`: the request contains the texts around its messages."""
 
 import re
 
@@ -33,7 +33,7 @@ async def asked(server, adapter, messages=HISTORY, **body):
 
 @pytest.fixture
 def encode(tokenizer):
-    """As the text is tokenized with its control strings being control tokens."""
+    """Encode a text whose control strings become control tokens."""
     return lambda text: tuple(tokenizer.encode(text))
 
 

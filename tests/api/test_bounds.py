@@ -1,4 +1,4 @@
-"""What a request may hold: what is within a bound is taken, what is beyond it is refused by name and at once."""
+"""Bounds of requests: values within a bound are accepted, values beyond it are refused by name and at once."""
 
 import asyncio
 import contextlib
@@ -151,14 +151,14 @@ def test_counts_are_of_what_is_there(value, ascii_only):
     exact, rough = Counts._exact(data), Counts.of(data)
     found = counted(value)
     assert (exact.texts, exact.containers) == found[1:]
-    assert exact.values >= found[0]  # an empty list counts as if something were in it
+    assert exact.values >= found[0]  # an empty list counts as if it had one value
     assert rough.values >= exact.values
     assert rough.texts >= exact.texts
     assert rough.containers >= exact.containers
 
 
 def counted(value):
-    """Values, texts and containers."""
+    """Return the numbers of values, texts and containers."""
     inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     parts = [counted(item) for item in inside]
     names = len(value) if isinstance(value, dict) else 0

@@ -1,4 +1,4 @@
-"""Chat completions: the official client's view, and every field of every object."""
+"""Chat completions: with the official client, and every field of every object."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Legacy completions: raw prompts, lists, echo, their own shape of log-probabilities."""
+"""Legacy completions: raw prompts, lists, echo, and the legacy format of log-probabilities."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def test_logprobs_have_the_legacy_shape(server):
     assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
     assert len({len(values) for values in logprobs.values()}) == 1
     assert "".join(logprobs["tokens"]) == plain["text"]
-    assert logprobs["tokens"][-1] == ""  # the end, which is a token without a text
+    assert logprobs["tokens"][-1] == ""  # the end token has no text
     for token, offset, top in zip(logprobs["tokens"], logprobs["text_offset"], logprobs["top_logprobs"], strict=True):
         assert plain["text"][offset:].startswith(token)
         assert len(top) >= 3
@@ -103,7 +103,7 @@ async def test_echo_with_logprobs_scores_the_prompt(server):
     assert plain["text"] == prompt + "Hi"
     ids = server.backend.model.tokenizer.encode(prompt)
     logprobs = answer.logprobs
-    count = len(ids) + len(server.backend.model.tokenizer.encode("Hi")) + 1  # and the end
+    count = len(ids) + len(server.backend.model.tokenizer.encode("Hi")) + 1  # and the end token
     assert {len(values) for values in logprobs.values()} == {count}
     assert "".join(logprobs["tokens"]) == plain["text"]
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
@@ -121,7 +121,7 @@ async def test_echo_with_logprobs_scores_the_prompt(server):
 
 
 async def test_scoring_generates_nothing_when_nothing_is_wanted(server):
-    """As lm-eval asks: several prompts in tokens, and nothing of an answer."""
+    """lm-eval's request: several prompts as tokens, and no answer."""
     prompts = [[300, 301, 302], [17, 200]]
     answer = (await server.complete(prompts, echo=True, logprobs=1, max_tokens=0, temperature=0, seed=1234)).json
     assert server.backend.requests == []
@@ -138,7 +138,7 @@ async def test_the_choices_of_a_prompt_share_its_scores(server):
 
 
 async def test_control_tokens_of_a_scored_prompt(server):
-    """Typed ones are shown as they were typed, those among token ids are not; all are scored."""
+    """In a text, control strings are shown; control tokens among token ids are not. All are scored."""
     typed = (await server.complete("<|user|>Hi", echo=True, logprobs=0, max_tokens=0)).json["choices"][0]
     assert typed["logprobs"]["tokens"][:1] == ["<|user|>"]
     assert "".join(typed["logprobs"]["tokens"]) == typed["text"] == "<|user|>Hi"

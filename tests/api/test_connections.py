@@ -1,4 +1,4 @@
-"""Connections are bounded, in all and of one address; who sends nothing makes room, who waits for an answer does not."""
+"""Limits on connections, in total and per address: silent ones make room, those that wait for an answer stay."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ SLOW_S = 10.0
 
 @pytest.fixture
 async def connect(request):
-    """Open a connection to a server; it is closed at the end."""
+    """Opens connections to a server, which are closed at the end."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def connect(server, data=b""):
@@ -31,7 +31,7 @@ async def connect(request):
 
 
 async def ends(reader):
-    """What comes before the server closes, soon."""
+    """Return the data until the server closes the connection, which must be soon."""
     async with asyncio.timeout(SLOW_S):
         return await reader.read()
 

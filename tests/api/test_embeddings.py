@@ -1,4 +1,4 @@
-"""Texts as vectors, through the `openai` package and as raw JSON."""
+"""Embeddings, with the `openai` package and as raw JSON."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def embed(server, text, **body):
 
 
 async def test_openai_gets_vectors(server):
-    """The package asks for base64 and unpacks it."""
+    """The package requests base64 and decodes it."""
     async with server.client() as client:
         packed = await client.embeddings.create(model=MODEL, input=["Hello there", "Hi"])
         plain = await client.embeddings.create(model=MODEL, input=["Hello there", "Hi"], encoding_format="float")

@@ -1,4 +1,6 @@
-"""Every failure is OpenAI's error object with the right status, in JSON, before a stream begins or within it."""
+"""Every failure is OpenAI's error object with the right status, as JSON before a stream begins, or as an event within
+it.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""No request, however odd, brings a 500, a hang, a traceback, or leaves anything behind.
+"""No request, however odd, causes a 500, a hang or a traceback, or leaves anything behind.
 
 For a long search: `scripts/test tests/api/test_fuzz.py --hypothesis-profile long`.
 """
@@ -27,15 +27,15 @@ from tests.conftest import until
 from tests.strict import check_answer
 
 WITHIN_S = 10.0
-"""Longer is a hang."""
+"""Seconds after which an answer counts as hung."""
 QUIET_S = 0.1
-"""So long without a byte, the server waits for the rest of what it takes for a request."""
+"""After this many seconds without a byte, the server is waiting for the rest of a request."""
 more = settings(max_examples=3 * settings.default.max_examples)
 EXPECTED = (200, 204, 400, 401, 403, 404, 405, 413, 415, 417)
 
 
 class Served:
-    """A gateway on a loop in a thread of its own, so that Hypothesis may ask it many times in one test."""
+    """A gateway on a loop in its own thread, so that Hypothesis can send many requests in one test."""
 
     def __init__(self, tokenizer: Tokenizer, sandbox_server: SandboxServer) -> None:
         self.backend = ScriptedBackend(ScriptedModel(MODEL, 256, tokenizer), Grammars(sandbox_server))
@@ -68,7 +68,7 @@ class Served:
         await self.backend.grammars.end()
 
     def ask(self, method: str, path: str, data: bytes) -> int:
-        """The status of an answer that is as it should be, be it a refusal."""
+        """Send a request; check the answer or refusal, and return its status."""
         connection = http.client.HTTPConnection(*self.address, timeout=WITHIN_S)
         try:
             connection.request(method, path, data, {"Content-Type": "application/json", "Connection": "close"})
@@ -82,7 +82,7 @@ class Served:
         return response.status
 
     def send(self, data: bytes) -> bytes:
-        """What comes back for these bytes."""
+        """Send bytes; return the response."""
         answer = b""
         with socket.create_connection(self.address, timeout=QUIET_S) as client:
             try:
@@ -153,7 +153,7 @@ def test_bytes_around_http(served: Served, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(endpoints(served)))
     answer = served.send(data.draw(raw_requests(path)))
     assert b"Traceback" not in answer
-    # What was the body may have become a request of its own.
+    # The former body may have become another request.
     for each in re.split(rb"(?=HTTP/\d\.\d \d{3} [A-Z])", answer):
         if not each:
             continue

@@ -1,4 +1,4 @@
-"""What a request has to pass: keys, the size of its body, a node that is stopping. And what is counted of it."""
+"""The gate: keys, size of bodies, a node that is stopping. And the metrics of requests."""
 
 import asyncio
 import json

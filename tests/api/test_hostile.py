@@ -1,6 +1,6 @@
-"""Whatever is sent, /health answers meanwhile, and the process grows by no more than ten times a body.
+"""During any request, /health answers, and the process grows by no more than ten times a body.
 
-PIPPIN_HOSTILE=1000 sends all there are; --log-cli-level=info shows the worst.
+PIPPIN_HOSTILE=1000 sends all requests; --log-cli-level=info shows the worst ones.
 """
 
 import http.client
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 SAMPLE = int(os.environ.get("PIPPIN_HOSTILE", "40"))
 HEALTH_S = 1.0
-"""It takes a twentieth of that; other processes may have the processor."""
+"""It normally takes a twentieth of this; other processes may use the processor."""
 COST = 10 * MOST
 WITHIN_S = 60
 
 
 class Child:
-    """A gateway in a process of its own, and what was seen of it while it was asked."""
+    """A gateway in its own process, and measurements of it during requests."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -54,7 +54,9 @@ class Child:
         return response.status
 
     def watched(self, request: Hostile) -> tuple[int, float, int]:
-        """The status; the longest that /health took meanwhile, in seconds; by how many bytes the process grew."""
+        """Send a request; return its status, the longest time of /health meanwhile in seconds, and the process's growth
+        in bytes.
+        """
         body, done = request.body(), threading.Event()
         before = self._seen.memory_info().rss
         took, grown = [0.0], [0]

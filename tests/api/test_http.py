@@ -1,4 +1,4 @@
-"""HTTP itself: routes, bodies in all their forms, browsers, clients that hang up or read slowly."""
+"""HTTP itself: routes, bodies in all encodings, browsers, clients that hang up or read slowly."""
 
 import asyncio
 import gzip

@@ -32,7 +32,7 @@ def tokenizers(tmp_path_factory):
 
 
 def read(tokenizer, text, *, end="stop", tools=(WEATHER,), many=True, channel="normal", stops=(), logprobs=False):
-    """All that an answer of this text comes to, and what it grew by with each token."""
+    """Read an answer of this text; return its total and the increments for each token."""
     names = [tool["function"]["name"] for tool in tools]
     reader = FamilyReader(tokenizer, channel=channel, tools=tools, names=names, many=many)
     answer = Answer(tokenizer, stops, reader=reader, logprobs=logprobs)
@@ -84,7 +84,7 @@ def test_one_call_and_no_more(tokenizers, name):
 
 @EACH
 def test_what_is_no_call_stays_text(tokenizers, name):
-    """Of a function that there is not, cut off, or of no family's form."""
+    """Calls of an unknown function, truncated calls, and calls in no family's format."""
     family = FAMILIES[name]
     tokenizer = tokenizers[name]
     spelled = family.call.replace("weather", "unheard")
@@ -128,7 +128,7 @@ def test_thoughts(tokenizers, name):
     assert (whole.reasoning, whole.text) == ("Rome is in Italy.", "It is sunny.")
     whole, _ = read(tokenizers[name], f"{begin}hm{end}{family.call}")
     assert (whole.reasoning, whole.text, called(whole)) == ("hm", "", [("weather", {"city": "Rome"})])
-    # The template has opened the thoughts; or they never end.
+    # The template has begun the thoughts; or they never end.
     whole, _ = read(tokenizers[name], f"hm{end}yes", channel="reasoning")
     assert (whole.reasoning, whole.text) == ("hm", "yes")
     whole, _ = read(tokenizers[name], f"{begin}hm and hm", end="length")
@@ -136,7 +136,7 @@ def test_thoughts(tokenizers, name):
 
 
 def thought_tokens(tokenizer, *parts, channel="normal", end="stop"):
-    """How many tokens of an answer are counted as thoughts, and how many each of its parts has."""
+    """Return how many tokens of an answer count as thoughts, and the number of tokens of each part."""
     pieces = [tokenizer.encode_inside(part) if part.isalnum() else tokenizer.encode(part) for part in parts]
     tokens = [token for piece in pieces for token in piece] + (sorted(tokenizer.eos) if end == "stop" else [])
     reader = FamilyReader(tokenizer, channel=channel, tools=(WEATHER,), names=["weather"])
@@ -149,7 +149,7 @@ def thought_tokens(tokenizer, *parts, channel="normal", end="stop"):
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.think[0]])
 def test_thoughts_are_counted(tokenizers, name):
-    """Characters of many tokens are, too; what ends a thought is a part of it, what begins it is not."""
+    """Including characters of many tokens. The end mark counts as a thought, the start mark does not."""
     tokenizer, family = tokenizers[name], FAMILIES[name]
     begin, end = (mark.strip() for mark in family.think)
     for thought in ("Rome", "日本語"):
@@ -254,7 +254,7 @@ def test_any_tokens_are_read_without_a_fault(tokenizers, tokens):
 
 
 def written(reader, text, sizes):
-    """Deltas of a text that comes in pieces of these sizes."""
+    """Return the deltas of a text that arrives in pieces of these sizes."""
     deltas, start = [], 0
     parts = []
     for position, size in enumerate([*sizes, len(text)]):

@@ -1,4 +1,4 @@
-"""The Responses API: the official client's view, every event in its order, and what is kept."""
+"""The Responses API: with the official client, every event in its order, and the stored responses."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def ask(server, text="Hello", /, **body):
 
 
 def events_of(answer):
-    """The events of a stream, each checked: its name, its number, its type."""
+    """The events of a stream; the name, number and type of each are checked."""
     *blocks, end = answer.body.decode().split("\n\n")
     assert end == ""
     events = []
@@ -217,7 +217,7 @@ async def test_a_response_goes_on_from_the_one_before(server, tokenizer):
     messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(turns)]
     _, two, three = server.backend.requests
     assert two.prompt == tuple(tokenizer.chat([{"role": "system", "content": "Be brief."}, *messages[:3]]))
-    assert three.prompt == tuple(tokenizer.chat(messages))  # instructions are of one response only
+    assert three.prompt == tuple(tokenizer.chat(messages))  # instructions apply to one response only
 
 
 async def test_two_may_go_on_from_the_same(server):
@@ -384,7 +384,7 @@ async def test_a_response_in_the_background(server):
 
 
 class Loading:
-    """The backend's model takes until `loaded`; those who ask are told to come back meanwhile."""
+    """A backend whose model loads until `loaded` is set; meanwhile requests are told to come back."""
 
     def __init__(self, backend, monkeypatch):
         self.loaded, self.waiting, self.open_model = asyncio.Event(), 0, backend.open
@@ -450,7 +450,7 @@ async def test_what_is_wrong_is_told_at_once_if_it_is_known(server):
 
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_end_of_a_node_waits_for_what_is_queued(server, loading, monkeypatch, early):
-    """Also for what was taken before the end began, and is told only after."""
+    """Also for a response that was accepted before the shutdown, but answered only after it began."""
     monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 0.2 if early else 0.01)
     asked = asyncio.create_task(ask(server, background=True))
     async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""No body, however odd, gets past the schema but as a request or as a refusal with a reason."""
+"""Every body, however odd, becomes a request or is refused with a reason."""
 
 import json
 
@@ -31,7 +31,7 @@ GOOD = {
 
 
 def outcome(attempt):
-    """What it gives, and the refusal: one of them is None."""
+    """Return the result and the refusal; one of them is None."""
     try:
         return attempt(), None
     except BadRequest as refusal:

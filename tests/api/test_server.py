@@ -63,7 +63,7 @@ async def test_what_comes_after_the_end_has_begun_is_told_so_until_the_node_is_g
 
 @pytest.fixture
 async def hasty(backend):
-    """A server that waits for its readers for 0.3 s, and hands the system little ahead."""
+    """A server that waits 0.3 s for its readers, and has small socket buffers."""
     server = ApiServer(["127.0.0.1"], 0, ConnectionLimits(stall_s=0.3))
     server._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     await server.start(create_app(backend))
@@ -87,7 +87,7 @@ async def asking(server, body):
     ("stream", "tokens"), [(True, 100), (True, 500), (True, 100_000), (False, 30_000), (False, 300_000)]
 )
 async def test_a_reader_that_takes_nothing_is_given_up(hasty, backend, caplog, stream, tokens):
-    """In the middle of an answer, and when all of it was made already."""
+    """In the middle of an answer, and after the whole answer was made."""
     backend.model.context = 1_000_000
     backend.script = lambda request: [300] * tokens
     body = {"max_tokens": tokens, "stream": True} if stream else {"prompt": [300] * tokens, "echo": True}

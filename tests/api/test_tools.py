@@ -1,4 +1,4 @@
-"""Tools, structured output and thoughts over HTTP: what the model is given, what it must follow, and what clients see."""
+"""Tools, structured output and thoughts over HTTP: the model's prompt, its constraints, and the output for clients."""
 
 import json
 
@@ -25,7 +25,7 @@ def call(name, arguments):
 
 
 def joined(chunks):
-    """The tool calls of a stream, put together as clients do; each delta is checked."""
+    """Join the tool calls of a stream as clients do; each delta is checked."""
     calls = {}
     for chunk in chunks:
         strictly(ChatCompletionChunk, chunk)
@@ -87,7 +87,7 @@ async def test_arguments_of_demanded_calls_are_streamed_in_pieces(server):
 
 
 async def test_each_choice_has_calls_of_its_own(server):
-    """And neither a stop string nor log-probabilities, which are of the content, have to do with them."""
+    """Stop strings and log-probabilities belong to the content and do not affect calls."""
     server.backend.say(CALLS[0]["arguments"])
     asked = {**TOOLS, "tool_choice": NAMED, "n": 2, "stop": ["Rom"], "logprobs": True}
     plain = (await server.chat(**asked)).json

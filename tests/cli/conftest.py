@@ -1,4 +1,4 @@
-"""A node as the CLI sees it: an HTTP server with canned answers."""
+"""A node for the CLI: an HTTP server with canned answers."""
 
 import http.server
 import json
@@ -11,7 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 class Node:
-    """Answers every request with the next of `answers`, the last one again and again."""
+    """Answers requests with `answers` in turn; the last one repeats."""
 
     def __init__(self):
         self.answers = []
@@ -53,7 +53,7 @@ def node():
 
 @pytest.fixture
 def status():
-    """The golden status, fresh for each test to change: mini-3 loads, all else is well."""
+    """The golden status, a new copy for each test: mini-3 loads, the rest is well."""
     return json.loads((GOLDEN / "status.json").read_text())
 
 

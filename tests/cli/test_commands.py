@@ -12,7 +12,7 @@ from node.cli.client import parse_api
 
 @pytest.fixture
 def nobody():
-    """An address at which nothing listens, kept from others while the test runs."""
+    """An address on which nothing listens, reserved while the test runs."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -91,7 +91,7 @@ def test_wait_for_nobody(nobody, capsys):
 
 
 class Rounds:
-    """Stands for the pause between redraws; Ctrl-C comes in the last."""
+    """Replaces the pause between redraws; raises Ctrl-C in the last one."""
 
     def __init__(self, count):
         self.left = count
@@ -134,7 +134,7 @@ def test_imports_nothing_heavy():
 def test_answers_at_once(node, ready):
     node.answers = [ready]
     took = []
-    for _ in range(3):  # seconds of computing, the best of three: other tests may be using this machine
+    for _ in range(3):  # processor seconds, the best of three: other tests may use this machine
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-m", "node.cli", "status", "--api", node.url], capture_output=True, text=True, check=False

@@ -7,7 +7,7 @@ from node.cli.wait import Target, wait
 
 
 class FakeApi:
-    """Gives its answers in turn, the last one for ever."""
+    """Returns its answers in turn; the last one repeats."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
