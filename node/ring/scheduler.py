@@ -101,7 +101,7 @@ class Scheduler:
 
         Raises BadRequest, ContextExceeded, or Overloaded when the queue is full and no session is replaced.
         """
-        nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluates
+        nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluate_request
         if not session.request.prompt or nothing_to_do:
             raise BadRequest("The prompt is empty, or there is nothing left to generate.")
         if session.max_length > self._limits.context:
@@ -272,14 +272,14 @@ class Scheduler:
 
     def _admit(self) -> None:
         while session := self._next_in_line():
-            while (home := self._home(session)) is None:
-                if not self._yield_to(session):
+            while (home := self._find_lane(session)) is None:
+                if not self._preempt_for(session):
                     return
             self._waiting.admit(session)
             self._begin(session, home)
             self._evict()
 
-    def _home(self, session: Session) -> Lane | None:
+    def _find_lane(self, session: Session) -> Lane | None:
         """The lane that grows least by the session; None if there is no room."""
         homes = [lane for lane in self._lanes if len(lane.slots()) < self._max_rows]
         home = min(
@@ -289,22 +289,25 @@ class Scheduler:
             return None
         return home
 
-    def _yield_to(self, session: Session) -> bool:
+    def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
 
         The KV of that slot is kept if there is room. Gives whether a slot was freed.
         """
         slots = [slot for lane in self._lanes for slot in lane.slots()]
-        slots_of = Counter(slot.session.request.client for slot in slots)
-        client, most = max(slots_of.items(), key=itemgetter(1), default=("", 0))
-        if most < 2 or session.request.client in slots_of:
+        counts = Counter(slot.session.request.client for slot in slots)
+        client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
+        if most < 2 or session.request.client in counts:
             return False
         last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.number)
-        last.gone = last.keep = True
-        last.session.slot = None
+        self._preempt(last, keep=True)
         self._waiting.put_first(last.session)
-        self._clear_prefills()
         return True
+
+    def _preempt(self, slot: Slot, *, keep: bool) -> None:
+        """Take a session's slot. The caller puts the session back into the queue."""
+        slot.gone, slot.keep, slot.session.slot = True, keep, None
+        self._clear_prefills()
 
     def _next_in_line(self) -> Session | None:
         """The session to admit next; while LONG_PROMPTS long prompts run, only one whose prompt takes a single step."""
@@ -313,7 +316,7 @@ class Scheduler:
 
     def _begin(self, session: Session, home: Lane) -> None:
         # With a grid, another session's KV may differ from the KV computed here; an evaluation needs every token computed.
-        match = None if self._grid or session.evaluates else self._prefixes.best(session.tokens[:-1])
+        match = None if self._grid or session.evaluate_request else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, sent=reused, cached=reused)
@@ -336,10 +339,8 @@ class Scheduler:
         self._evict()
         while self._used() > self._budget and self.running > 1:
             last = max(self._lanes, key=self._size).slots()[-1]
-            last.gone = True
-            last.session.slot = None
+            self._preempt(last, keep=False)
             self._waiting.put_back(last.session)
-            self._clear_prefills()
 
     def _evict(self, room: int = 0) -> None:
         """Drop prefixes until everything and `room` more tokens are within the budget."""

@@ -29,7 +29,7 @@ class Session:
     finished: bool = False
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
-    evaluates: EvaluateRequest | None = None
+    evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
     """Events that the gateway has not read yet; bounded by max_tokens, so a slow reader costs only itself."""
@@ -41,7 +41,7 @@ class Session:
     def of_evaluation(cls, request: EvaluateRequest) -> "Session":
         """A session that ends with its prompt."""
         prompt = GenerateRequest(request.id, request.model, request.prompt, max_tokens=0, client=request.client)
-        return cls(prompt, evaluates=request)
+        return cls(prompt, evaluate_request=request)
 
     @property
     def generated(self) -> int:
@@ -100,8 +100,8 @@ class Slot:
     """Of a session that evaluates its prompt."""
 
     def __post_init__(self) -> None:
-        if self.session.evaluates:
-            self.evaluation = PartialEvaluation(self.session.evaluates)
+        if self.session.evaluate_request:
+            self.evaluation = PartialEvaluation(self.session.evaluate_request)
 
     @property
     def unsent(self) -> int:

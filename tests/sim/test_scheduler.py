@@ -325,7 +325,7 @@ def run(seed: int) -> World:
     assert world.fake.prefixes.keys() == world.scheduler._prefixes.all().keys()
     for session in world.sessions:
         events = [session.events.get_nowait() for _ in range(session.events.qsize())]
-        if session.evaluates:
+        if session.evaluate_request:
             scores = [score.logprob for event in events for score in event.scores]
             prompt = session.request.prompt
             assert session in world.cancelled or scores == [next_token(prompt[:n]) for n in range(1, len(prompt))]
