@@ -144,7 +144,7 @@ REFUSED: Mapping[str, str] = {
     "prism_hadamard_qwen35": "its loader insists on the weights of all layers",
 }
 
-ALONE: Mapping[str, str] = {
+UNBATCHABLE: Mapping[str, str] = {
     "gemma2": "with grouped attention its masks do not fit a batch",
     "gpt_bigcode": "its positions are made for one sequence",
     "minimax_m3_vl": "the blocks of its sparse attention are counted from the padding on the left",

@@ -66,11 +66,11 @@ class Compute:
         if executor is None:
             raise NotReady("The compute thread is not running.")
         try:
-            return executor.submit(self._do, partial(fn, *args, **kwargs))
+            return executor.submit(self._run_job, partial(fn, *args, **kwargs))
         except RuntimeError as error:  # stopped between the two lines above
             raise NotReady("The compute thread is stopping.") from error
 
-    def _do(self, fn: Callable[[], T]) -> T:
+    def _run_job(self, fn: Callable[[], T]) -> T:
         self.job = Job()
         try:
             return fn()
@@ -88,10 +88,10 @@ class Compute:
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
-    async def run_pieces(self, pieces: Generator[V, None, T], heard: Callable[[V], object] = lambda _: None) -> T:
+    async def run_pieces(self, pieces: Generator[V, None, T], on_yield: Callable[[V], object] = lambda _: None) -> T:
         """Run a long job that pauses wherever it yields: each piece is a job, so that others get their turn in between.
 
-        `heard` is called, here, with all that it yields; what it returns is the result, and its exception is raised here.
+        `on_yield` is called, here, with all that it yields; what it returns is the result, and its exception is raised here.
         Cancelling the waiting task closes the generator, in the thread, as soon as the piece that runs has ended.
         """
 
@@ -104,7 +104,7 @@ class Compute:
 
         try:
             while not isinstance(found := await self.run(piece), StopIteration):
-                heard(found)
+                on_yield(found)
             result: T = found.value
             return result
         finally:

@@ -27,12 +27,12 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken when a number is larger than that of any model."""
     found = dict.fromkeys(_MOST, 0)
     for name, value in _numbers(config):
-        if kind := _counted(name):
-            _check(name, value, _MOST[kind])
+        if kind := _kind_of(name):
+            _check_number(name, value, _MOST[kind])
             found[kind] = max(found[kind], value)
         elif "max_" not in name:  # some configs have 10**30 as the longest text, which is cut to what can be
-            _check(name, value, LARGEST)
-    _check("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
+            _check_number(name, value, LARGEST)
+    _check_number("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
 
 
 def check_weight_count(model: Module, weight_bytes: int) -> None:
@@ -47,12 +47,12 @@ def check_weight_count(model: Module, weight_bytes: int) -> None:
         )
 
 
-def _check(name: str, value: int, most: int) -> None:
+def _check_number(name: str, value: int, most: int) -> None:
     if abs(value) > most:
         raise ModelBroken(f"config.json has a {name[:100]} of {str(value)[:30]}; {most:,} is the most.")
 
 
-def _counted(name: str) -> str | None:
+def _kind_of(name: str) -> str | None:
     """What a number of this name counts: layers for `num_hidden_layers`, experts for `moe_n_experts`."""
     *before, last = name.split("_")
     kind = last.removesuffix("s")

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from node.core.errors import ModelUnsupported
 from node.engine.caches import parts
-from node.engine.ghosts import Layer, fill, find_layers, pattern_of
+from node.engine.ghosts import LayerProxy, fill, find_layers, pattern_of
 from node.engine.graph import arrays_in, sources
 
 ROWS, LENGTH = -1, -2
@@ -18,7 +18,7 @@ _PREFILL, _LONG, _DECODE = 5, 300, 1
 """Lengths of the steps: models may go other ways for a decode, and for a prompt that is longer than a window."""
 
 
-class Weights(NamedTuple):
+class WeightGroup(NamedTuple):
     """Some of a model's weights: those of the layers named, or else those of one module outside of them."""
 
     layers: tuple[int, ...]
@@ -46,12 +46,12 @@ class DryRun:
         self._used: list[set[int]] = [set() for _ in layers]
         self._outputs: list[list[list[mx.array]]] = []  # per step, per layer
         self._stand_ins: dict[tuple[int, int], mx.array] = {}  # scalars, by layer and leaf
-        self._made: dict[int, tuple[int, int]] = {}  # the stand-ins themselves, by id
+        self._stand_in_keys: dict[int, tuple[int, int]] = {}  # the stand-ins themselves, by id
         self._alive: list[mx.array] = []  # so that no id is used twice
-        self._given: list[set[tuple[int, int]]] = [set() for _ in layers]
+        self._inputs: list[set[tuple[int, int]]] = [set() for _ in layers]
         self._patterns: list[Any] = []
         weights = replace_weights(model, layers, dtype)
-        self._live[:] = [Layer(layer, self._record) for layer in layers]
+        self._live[:] = [LayerProxy(layer, self._record) for layer in layers]
         tokens: list[mx.array] = []
         logits = []
         for length in (_PREFILL, _LONG, _DECODE):
@@ -62,7 +62,7 @@ class DryRun:
         self._live[:] = layers
         self._lengths = tuple(step.shape[1] for step in tokens)
         self.vocabulary = int(logits[0].shape[-1])
-        self._depends(weights, tokens, logits)
+        self._find_dependencies(weights, tokens, logits)
 
     def _step(self, model: Module, tokens: mx.array) -> mx.array:
         self._outputs.append([])
@@ -84,8 +84,10 @@ class DryRun:
         if self._order[id(layer)] != index:
             raise ModelUnsupported("The model does not run its layers once each, in order.")
         values = (*args, *kwargs.values())
-        self._used[index].update(_positions(self._caches, values))
-        self._given[index].update(self._made[id(a)] for a in arrays_in(values) if id(a) in self._made)
+        self._used[index].update(_caches_among(self._caches, values))
+        self._inputs[index].update(
+            self._stand_in_keys[id(a)] for a in arrays_in(values) if id(a) in self._stand_in_keys
+        )
         output = layer(*args, **kwargs)
         arrays = list(arrays_in(output))
         self._outputs[-1].append(arrays)
@@ -95,11 +97,13 @@ class DryRun:
     def _stand_in(self, layer: int, leaf: int, array: mx.array) -> mx.array:
         scalar = self._stand_ins.setdefault((layer, leaf), mx.zeros((), array.dtype))
         stand_in = mx.broadcast_to(scalar, array.shape)
-        self._made[id(stand_in)] = (layer, leaf)
+        self._stand_in_keys[id(stand_in)] = (layer, leaf)
         self._alive.append(stand_in)
         return stand_in
 
-    def _depends(self, weights: dict[Weights, mx.array], tokens: list[mx.array], logits: list[mx.array]) -> None:
+    def _find_dependencies(
+        self, weights: dict[WeightGroup, mx.array], tokens: list[mx.array], logits: list[mx.array]
+    ) -> None:
         """Find for each layer, and for the tail as the last, all that it depends on."""
         ends = [[array for step in self._outputs for array in step[k]] for k in range(self.count)]
         for k, used in enumerate(self._used):
@@ -109,7 +113,7 @@ class DryRun:
         named = {id(array): key for key, array in weights.items()}
         found = sources(ends, [*self._stand_ins.values(), *weights.values(), *tokens])
         self._needs = [{made[key] for key in ids if key in made} for ids in found]
-        for k, given in enumerate(self._given):
+        for k, given in enumerate(self._inputs):
             if not self._needs[k]:  # the layer evaluates something (dbrx), and what is evaluated has no graph any more
                 self._needs[k] = given
         self._weights = [{named[key] for key in ids if key in named} for ids in found]
@@ -143,7 +147,7 @@ class DryRun:
         carried: dict[int, tuple[int, ...]] = {}
         for cut in range(1, self.count + 1):
             leaves = self._carried(cut)
-            if leaves is not None and (cut == self.count or not self._tied(cut)):
+            if leaves is not None and (cut == self.count or not self._has_shared_state(cut)):
                 carried[cut] = leaves
         if self.count not in carried or self._reads[self.count]:
             raise ModelUnsupported("The model's output depends on more than its last layer's.")
@@ -158,7 +162,7 @@ class DryRun:
         # What grows with the context is a cache in disguise, and does not travel.
         return leaves if all({ROWS, LENGTH} <= set(shape) for shape in self.shapes(cut, leaves)) else None
 
-    def _tied(self, cut: int) -> bool:
+    def _has_shared_state(self, cut: int) -> bool:
         """Whether layers on both sides share a cache, or one side computes with weights of the other's layers."""
         if set[int]().union(*self._used[:cut]) & set[int]().union(*self._used[cut:]):
             return True
@@ -181,7 +185,7 @@ class DryRun:
         return tuple(found)
 
 
-def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[Weights, mx.array]:
+def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[WeightGroup, mx.array]:
     """Replace all weights by zeros that take no memory, whatever a model may evaluate in its forward pass.
 
     Each is a scalar, broadcast. The scalars are returned: one for all weights of a layer, one for each module elsewhere.
@@ -190,19 +194,19 @@ def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dic
     for index, layer in enumerate(layers):
         for weight in arrays_in(layer.parameters()):  # type: ignore[no-untyped-call]
             owners[id(weight)] = (*owners.get(id(weight), ()), index)
-    scalars: dict[Weights, mx.array] = {}
+    scalars: dict[WeightGroup, mx.array] = {}
 
     def replace(path: str, weight: mx.array) -> mx.array:
         own = owners.get(id(weight), ())
         kept = dtype if mx.issubdtype(weight.dtype, mx.floating) else weight.dtype
-        key = Weights(own, "" if own else path.rpartition(".")[0], str(kept))
+        key = WeightGroup(own, "" if own else path.rpartition(".")[0], str(kept))
         return mx.broadcast_to(scalars.setdefault(key, mx.zeros((), kept)), weight.shape)
 
     model.update(tree_map_with_path(replace, model.parameters()))  # type: ignore[no-untyped-call]
     return scalars
 
 
-def _positions(caches: list[Any], values: Any) -> set[int]:
+def _caches_among(caches: list[Any], values: Any) -> set[int]:
     """Which of the caches, or of the caches that they consist of, are among the values."""
     given = {id(value) for value in values}
     for value in values:

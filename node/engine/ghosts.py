@@ -31,7 +31,7 @@ class Reached(Exception):  # noqa: N818, RUF100  (no error: how the last layer o
         self.output = output
 
 
-class Layer:
+class LayerProxy:
     """Wraps a layer: attributes are the original's; a call goes to `act` with the original and its arguments."""
 
     def __init__(self, original: Module, act: Callable[..., Any]) -> None:
@@ -110,7 +110,7 @@ class PartialModel:
         self._layers: list[Any] = [
             original
             if start <= k < end - 1
-            else Layer(original, self._last if start <= k < end else self._ghost(pattern))
+            else LayerProxy(original, self._last if start <= k < end else self._ghost(pattern))
             for k, (original, pattern) in enumerate(zip(layers, patterns, strict=True))
         ]
 

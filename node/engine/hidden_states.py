@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from node.engine.ghosts import Layer, find_layers
+from node.engine.ghosts import LayerProxy, find_layers
 from node.engine.graph import arrays_in
 
 
@@ -26,7 +26,7 @@ def record_outputs(model: Module) -> Iterator[list[mx.array]]:
 
     around = _around(model, find_layers(model)) or []
     for parent, name, module in around:
-        parent[name] = Layer(module, record)
+        parent[name] = LayerProxy(module, record)
     try:
         yield seen
     finally:

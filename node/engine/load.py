@@ -57,14 +57,14 @@ def load_stage(
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
     model = _load_lazily(directory, tensors, scalars)
-    names = _own(model, find_layers(model), plan, start, end)
+    names = _own_names(model, find_layers(model), plan, start, end)
     by_name = dict(weights_in(model))
     weights = [by_name[name] for name in names]
     if scalars and sources([weights], list(scalars.values()))[0]:
         lacking = [name for name in names if sources([[by_name[name]]], list(scalars.values()))[0]]
         raise ModelBroken(
             f"{directory.name}: the files of layers {start} to {end} are not all here: "
-            f"{len(lacking)} of {len(names)} tensors are in others: {_listed(lacking, tensors)}"
+            f"{len(lacking)} of {len(names)} tensors are in others: {_examples(lacking, tensors)}"
         )
     dtype, size = _dtype(by_name.values()), sum(weight.nbytes for weight in weights)
     del by_name
@@ -89,7 +89,7 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
 
     Raises ModelBroken, as mlx-lm does, unless the files have just the tensors that the model takes.
     """
-    held = _tensors(directory, tensors, scalars)
+    held = _lazy_tensors(directory, tensors, scalars)
 
     def classes(config: dict[str, Any]) -> tuple[type[Module], type]:
         base, args = _get_classes(config)
@@ -101,7 +101,7 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
                 return found
 
             def load_weights(self, weights: list[tuple[str, mx.array]], *, strict: bool = True) -> Module:
-                _check(directory, tensors, dict(weights), dict(weights_in(self)))
+                _check_tensors(directory, tensors, dict(weights), dict(weights_in(self)))
                 loaded: Module = super().load_weights(weights, strict=strict)
                 return loaded
 
@@ -121,7 +121,7 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
     return model
 
 
-def _tensors(
+def _lazy_tensors(
     directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]
 ) -> dict[str, mx.array]:
     """All tensors of the model, not read yet, with stand-ins for those that are in files which are not here."""
@@ -141,32 +141,34 @@ def _tensors(
     return held
 
 
-def _check(
+def _check_tensors(
     directory: Path, tensors: Mapping[str, TensorHeader], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
 ) -> None:
     """Raise ModelBroken unless the tensors given are, by name and shape, those that the model takes."""
     if missing := [name for name in taken if name not in given]:
-        raise ModelBroken(f"{directory.name} lacks {len(missing)} of {len(taken)} tensors: {_listed(missing, tensors)}")
+        raise ModelBroken(
+            f"{directory.name} lacks {len(missing)} of {len(taken)} tensors: {_examples(missing, tensors)}"
+        )
     if surplus := [name for name in given if name not in taken]:
         raise ModelBroken(
             f"{directory.name} has {len(surplus)} tensors that the model of its config.json does not take: "
-            f"{_listed(surplus, tensors)}",
+            f"{_examples(surplus, tensors)}",
             hint="Fetch the model again, or see whether config.json belongs to these files.",
         )
     for name, value in given.items():
         if value.shape != taken[name].shape:
             raise ModelBroken(
-                f"{directory.name}: tensor {_listed([name], tensors)} has shape {value.shape} instead of "
+                f"{directory.name}: tensor {_examples([name], tensors)} has shape {value.shape} instead of "
                 f"{taken[name].shape}."
             )
 
 
-def _listed(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
+def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
     """Some of the names, with the files that they are in."""
     return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
-def _own(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
+def _own_names(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
     """The names of the stage's tensors: those of its layers, and those outside of layers that it needs."""
     layer_of = {id(value): index for index, layer in enumerate(layers) for _, value in weights_in(layer)}
 

@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes
 from node.core.errors import ModelUnsupported
 from node.core.failures import FAILURES
 from node.core.types import KvCost
-from node.engine.architectures import ALONE, CHUNKED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
+from node.engine.architectures import CHUNKED, UNBATCHABLE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import DryRun
@@ -105,7 +105,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
         if costs:
             window = costs[0].window if len(costs) == 1 else 0
             kv[layer] = KvCost(sum(c.per_token for c in costs), sum(c.fixed for c in costs), window)
-    batchable = all(map(can_merge, caches)) and model_type not in ALONE
+    batchable = all(map(can_merge, caches)) and model_type not in UNBATCHABLE
     return Plan(
         model_type=model_type,
         layers=run.count,

@@ -15,7 +15,7 @@ from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.failures import FAILURES
 from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
-from node.engine.sampling import NOTHING, History, Sampled, sample, score
+from node.engine.sampling import NO_TOKEN, History, Sampled, sample, score
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, token_array, unpack
 from node.text.constraint import Constraint, Constraints
@@ -181,7 +181,7 @@ class Runner:
             allowed,
         )
         return [
-            self._not_finite(row, faults) if sampled.token == NOTHING else sampled for row, sampled in enumerate(drawn)
+            self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled for row, sampled in enumerate(drawn)
         ]
 
     def _not_finite(self, row: int, faults: Sequence[Fault]) -> StepFailed:

@@ -25,14 +25,14 @@ class History(NamedTuple):
     generated: Sequence[int] = ()
 
 
-NOTHING = -1
+NO_TOKEN = -1
 """In place of a token, where the logits are no numbers to draw from."""
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """The log-probability of a token that cannot be, in JSON, which has no infinity."""
 
 
 class Sampled(NamedTuple):
-    """A token that was drawn, or NOTHING; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
+    """A token that was drawn, or NO_TOKEN; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
 
     token: int
     logprob: float | None = None
@@ -59,8 +59,8 @@ def sample(
     else:
         tokens = _draw(logits, params, positions, histories, allowed)
     # In the same evaluation: a row of which any logit is NaN or infinite, or all are -inf, has no finite total.
-    ids = cast(list[int], mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NOTHING).tolist())
-    wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NOTHING]
+    ids = cast(list[int], mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NO_TOKEN).tolist())
+    wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NO_TOKEN]
     if not wanted:
         return [Sampled(token) for token in ids]
     most = max(params[row].logprobs or 0 for row in wanted)
@@ -76,10 +76,10 @@ def sample(
 def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
     """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest.
 
-    They are NaN where the logits are no numbers, and LEAST at least.
+    They are NaN where the logits are no numbers, and MIN_LOGPROB at least.
     """
     raw = logits.astype(mx.float32)
-    logprobs = mx.maximum(raw - mx.logsumexp(raw, axis=-1, keepdims=True), LEAST)
+    logprobs = mx.maximum(raw - mx.logsumexp(raw, axis=-1, keepdims=True), MIN_LOGPROB)
     chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
     top = min(top, logprobs.shape[-1])
     if top == 0:

@@ -93,7 +93,7 @@ class Stage:
 
         Raises PippinError when the lane is unknown or the tensors don't fit it.
         """
-        rows, length = self._check(self.start, tensors)
+        rows, length = self._check_shapes(self.start, tensors)
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
             raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
         if tokens is not None and not 0 <= int(mx.min(tokens)) <= int(mx.max(tokens)) < self.plan.vocabulary:
@@ -108,7 +108,7 @@ class Stage:
 
         Raises PippinError when the tensors don't fit the model.
         """
-        rows, length = self._check(self.plan.layers, tensors)
+        rows, length = self._check_shapes(self.plan.layers, tensors)
         if not every:
             tensors = self.last(tensors, lengths)
             length = 1
@@ -120,7 +120,7 @@ class Stage:
 
         Raises ModelUnsupported when the architecture does not tell it, PippinError when the tensors don't fit the model.
         """
-        rows, length = self._check(self.plan.layers, tensors)
+        rows, length = self._check_shapes(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
         with record_outputs(self.model) as seen:
             self._tail(mx.zeros((rows, length), mx.int32), make_prompt_cache(self.model), tensors)
@@ -142,7 +142,7 @@ class Stage:
         to be computed.
         """
         shape = self.plan.shapes[self.end][0]
-        found = mx.isfinite(_last(tensors[0], shape, lengths))
+        found = mx.isfinite(_last_tokens(tensors[0], shape, lengths))
         found = mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
         mx.async_eval(found)  # type: ignore[no-untyped-call]
         return found
@@ -150,7 +150,7 @@ class Stage:
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
         """Of what the last stage gives, only each row's last valid token: all that `finish` needs to draw from."""
         shapes = self.plan.shapes[self.plan.layers]
-        return tuple(_last(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
+        return tuple(_last_tokens(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
 
     def _step(
         self, number: int, tokens: mx.array, tensors: Sequence[mx.array], lengths: Sequence[int]
@@ -182,7 +182,7 @@ class Stage:
             mx.clear_cache()  # a prefill's buffers have sizes that do not come again
         return output
 
-    def _check(self, cut: int, tensors: Sequence[mx.array]) -> tuple[int, int]:
+    def _check_shapes(self, cut: int, tensors: Sequence[mx.array]) -> tuple[int, int]:
         """Rows and length of what travels at a cut. Raises PippinError when it has another shape."""
         shapes = self.plan.shapes[cut]
         got = [tuple(tensor.shape) for tensor in tensors]
@@ -201,7 +201,7 @@ def _fresh(model: Module, wanted: Sequence[int]) -> list[Any]:
     return [new[k] for k in wanted]
 
 
-def _last(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:
+def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:
     """Of what travels, only each row's last valid token."""
     axis = shape.index(LENGTH)
     length = tensor.shape[axis]

@@ -5,7 +5,7 @@ import pytest
 
 from node.core.errors import PippinError
 from node.core.frames import Drop, Filter, Keep, Merge, Open, Reuse
-from node.engine.architectures import ALONE
+from node.engine.architectures import UNBATCHABLE
 from node.engine.plan import make_plan
 from node.engine.tensor_codec import token_array
 from tests.engine.configurations import CONFIGURATIONS, each
@@ -13,7 +13,7 @@ from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, wr
 
 LENGTHS = (5, 14, 11)
 """Neither these nor the padding between them share a factor with each other or with the size of a block or a window."""
-BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in ALONE and name != "llama4"]
+BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in UNBATCHABLE and name != "llama4"]
 
 
 def prefilled(whole, ring):
@@ -73,7 +73,7 @@ def _finite(logits):
     return mx.where(mx.isinf(logits), 0, logits)
 
 
-@pytest.mark.parametrize("name", [*ALONE, "llama4"])
+@pytest.mark.parametrize("name", [*UNBATCHABLE, "llama4"])
 def test_sessions_that_cannot_share_a_lane_are_refused(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     ring = Stages(directory).ring(0, 2, 4)

@@ -11,7 +11,7 @@ from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
 from node.core.types import Fence
 from node.engine.runner import Draw, Runner, StepFailed
-from node.engine.sampling import LEAST, NOTHING, History, Sampled, sample, score
+from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, History, Sampled, sample, score
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, write_model
 
@@ -29,7 +29,7 @@ def test_a_row_without_numbers_is_told_from_the_others(sampling, dtype, bad):
     banned = mx.where(mx.arange(20) == 3, -math.inf, good).astype(dtype)
     rows = mx.concatenate([good, one, none, banned])
     drawn = sample(rows, [sampling] * 4, [0] * 4, [History()] * 4)
-    assert [each.token == NOTHING for each in drawn] == [False, True, True, False]
+    assert [each.token == NO_TOKEN for each in drawn] == [False, True, True, False]
     (alone,) = sample(good, [sampling], [0], [History()])
     assert drawn[0].token == alone.token
     for each in drawn:
@@ -38,8 +38,8 @@ def test_a_row_without_numbers_is_told_from_the_others(sampling, dtype, bad):
 
 def test_a_token_that_cannot_be_has_a_log_probability_that_json_has():
     (scored,) = score(mx.array([[0.0, -math.inf, 0.0]]), [1], 3)
-    assert scored.logprob == LEAST
-    assert min(logprob for _, logprob in scored.top) == LEAST
+    assert scored.logprob == MIN_LOGPROB
+    assert min(logprob for _, logprob in scored.top) == MIN_LOGPROB
 
 
 def runners(directory, *bounds):

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from node.core.errors import ModelUnsupported
-from node.engine.architectures import ALONE, REFUSED, SUPPORTED, check_supported
+from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, check_supported
 from node.engine.plan import make_plan
 from tests.engine import configurations
 from tests.engine.configurations import CONFIGURATIONS, each
@@ -77,7 +77,7 @@ def test_what_is_supported_is_what_is_tested():
     tested = {check_supported(config) for config in CONFIGURATIONS.values()}
     assert tested == SUPPORTED
     assert not SUPPORTED & REFUSED.keys()
-    assert ALONE.keys() <= SUPPORTED
+    assert UNBATCHABLE.keys() <= SUPPORTED
     assert configurations.REFUSED.keys() == REFUSED.keys()
 
 

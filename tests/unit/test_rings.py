@@ -20,7 +20,7 @@ from node.engine.compute import Compute
 from node.ring import lifecycle, stages
 from node.ring.lifecycle import Rings
 
-ALONE = (StageSpec("a", 0, 4),)
+UNBATCHABLE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
 SECOND = (StageSpec("b", 0, 2), StageSpec("a", 2, 4))
 MB = 2**20
@@ -180,7 +180,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await asyncio.wait([task])
 
 
-def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> Ring:
+def ring(name: str, stages: tuple[StageSpec, ...] = UNBATCHABLE, model: str = "m") -> Ring:
     return Ring(name, model, stages, 512, 2, fence=Fence(1, 1))
 
 
@@ -203,7 +203,7 @@ async def test_a_node_that_can_compute_no_more_ends_what_its_rings_have_under_wa
     assert failed == {(LoadState.FAILED, "not_ready: It is stuck.")}
 
 
-@pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
+@pytest.mark.parametrize("stages", [UNBATCHABLE, FIRST, SECOND])
 async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
     world: World, stages: tuple[StageSpec, ...]
 ) -> None:
