@@ -1,10 +1,10 @@
-"""This node among its peers: membership, election, and which placement holds.
+"""This node's state in the cluster: membership, election, and the current placement.
 
-All nodes tell each other their whole state twice a second, and at once when it changes; the head sends its placement to
-whoever has an older one. So nothing is ever ordered over the network: a message that is lost is said again.
+All nodes exchange their whole state twice a second, and at once when it changes. The head adds its placement for nodes
+that have an older one. There are no commands over the network, so a lost message does no harm: the next one repeats it.
 
-A node that comes to a new head tells it the placement that it has from the old one. Rings of it that stand are taken over,
-so that a partition that heals drops nothing; until that is decided the new head does not tell the node what it placed.
+A node that joins a new head sends it the old head's placement. The new head takes over rings of it that still work, so that
+a healed partition interrupts nothing; until it has decided, it sends the node no placement.
 """
 
 import asyncio
@@ -48,16 +48,14 @@ from node.host.interfaces import Interface
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
-"""How often time's passing is looked at: a ninth of what it takes a node to fail."""
+"""Interval of checks: a ninth of the silence after which a node has failed."""
 DUPLICATE_SHOWN_S = 300.0
-"""How long the status tells of another process with this node's key after it was last there."""
-LAG_FADES = 0.995
-"""With each tick: a loop that was late once may well be so again, for a minute or so."""
+"""Time for which the status shows another process with this node's key after it was last seen."""
+LAG_DECAY = 0.995
+"""Factor per tick, for about a minute: a loop that was late once may be late again."""
 
 
 class Agent:
-    """`facts` gives this node's report without what the agent knows itself: election, placement, links, peers."""
-
     def __init__(
         self,
         info: NodeInfo,
@@ -68,22 +66,26 @@ class Agent:
         *,
         fail_after_s: float = FAIL_AFTER_S,
     ) -> None:
+        """`facts`: returns this node's report without the agent's part, which is election, placement, links and peers.
+
+        `save_term`: writes a term to disk; may raise OSError.
+        """
         self.info = info
         self.placement = Placement()
         self.leaving = False
         self.draining = False
         self.joined_at = -math.inf
-        """When a node came last."""
+        """Time at which a node joined last."""
         self.reconciliation = Reconciliation()
-        """As head: what nodes bring from another one."""
+        """Rings of other heads' placements; used by the head."""
         self.changed = Signal()
-        """Anything in the view changed."""
+        """The view changed."""
         self.news = Signal()
-        """Something changed that the other nodes have to be told at once."""
+        """The other nodes have to be told something at once."""
         self.adopted = Signal()
-        """What this node shall hold changed: there is a new placement, or its work shall be moved away."""
+        """The placement changed, or whether this node is draining."""
         self.head_due = Signal()
-        """The head has reason to plan anew."""
+        """The head has a reason to plan again."""
         self._book = book
         self._facts = facts
         self._term_store = TermStore(save_term)
@@ -94,7 +96,7 @@ class Agent:
         self._duplicate = ""
         self._duplicate_until = -math.inf
 
-    # --- what others see ----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     @property
     def is_head(self) -> bool:
@@ -119,80 +121,80 @@ class Agent:
         return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
 
     def alive(self) -> tuple[NodeReport, ...]:
-        """Reports of the nodes that take part, this one included."""
+        """Reports of the participating nodes, including this one."""
         return self._membership.alive()
 
     def holders(self, model: str) -> Sequence[tuple[Address, str]]:
-        """Addresses of the other nodes that hold a model's files, each with the revision of these."""
+        """Addresses of the other nodes that have all files of a model, each with their revision."""
         nodes = [
             (report.info.id, held.revision) for report in self.alive() for held in report.models if held.id == model
         ]
         return [(address, revision) for node, revision in nodes if (address := self._book.address_of(node))]
 
-    # --- what this node does ------------------------------------------------------------------------------------------
+    # --- changes of this node -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:
             self._step()
             due = now() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.lag_s = max(now() - due, self.lag_s * LAG_FADES)
+            self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 
     def touch(self) -> None:
-        """This node's own state changed."""
+        """Process a change of this node's own state."""
         self._step()
         self.changed.notify()
         self.news.notify()
 
     def set_draining(self, draining: bool) -> None:
-        """Whether this node's work shall be moved away."""
+        """Set whether this node's work is to be moved away."""
         self.draining = draining
         self.adopted.notify()
         self.touch()
 
     def readdress(self, addresses: tuple[str, ...], interfaces: Sequence[Interface]) -> None:
-        """This machine's network changed: a cable was plugged, or Wi-Fi joined."""
+        """Use this machine's new addresses, as after a cable was plugged in or Wi-Fi joined."""
         self.info = replace(self.info, addresses=addresses)
         self._book.interfaces = interfaces
         self.touch()
 
     def supersede(self, duplicate: NodeInfo) -> None:
-        """Another process was started with this node's key, and gives way: what it said in this node's name is over."""
+        """Outdate all that a younger process with this node's key, which gives way, reported under this node's id."""
         self._duplicate, self._duplicate_until = duplicate.name, now() + DUPLICATE_SHOWN_S
         log.warning(
-            "%s at %s was started with a copy of this node's data directory: it gives way and takes an id of its own",
+            "%s at %s was started with a copy of this node's data directory: it ends, after making itself a new id",
             duplicate.name,
             ", ".join(duplicate.addresses),
         )
         self.info = replace(self.info, incarnation=max(self.info.incarnation, duplicate.incarnation + 1))
         self.touch()
 
-    # --- what comes in ------------------------------------------------------------------------------------------------
+    # --- messages from peers ------------------------------------------------------------------------------------------
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
-        """A peer tells its state and gets ours. Raises Incompatible for a node of another cluster."""
+        """Process a peer's heartbeat and return this node's. Raises Incompatible for a node of another cluster."""
         info = heartbeat.report.info
         if info.cluster != self.info.cluster:
             raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
         if not self._book.knows(hint):
             self._book.add(hint)
-        if info.id == self.info.id:  # this node itself, or a double: not to be taken for what it says of itself
+        if info.id == self.info.id:  # this node itself, or a duplicate, whose report does not count
             return self.heartbeat_for(None)
         self._book.note_caller(info.id, caller.address)
         self.heard(heartbeat)
         return self.heartbeat_for(info.id)
 
     def heard(self, heartbeat: Heartbeat) -> None:
-        """A peer told its state, in a call or in an answer."""
-        self._note(self._membership.heard(within_reach(heartbeat.report, self.term), now()))
+        """Process a peer's heartbeat, received in a call or in an answer."""
+        self._handle_changes(self._membership.heard(within_reach(heartbeat.report, self.term), now()))
         for hint in heartbeat.report.peers:
             if self._book.hint_of(hint.id) is None:
                 self._book.add(hint)
         self._step()
         offered = heartbeat.placement
         sender = heartbeat.report.info.id
-        # Only the head itself tells its placement.
+        # Only the head itself may announce its placement.
         is_of_head = offered and sender == offered.head == self.head and offered.fence.term == self.term
         if offered and is_of_head and offered.fence > self.placement.fence:
             self.adopt(offered)
@@ -204,14 +206,14 @@ class Agent:
         self.changed.notify()
 
     def unreachable(self, node: str, gone_at: float | None = None) -> None:
-        """A connection to a node was refused or reset; `gone_at`: its process had ended by then."""
-        self._note(self._membership.unreachable(node, now(), gone_at))
+        """Process a refused or reset connection. `gone_at`: time by which the node's process had ended, if known."""
+        self._handle_changes(self._membership.unreachable(node, now(), gone_at))
         if gone_at is not None:
             self._step()
 
     def left(self, node: str, incarnation: int) -> None:
-        """A node said goodbye."""
-        self._note(self._membership.goodbye(node, now(), incarnation))
+        """Process a node's goodbye."""
+        self._handle_changes(self._membership.goodbye(node, now(), incarnation))
         self._step()
 
     def adopt(self, placement: Placement) -> None:
@@ -225,22 +227,22 @@ class Agent:
         self.adopted.notify()
         self.touch()
 
-    # --- letting the state machines see the present -------------------------------------------------------------------
+    # --- membership and election --------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         present = now()
         self._term_store.retry(present)
-        self._note(self._membership.heard(self._report(), present) + self._membership.tick(present))
+        self._handle_changes(self._membership.heard(self._report(), present) + self._membership.tick(present))
         for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
             if isinstance(effect, PersistTerm):
                 if self._term_store.save(effect.term, present) or not self._election.is_head:
                     continue
                 for withdrawn in self._election.withdraw():
-                    self._carry_out(withdrawn)
+                    self._handle_effect(withdrawn)
                 return
-            self._carry_out(effect)
+            self._handle_effect(effect)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _handle_effect(self, effect: Effect) -> None:
         match effect:
             case BecameHead(term):
                 log.info("this node is head of cluster %s, term %d", self.info.cluster, term)
@@ -250,9 +252,9 @@ class Agent:
                 log.info("no longer head of term %d: %s", term, reason)
             case HeadLost(head, term):
                 log.warning("head %s of term %d is lost", self._name(head), term)
-        self._tell()
+        self._notify()
 
-    def _note(self, changes: Sequence[Change]) -> None:
+    def _handle_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
             match change:
                 case Joined(node):
@@ -266,9 +268,9 @@ class Agent:
                 case Forgotten(node):
                     self._book.forget(node)
                     self.reconciliation.forget(node)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.head_due.notify()
         self.changed.notify()
         self.news.notify()
@@ -280,18 +282,18 @@ class Agent:
     def _peer(self, node: str) -> PeerView | None:
         return next((peer for peer in self._membership.view(now()) if peer.report.info.id == node), None)
 
-    # --- what goes out ------------------------------------------------------------------------------------------------
+    # --- heartbeats to peers ------------------------------------------------------------------------------------------
 
     def state_of(self, node: str) -> NodeState | None:
         peer = self._peer(node)
         return peer.state if peer else None
 
     def heartbeat_for(self, node: str | None) -> Heartbeat:
-        """This node's state, with the placement if that node is to adopt it, or may find rings in it."""
+        """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
-        return Heartbeat(self._report(), self.placement if theirs and self._is_due(theirs) else None)
+        return Heartbeat(self._report(), self.placement if theirs and self._needs_placement(theirs) else None)
 
-    def _is_due(self, theirs: NodeReport) -> bool:
+    def _needs_placement(self, theirs: NodeReport) -> bool:
         is_current = self.placement.fence.term == self.term
         if self.is_head:
             is_newer = is_current and self.placement.fence > theirs.fence

@@ -1,4 +1,4 @@
-"""What the head does: keeps the list of models that are wanted, and a placement that serves them on the nodes there are."""
+"""The head: keeps a placement that serves the wanted models on the nodes that are present."""
 
 import logging
 from collections.abc import Sequence
@@ -30,16 +30,15 @@ from node.placement.unreachable import UnreachablePairs
 log = logging.getLogger(__name__)
 
 REPLAN_S = 1.0
-"""The head looks again this often even if nothing told it to: memory and preferences arrive with heartbeats."""
-AGAIN_S = 1.0
-"""A ring of the same stages is made again at most this often."""
-
-_REMEMBERED = 16
-"""Placements that were worked out last: a plan tries some, and tries the same again if nothing has changed."""
+"""Maximum interval of plans: memory and preferences arrive with heartbeats, without a signal."""
+SUCCESSOR_INTERVAL_S = 1.0
+"""Minimum interval of successors with the same stages."""
+_CACHED = 16
+"""Number of cached placements: each plan tries several, and the same ones again if nothing has changed."""
 
 
 class Head:
-    """Runs on every node; plans only while its node is head."""
+    """Runs on every node; plans only while its node is the head."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class Head:
         self._handover = Handover()
         self._unreachable = UnreachablePairs()
         self._normalizer = Normalizer()
-        self._place_once = lru_cache(_REMEMBERED)(place)
-        """Placing takes up to 50 ms of the event loop for seven nodes, and is asked each second with the same."""
+        self._place_once = lru_cache(_CACHED)(place)
+        """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
         self._succeeded_at: dict[tuple[str, tuple[StageSpec, ...]], float] = {}
-        """When a ring of this model and these stages was last made because one of them had ended."""
+        """Time of the last successor of a ring, by its model and stages."""
         self._planned = Signal()
 
     async def run(self) -> None:
@@ -73,28 +72,26 @@ class Head:
                 await self._agent.head_due.wait(REPLAN_S)
 
     async def want(self, model: str) -> None:
-        """Have a model loaded; returns when the placement has a ring for it (which may still be loading).
+        """Have a model loaded; returns when the placement has a ring for it, which may still be loading.
 
-        Raises NotReady when this node is not the head, Overloaded when too many models are being looked for,
-        NoCapacity, or whatever is wrong with the model.
+        Raises NotReady if this node is not the head, Overloaded if too many models are being looked for, NoCapacity, or
+        the model's own error.
         """
         self._agent.check_head()
         await self._wanted.ask(model)
         self._agent.head_due.notify()
         await self._planned.wait()
         while refusal := next((each for each in self._agent.placement.refused if each.model == model), None):
-            left = self._agent.joined_at + MEET_S - now()  # more nodes may be about to come
+            left = self._agent.joined_at + MEET_S - now()  # more nodes may be about to join
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
             await self._agent.adopted.wait(left)
 
     def check_drain(self, node: str) -> None:
-        """Raises NoCapacity when a model would have no place without this node, and NotReady when that is not known."""
+        """Raises NoCapacity if a model would have no place without the node, NotReady while that is unknown."""
         current, nodes = self._agent.placement, self._unreachable.mark(self._agent.alive(), now())
         if not self._agent.is_head or self._wanted.lacks_spec(current):
-            raise NotReady(
-                "The head of the cluster is still finding out what is placed.", hint="Try again in a moment."
-            )
+            raise NotReady("The head does not know all placed models yet.", hint="Try again in a moment.")
         fence = self._next_fence(current)
         marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
         plan = self._try(self._wanted.placeable(), marked, fence, current)
@@ -102,7 +99,7 @@ class Head:
             return
         others = [each for each in marked if not each.draining]
         refused = self._try(self._wanted.placeable(), others, fence, current).refused
-        why = refused[0].message if refused else "The other nodes have room for each model, but not for all."
+        why = refused[0].message if refused else "The other nodes have room for each model, but not for all together."
         raise NoCapacity(f"The work of this node fits nowhere else. {why}", hint=refused[0].hint if refused else "")
 
     # --- planning -----------------------------------------------------------------------------------------------------
@@ -138,10 +135,13 @@ class Head:
     def _with_successors(
         self, rings: Sequence[Ring], nodes: Sequence[NodeReport], fence: Fence, at: float
     ) -> tuple[Ring, ...]:
-        """The rings, and in place of each that has ended another of the same stages: those that live have their weights and
-        KV. At once, but again only after a while: what ends it may be there still.
+        """Replace each ring that has ended by one of the same stages, which still have their weights and KV.
+
+        The next successor waits SUCCESSOR_INTERVAL_S, as the cause may persist.
         """
-        self._succeeded_at = {key: since for key, since in self._succeeded_at.items() if at - since < AGAIN_S}
+        self._succeeded_at = {
+            key: since for key, since in self._succeeded_at.items() if at - since < SUCCESSOR_INTERVAL_S
+        }
         ended = {load.ring for node in nodes for load in node.loads if load.state is LoadState.ENDED}
         found = list(rings)
         for index, ring in enumerate(rings):
@@ -150,16 +150,16 @@ class Head:
                 self._succeeded_at[key] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
                 found[index] = replace(ring, id=name, fence=fence)
-                log.info("ring %s has ended: %s takes its place", ring.id, name)
+                log.info("ring %s has ended: %s replaces it", ring.id, name)
         return tuple(found)
 
     def _next_fence(self, current: Placement) -> Fence:
-        """Epochs count within a term, of which this node is the only head: no other one says where they begin."""
+        """Epochs count from 1 within a term, as each term has one head."""
         term = self._agent.term
         return Fence(term, current.fence.epoch + 1 if current.fence.term == term else 1)
 
     def _place(self, nodes: Sequence[NodeReport], fence: Fence, current: Placement, loading: set[str]) -> Placement:
-        """Places all that is wanted. If it does not fit, and would without them, idle models make room, oldest first."""
+        """Place all wanted models. If they do not fit, idle models make room, oldest first, provided that this suffices."""
         plan = self._try(self._wanted.placeable(), nodes, fence, current)
         refused = [refusal.model for refusal in plan.refused]
         if not refused:

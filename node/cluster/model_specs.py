@@ -1,4 +1,4 @@
-"""What placement needs to know of each model, from wherever the model is."""
+"""Finds the description of a model for the placement: on this node, on others, or on the hub."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class ModelSpecs:
         holders: Callable[[str], Sequence[tuple[Address, str]]],
         pools: Pools,
     ) -> None:
-        """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
+        """`holders`: returns the other nodes that have all files of a model, each with their revision."""
         self._pools = pools
         self._catalogue = catalogue
         self._hub = hub
@@ -36,23 +36,25 @@ class ModelSpecs:
         self._holders = holders
 
     async def local(self, model: str, revision: str = "") -> ModelSpec:
-        """Of a model whose files, or at least the small ones, are on this node.
+        """Describe a model of which at least the small files are on this node.
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """
         folder = await self._pools.files.run(self._catalogue.described, model, revision)
         if folder is None:
             raise ModelNotFound(f"{model} is not on this node.")
-        return await self._of_folder(model, folder)
+        return await self._read(model, folder)
 
     async def find(self, model: str) -> ModelSpec:
-        """Of the revision that is to be used from now on: one that is here whole, that most of the other nodes hold, of which
-        something is here, or that the hub has today.
+        """Describe a model in the revision that the cluster will use.
+
+        In this order: the one of which all files are here; that most other nodes have; of which some files are here; that
+        the hub has at present.
 
         Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
         """
         if whole := await self._pools.files.run(self._catalogue.whole, model):
-            return await self._of_folder(model, whole)
+            return await self._read(model, whole)
         failure: PippinError | None = None
         holders = self._holders(model)
         count = Counter(revision for _, revision in holders)
@@ -62,9 +64,9 @@ class ModelSpecs:
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
-            raise failure  # what a holder says of its files is worth more than that the hub is not reached
+            raise failure  # a holder's error about its files says more than an unreachable hub
         if begun := await self._pools.files.run(self._catalogue.described, model):
-            return await self._of_folder(model, begun)
+            return await self._read(model, begun)
         flaw = await self._pools.files.run(self._catalogue.flaw, model)
         if "/" not in model:
             raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
@@ -75,13 +77,15 @@ class ModelSpecs:
                 raise flaw from error
             raise
         config = await self._pools.files.run(read_config, metadata.directory)
-        return await self._made(model, metadata.directory.name, config, metadata.weights)
+        return await self._describe(model, metadata.directory.name, config, metadata.weights)
 
-    async def _of_folder(self, model: str, folder: Folder) -> ModelSpec:
+    async def _read(self, model: str, folder: Folder) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)
-        return await self._made(model, folder.revision, config, await self._pools.files.run(Weights.read, folder.path))
+        return await self._describe(
+            model, folder.revision, config, await self._pools.files.run(Weights.read, folder.path)
+        )
 
-    async def _made(self, model: str, revision: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
+    async def _describe(self, model: str, revision: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
         plan = await self._compute.run(make_plan, config, weights.total_bytes)
         return ModelSpec(
             id=model,

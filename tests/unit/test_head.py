@@ -1,4 +1,4 @@
-"""What the head answers while it is still finding out about models."""
+"""What the head answers while it is still looking for models."""
 
 import asyncio
 import contextlib
