@@ -1,4 +1,4 @@
-"""Which addresses and names are of one's own network. They are judged as they are written; nothing is looked up."""
+"""Classifies addresses and host names as local or public. Names are judged as written; nothing is resolved."""
 
 import re
 from functools import lru_cache
@@ -11,24 +11,24 @@ _NEAR = tuple(
             *("127.0.0.0/8", "::1/128"),
             *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),  # private: RFC 1918, RFC 4193
             *("169.254.0.0/16", "fe80::/10"),  # link-local: two Macs on a Thunderbolt cable have no others
-            "100.64.0.0/10",  # RFC 6598: Tailscale and other VPNs, and providers between their customers
+            "100.64.0.0/10",  # RFC 6598: Tailscale and other VPNs, carrier-grade NAT
         ),
     )
 )
-"""Not ipaddress's `is_private`: that also holds what is merely reserved."""
+"""Unlike ipaddress's `is_private`, it excludes addresses that are only reserved."""
 _LOCAL_DOMAINS = ("localhost", "local", "internal", "home.arpa")
-"""Never names of the public DNS: RFC 6761, RFC 6762, ICANN's resolution 2024.07.29.06, RFC 8375."""
+"""Domains that the public DNS never has: RFC 6761, RFC 6762, ICANN's resolution 2024.07.29.06, RFC 8375."""
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%~-]+)?)\]|([\w.-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 
 
 def is_near(address: str) -> bool:
-    """Whether an IP address is loopback, private, link-local or a VPN's. What is no IP address is not near."""
+    """Whether an IP address is loopback, private, link-local or a VPN's. False for anything but an IP address."""
     found = _parse(address)
     return found is not None and any(found in network for network in _NEAR)
 
 
 def share_link(one: str, other: str) -> bool:
-    """Whether two IP addresses are the same, or in one IPv6 /64, as the public ones of a home network are."""
+    """Whether two IP addresses are equal, or in the same IPv6 /64, like the public addresses of a home network."""
     first, second = _parse(one), _parse(other)
     if isinstance(first, IPv6Address) and isinstance(second, IPv6Address):
         return int(first) >> 64 == int(second) >> 64
@@ -40,7 +40,10 @@ def is_address(host: str) -> bool:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a host name, in lower case, is one that no public DNS server can answer for: of one label, or reserved."""
+    """Whether no public DNS server can answer for a host name: it has one label, or a reserved domain.
+
+    `host` is in lower case.
+    """
     name = host.removesuffix(".")
     return (
         bool(name)
@@ -50,7 +53,7 @@ def is_local_name(host: str) -> bool:
 
 
 def host_in(authority: str) -> str | None:
-    """The host, in lower case, of `host`, `host:port` or `[IPv6]:port`; None for what is none of these."""
+    """The host, in lower case, of `host`, `host:port` or `[IPv6]:port`; None for any other text."""
     match = _AUTHORITY.fullmatch(authority)
     return (match[1] or match[2]).lower() if match else None
 
@@ -66,9 +69,9 @@ def split_host_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port) if colon else 0
 
 
-@lru_cache(1024)  # each request names several, and parsing one takes 20 µs
+@lru_cache(1024)  # each request needs several, and parsing one takes 20 µs
 def _parse(address: str) -> IPv4Address | IPv6Address | None:
-    """An IPv4 address that is written as IPv6 (::ffff:1.2.3.4) is that IPv4 address; a zone (%en0) is left out."""
+    """Parse an IP address; an IPv4-mapped one (::ffff:1.2.3.4) becomes IPv4, and a zone (%en0) is dropped."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,13 +1,13 @@
-"""The one error tree. Every error has a code, an HTTP status, a message with numbers, and a hint that says what to do."""
+"""The error tree. Each error has a code, an HTTP status, a message with numbers, and a hint what to do."""
 
 from typing import ClassVar
 
 
 class PippinError(Exception):
-    """Base of all errors that a user may see.
+    """Base of all errors that are shown to users.
 
-    `code` is stable and machine-readable; `status` is the HTTP status the gateway answers with; `retry_after` is in
-    seconds and set on errors that pass by themselves; `param` names the request's field at fault.
+    `code` is stable and machine-readable. `status` is the HTTP status. `retry_after`, in seconds, is set for temporary
+    errors. `param` names the invalid parameter of the request.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -39,14 +39,14 @@ class Unauthorized(PippinError):
 
 
 class ModelGated(PippinError):
-    """The hub asks for a licence to be accepted or a token to be given."""
+    """The hub requires a token, or that the model's licence is accepted."""
 
     code = "model_gated"
     status = 403
 
 
 class ModelNotAllowed(PippinError):
-    """Requests may have only some models loaded, and this is none of them."""
+    """No pattern of --allow-model matches the model."""
 
     code = "model_not_allowed"
     status = 403
@@ -58,14 +58,14 @@ class ModelNotFound(PippinError):
 
 
 class NodeNotFound(PippinError):
-    """No node of the cluster has that name or id, or several have."""
+    """No node of the cluster has this name or id, or several have this name."""
 
     code = "node_not_found"
     status = 404
 
 
 class ModelUnsupported(PippinError):
-    """The model's architecture cannot be cut or run here."""
+    """The model's architecture cannot be cut or run by this version."""
 
     code = "model_unsupported"
     status = 400
@@ -85,7 +85,7 @@ class Overloaded(PippinError):
 
 
 class NotReady(PippinError):
-    """It will be ready soon: a model is loading, or the cluster is being re-arranged."""
+    """Temporary: a model is loading, or its layers are moving."""
 
     code = "not_ready"
     status = 503
@@ -93,19 +93,19 @@ class NotReady(PippinError):
 
 
 class ShuttingDown(NotReady):
-    """The node was as_pippin_error to stop; it finishes what is under way and takes nothing new."""
+    """The node is stopping: it finishes requests in flight and refuses new ones."""
 
     code = "shutting_down"
 
 
 class ModelChanged(NotReady):
-    """The model's files are not those any more that a request or a ring was made for."""
+    """The model's files have another revision than the request or the ring."""
 
     code = "model_changed"
 
 
 class NoCapacity(PippinError):
-    """No set of nodes has the memory for the model."""
+    """No set of nodes has enough memory for the model."""
 
     code = "no_capacity"
     status = 503
@@ -119,7 +119,7 @@ class HubUnavailable(PippinError):
 
 
 class RingLost(PippinError):
-    """A node of the ring went away while it was working on the request."""
+    """The ring ended while it was working on the request."""
 
     code = "ring_lost"
     status = 503
@@ -127,7 +127,7 @@ class RingLost(PippinError):
 
 
 class PeerUnavailable(PippinError):
-    """A node did not answer in time."""
+    """A node did not answer."""
 
     code = "peer_unavailable"
     status = 503
@@ -135,7 +135,7 @@ class PeerUnavailable(PippinError):
 
 
 class PeerTimeout(PeerUnavailable):
-    """It may live and be slow, unlike one whose connection is refused or reset."""
+    """A node did not answer in time. It may be slow, unlike one that refuses or resets connections."""
 
     code = "peer_timeout"
 
@@ -147,14 +147,14 @@ class SecretMismatch(PeerUnavailable):
 
 
 class NotAdmitted(PippinError):
-    """The caller's address is of no network of one's own and no secret is set, or it is not the node that may say this."""
+    """The caller's address is public and no secret or key is set, or the caller is not the node allowed to send this."""
 
     code = "not_admitted"
     status = 403
 
 
 class StaleFence(PippinError):
-    """A message of a lower term or epoch: its sender has been replaced."""
+    """The message has a lower term or epoch than the node: its sender has been replaced."""
 
     code = "stale_fence"
     status = 503
@@ -162,7 +162,7 @@ class StaleFence(PippinError):
 
 
 class Incompatible(PippinError):
-    """The peer speaks another version or belongs to another cluster."""
+    """The peer has another protocol version or another cluster name, or its message is invalid."""
 
     code = "incompatible"
     status = 409
@@ -185,5 +185,5 @@ def _tree(root: type[PippinError]) -> dict[str, type[PippinError]]:
 
 
 def error_from(code: str, message: str, *, hint: str = "", param: str | None = None) -> PippinError:
-    """The error of a code that came over the wire; an unknown code gives the base class."""
+    """Create the error with a code received from a peer; an unknown code gives PippinError."""
     return _tree(PippinError).get(code, PippinError)(message, hint=hint, param=param)

@@ -1,4 +1,4 @@
-"""What the code of MLX and mlx-lm raises."""
+"""Exceptions raised by MLX and mlx-lm."""
 
 FAILURES = (
     RuntimeError,
@@ -14,5 +14,4 @@ FAILURES = (
     OSError,
     StopIteration,
 )
-"""MLX: out of memory, shapes that do not fit. mlx-lm, which checks little itself: whatever Python raises when a model meets
-what it does not know."""
+"""MLX raises them for too little memory and wrong shapes; mlx-lm, which checks little, for unexpected model files."""

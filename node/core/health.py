@@ -1,8 +1,4 @@
-"""What is wrong with a cluster, in words: the one registry of warnings.
-
-`cluster status`, the web page and the log all show these issues, so each code, its words and its advice are written
-here and nowhere else. `diagnose` finds all issues of a view.
-"""
+"""Diagnoses a cluster: the only place with the codes, texts and hints of the warnings in `cluster status`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,24 +7,24 @@ from enum import StrEnum
 from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState, PeerView, Refusal
 
 _NAMED = 5
-"""Nodes that one line names."""
+"""Maximum nodes that one warning names."""
 LONG_JOB_S = 15.0
-"""The largest chunk on the slowest machine takes 6 s."""
+"""Seconds after which a job counts as stuck; the largest chunk on the slowest machine takes 6 s."""
 SLOW_LINK_MS = 5.0
-"""A wired hop takes below 1 ms. At 5 ms a hop, a ring of three loses 15 ms on every token."""
+"""Threshold of a slow link. A wired hop takes less than 1 ms; with 5 ms, a ring of three loses 15 ms per token."""
 
 
 class Severity(StrEnum):
     ERROR = "error"
-    """Something that was asked for does not work."""
+    """A request or a wanted model does not work."""
     WARNING = "warning"
-    """It works, but worse than it could."""
+    """The cluster works, but worse than it could."""
     INFO = "info"
-    """Worth knowing; nothing is wrong."""
+    """Nothing is wrong."""
 
 
 class Code(StrEnum):
-    """Stable: scripts and dashboards match on them."""
+    """Stable codes, on which scripts and dashboards rely."""
 
     NO_CAPACITY = "no-capacity"
     MODEL_REFUSED = "model-refused"
@@ -47,7 +43,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One thing a person may want to act on: what happened, with numbers, and what to do."""
+    """A finding for the user: a text with numbers, and a hint what to do."""
 
     code: Code
     severity: Severity
@@ -56,7 +52,7 @@ class Issue:
 
 
 def _sentence(text: str) -> str:
-    """Errors of libraries end as they please; the hint follows on the same line."""
+    """End the text with a full stop: errors of libraries may have none, and a hint follows on the same line."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
@@ -64,7 +60,7 @@ def _sentence(text: str) -> str:
 
 
 def model_refused(refusal: Refusal) -> Issue:
-    """The head found no place for a model, or can't run it at all."""
+    """The head found no place for a model, or cannot run it."""
     code = Code.NO_CAPACITY if refusal.code == "no_capacity" else Code.MODEL_REFUSED
     return Issue(code, Severity.ERROR, _sentence(refusal.message), refusal.hint)
 
@@ -75,9 +71,9 @@ def load_failed(node: str, load: LoadReport) -> Issue:
         Code.LOAD_FAILED,
         Severity.ERROR,
         _sentence(
-            f"{node} could not load layers {shard.start}-{shard.end - 1} of {shard.model}: {load.error or 'no reason'}"
+            f"{node} could not load layers {shard.start}-{shard.end - 1} of {shard.model}: {load.error or 'no reason given'}"
         ),
-        f"The log of {node} says more. Load the model again when the cause is gone.",
+        f"See the log of {node}. Load the model again when the cause is gone.",
     )
 
 
@@ -85,13 +81,13 @@ def ring_ended(node: str, load: LoadReport) -> Issue:
     return Issue(
         Code.RING_ENDED,
         Severity.WARNING,
-        _sentence(f"A ring of {load.shard.model} ended at {node}: {load.error or 'no reason'}"),
-        "Another takes its place, once a second at most. If this stays, look at the network between its nodes.",
+        _sentence(f"A ring of {load.shard.model} ended at {node}: {load.error or 'no reason given'}"),
+        "A new ring replaces it, at most once a second. If this repeats, check the network between its nodes.",
     )
 
 
 def node_failed(peer: PeerView, *, needed: bool) -> Issue:
-    """`needed`: a ring of the placement still counts on it."""
+    """`needed`: whether a ring of the placement includes it."""
     reason = f": {peer.reason}" if peer.reason else ""
     return Issue(
         Code.NODE_FAILED,
@@ -105,8 +101,8 @@ def compute_stuck(node: str, seconds: float) -> Issue:
     return Issue(
         Code.COMPUTE_STUCK,
         Severity.WARNING,
-        f"{node} has been at one computation for {seconds:.0f} s.",
-        "If it does not come to its end, the node ends by itself (--step-timeout): then start it again.",
+        f"{node} has been busy with one computation for {seconds:.0f} s.",
+        "If the computation never ends, the node exits by itself (see --step-timeout): then start it again.",
     )
 
 
@@ -115,16 +111,16 @@ def disk_failed(node: str, error: str) -> Issue:
         Code.DISK_FAILED,
         Severity.WARNING,
         _sentence(f"{node} can't write to its data directory, so it does not become head: {error}"),
-        "Make room on its disk, or let it write there. It is tried again every few seconds.",
+        "Free space on its disk, or fix the permissions of the directory. The node retries every few seconds.",
     )
 
 
 def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
-    """A node of another protocol. Equal versions (two builds from source) leave only its own reason to tell."""
+    """A node has another protocol. Of two builds from source with equal versions, only its own reason is given."""
     name, version = peer.report.info.name, peer.report.info.version
     why = f"it runs {version}, the cluster runs {cluster_version}"
     if version == cluster_version:
-        why = peer.reason or "it speaks another protocol"
+        why = peer.reason or "it has another protocol version"
     return Issue(
         Code.VERSION_MISMATCH,
         Severity.WARNING,
@@ -134,23 +130,23 @@ def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
 
 
 def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
-    """Nodes of the cluster's name with another secret: a Mac whose secret was forgotten, or a neighbour's cluster."""
+    """Nodes have the same cluster name but another secret: of the same user by mistake, or of a neighbour."""
     told = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_NAMED]]
     more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     return Issue(
         Code.SECRET_MISMATCH,
         Severity.WARNING,
-        f"Not joined, though of the same cluster name: {', '.join(told)}{more}.",
-        "Start all of your nodes with one --secret-file. If these are not yours, choose another --cluster name.",
+        f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(told)}{more}.",
+        "Start all your nodes with the same --secret-file. If these are not yours, choose another --cluster name.",
     )
 
 
 def duplicate(name: str) -> Issue:
-    """Another process has this node's key."""
+    """Another process runs with this node's key."""
     return Issue(
         Code.DUPLICATE,
         Severity.WARNING,
-        f"{name} was started with a copy of this node's data directory; it has given way.",
+        f"{name} was started with a copy of this node's data directory; it has stopped.",
         f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories.",
     )
 
@@ -161,7 +157,7 @@ def slow_link(node: str, neighbour: str, link: Link) -> Issue:
         return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Plug in Ethernet or Thunderbolt.")
     path = f" over {link.kind or link.interface}" if link.kind or link.interface else ""
     text = f"{node} reaches {neighbour}{path} in {link.rtt_ms:.1f} ms per token."
-    return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Look for a busy network, a VPN or a wireless bridge.")
+    return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Check for a busy network, a VPN or a wireless bridge.")
 
 
 def loading(node: str, load: LoadReport) -> Issue:
@@ -175,8 +171,8 @@ def open_cluster() -> Issue:
     return Issue(
         Code.OPEN_CLUSTER,
         Severity.INFO,
-        "No secret is set: every machine on this network can join the cluster and read what passes through it.",
-        "Start all nodes with one --secret-file, or use this on networks that you trust only.",
+        "No secret is set: every machine on this network can join the cluster and read its prompts and answers.",
+        "Start all nodes with the same --secret-file, or use the cluster only on networks that you trust.",
     )
 
 
@@ -184,14 +180,14 @@ def open_cluster() -> Issue:
 
 
 def is_slow(link: Link) -> bool:
-    """Loopback never is: what is slow there is a machine that has other things to do."""
+    """Whether a link is slow. Loopback never is: if it seems slow, the machine is busy."""
     return link.kind == "wi-fi" or (link.rtt_ms > SLOW_LINK_MS and link.kind != "loopback")
 
 
 def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence[PeerView] = ()) -> tuple[Issue, ...]:
-    """All issues of a cluster as one node sees it, gravest first.
+    """Find all issues of a cluster as one node sees it, the most severe first.
 
-    `is_open`: no secret is set. `other_secret`: nodes of the same cluster name that have another one.
+    `is_open`: no secret is set. `other_secret`: nodes with the same cluster name and another secret.
     """
     found = [model_refused(refusal) for refusal in view.placement.refused]
     found += _node_issues(view)
@@ -221,7 +217,7 @@ def _node_issues(view: ClusterView) -> Iterator[Issue]:
 def _load_issues(view: ClusterView) -> Iterator[Issue]:
     for peer in view.peers:
         if peer.state is not NodeState.ALIVE:
-            continue  # what a node that is gone was loading helps nobody
+            continue  # the last report of a node that is gone is outdated
         for load in peer.report.loads:
             if load.state is LoadState.FAILED:
                 yield load_failed(peer.report.info.name, load)
@@ -232,7 +228,7 @@ def _load_issues(view: ClusterView) -> Iterator[Issue]:
 
 
 def _link_issues(view: ClusterView) -> Iterator[Issue]:
-    """Of the hops in use only: a slow link that carries no tokens slows nothing."""
+    """Find slow links, only among the hops of rings: other links carry no tokens."""
     peers = {peer.report.info.id: peer for peer in view.peers if peer.state in (NodeState.ALIVE, NodeState.SUSPECT)}
     hops = dict.fromkeys(
         (stage.node, ring.stages[(place + 1) % len(ring.stages)].node)

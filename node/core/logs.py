@@ -1,10 +1,10 @@
-"""How a node's log is written: a record is a line, whatever was said by peers and clients that it tells of."""
+"""Formats the log: one line per record, also if it quotes control characters of peers or clients."""
 
 import logging
 
 
 class LineFormatter(logging.Formatter):
-    """Escapes what would end the line or move a terminal's cursor, and indents tracebacks, which quote errors too."""
+    """Escapes control characters, and indents tracebacks, in messages as in exceptions."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S")

@@ -1,4 +1,4 @@
-"""Threads by purpose: what blocks or floods one purpose keeps no other waiting, and no queue is without bound."""
+"""Thread pools by purpose: a purpose that blocks or is flooded delays no other, and each queue is bounded."""
 
 import asyncio
 import threading
@@ -16,39 +16,41 @@ T = TypeVar("T")
 
 
 class Pool(Executor):
-    """At most `threads` jobs run and `most_waiting` wait. A job whose caller has gone before it began is dropped.
+    """Thread pool in which at most `threads` jobs run and `max_waiting` wait. Jobs cancelled before they begin never run.
 
-    The threads are daemons: a job that never returns does not keep the process from ending.
+    The threads are daemons, so a job that never returns does not keep the process from exiting.
     """
 
-    def __init__(self, name: str, threads: int, most_waiting: int, stuck_after_s: float | None = None) -> None:
-        """`stuck_after_s`: a job that has run or waited for longer shows that the pool is stuck; None: jobs may take hours."""
+    def __init__(self, name: str, threads: int, max_waiting: int, stuck_after_s: float | None = None) -> None:
+        """`stuck_after_s`: a job that takes longer, waiting included, means that the pool is stuck; None: jobs may take hours."""
         self.name = name
-        self._most_threads = threads
-        self._most_waiting = most_waiting
+        self._max_threads = threads
+        self._max_waiting = max_waiting
         self._stuck_after_s = stuck_after_s
         self._threads = 0
         self._idle = 0
         self._changed = threading.Condition()
         self._waiting: dict[Future[Any], Callable[[], Any]] = {}
         self._asked_at: dict[Future[Any], float] = {}
-        """Of all jobs that have not ended, oldest first."""
+        """Submission times of all unfinished jobs, oldest first."""
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result, from a thread. Raises Overloaded when too many jobs wait, and what the function raises."""
+        """Run the function in a thread. Raises Overloaded if too many jobs wait, and the exceptions of the function."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Raises Overloaded when too many jobs wait."""
+        """Raises Overloaded if too many jobs wait."""
         future: Future[T] = Future()
         with self._changed:
-            if len(self._waiting) >= self._most_waiting:
+            if len(self._waiting) >= self._max_waiting:
                 raise Overloaded(
-                    f"{len(self._waiting)} jobs already wait for the {self._most_threads} {self.name} threads."
+                    f"{len(self._waiting)} jobs already wait for the {self._max_threads} {self.name} threads."
                 )
-            if self._idle <= len(self._waiting) and self._threads < self._most_threads:
+            if self._idle <= len(self._waiting) and self._threads < self._max_threads:
                 name = f"{self.name}-{self._threads + 1}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()  # or raises, before anything waits
+                threading.Thread(
+                    target=self._work, name=name, daemon=True
+                ).start()  # may raise, so before the job is queued
                 self._threads += 1
             self._waiting[future] = partial(function, *args, **kwargs)
             self._asked_at[future] = time.monotonic()
@@ -57,7 +59,7 @@ class Pool(Executor):
         return future
 
     def oldest_s(self) -> float:
-        """Seconds since the oldest job that has not ended was asked for; 0 when there is none."""
+        """Seconds since the oldest unfinished job was submitted; 0 if there is none."""
         with self._changed:
             return time.monotonic() - min(self._asked_at.values()) if self._asked_at else 0.0
 
@@ -76,9 +78,9 @@ class Pool(Executor):
                 continue
             try:
                 future.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - told to the caller, as every executor does
+            except BaseException as error:  # noqa: BLE001 - passed on to the caller, as in every executor
                 future.set_exception(as_exception(error))
-            del future, job  # or what they hold would live until the next job
+            del future, job  # else their objects would live until the next job
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]]:
         with self._changed:
@@ -91,10 +93,10 @@ class Pool(Executor):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error of a job as whoever waits for the job can be told it.
+    """The exception of a job as its caller can receive it: itself, or a RuntimeError.
 
-    That is another one for StopIteration, which a future of asyncio refuses, so that the waiting would never end, and for
-    what is no Exception, such as a panic in Rust code, which would pass by all handlers.
+    An asyncio future refuses StopIteration, so its caller would wait forever. No handler catches exceptions that are not
+    an Exception, such as panics of Rust code.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
@@ -105,22 +107,22 @@ def as_exception(error: BaseException) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """A node's, by purpose."""
+    """The thread pools of a node."""
 
     texts: Pool = field(default_factory=lambda: Pool("text", 4, 256, 30))
-    """Tokenizers are loaded, and texts spelled."""
+    """Loads tokenizers and detokenizes prompts."""
     files: Pool = field(default_factory=lambda: Pool("file", 4, 1024, 60))
-    """Requests and loads look at this node's disk; one that sleeps takes some 10 s to answer."""
+    """Reads this node's disk for requests and loads; a disk that has to wake up takes some 10 s."""
     upkeep: Pool = field(default_factory=lambda: Pool("upkeep", 2, 16, 60))
-    """What the node looks at every few seconds, whatever is asked of it."""
+    """Periodic tasks of the node."""
     offers: Pool = field(default_factory=lambda: Pool("offer", 4, 256, 60))
-    """Peers read this node's files."""
+    """Reads files for peers."""
     hub: Pool = field(default_factory=lambda: Pool("hub", 4, 64, 120))
-    """Look-ups, each of which ends by a time-out of its own."""
+    """Look-ups at the hub, each with a timeout."""
     downloads: Pool = field(default_factory=lambda: Pool("download", 16, 256))
-    """Files come from the hub, one thread for as long as a load takes, or from peers."""
+    """Downloads from the hub and from peers. A download from the hub keeps its thread until the load ends."""
 
     def stuck(self) -> list[str]:
-        """The names of those whose jobs do not end."""
+        """Names of the pools whose jobs do not end."""
         pools = (self.texts, self.files, self.upkeep, self.offers, self.hub, self.downloads)
         return [pool.name for pool in pools if pool.is_stuck()]

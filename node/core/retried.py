@@ -1,4 +1,4 @@
-"""What a task does again and again, and survives."""
+"""Keeps an endless task alive when one of its rounds fails."""
 
 import logging
 from types import TracebackType
@@ -9,13 +9,13 @@ log = logging.getLogger(__name__)
 
 
 class Retried:
-    """One round of a task that goes on for ever, as `with self._listing: ...` at the task's root.
+    """Context of one round of an endless task, entered at the task's root again and again.
 
-    A failure ends the round alone. It is logged once, until a round succeeds or fails in another way.
+    An exception ends the round only. It is logged once, until a round succeeds or fails with another error.
     """
 
     def __init__(self, what: str) -> None:
-        """`what` failed, as the log is to say: "The models on disk could not be listed"."""
+        """`what`: log message for a failure, such as "The models on disk could not be listed"."""
         self._what = what
         self._told = ""
 

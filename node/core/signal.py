@@ -1,10 +1,10 @@
-"""Waking whoever waits for something to change."""
+"""Wakes tasks that wait for a change."""
 
 import asyncio
 
 
 class Signal:
-    """`notify` wakes all that wait at that moment. They look at the state again, as a signal carries none."""
+    """`notify` wakes all tasks that wait at that moment. It carries no value: they read the changed state again."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,26 +1,25 @@
-"""The nouns that all parts share. Frozen, typed, without behaviour beyond what their fields imply."""
+"""Data classes shared by all parts: models, nodes, placements, and views of the cluster. The wire has the same fields."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_NAME_CHARS = 512
-"""Characters of an id, a name or an address that nodes take from each other. A file's name has 255 at most, a model's id
-two of them."""
+"""Maximum characters of an id, a name or an address from a peer: a model's id consists of up to two file names of 255."""
 COUNTER_LIMIT = 1 << 53
-"""Terms, epochs and incarnations that nodes take from each other are below it."""
+"""Bound on terms, epochs and incarnations from a peer; they are below it."""
 MAX_TEXT_CHARS = 65_536
-"""Characters of an error that nodes take from each other."""
+"""Maximum characters of an error from a peer."""
 MAX_MODELS = 16_384
-"""Models that a node may say it holds."""
+"""Maximum models in the report of a peer."""
 MAX_NODES = 256
-"""To keep in touch with. Anybody on the network can invent adverts."""
+"""Maximum nodes to keep contact with: anybody on the network can invent adverts."""
 MAX_ADDRESSES = 32
-"""Of a node, that are called: its best ones come first. A Mac has some ten, a liar any number."""
+"""Maximum addresses of a peer that are tried, best first; a Mac has some ten."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Numbers a decision of a head. Compared as (term, epoch); a message with a lower one is refused."""
+    """Number of a head's decision, ordered by (term, epoch). Messages with a lower one are refused."""
 
     term: int = 0
     epoch: int = 0
@@ -28,7 +27,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """A model's layers [start, end)."""
+    """The layers [start, end) of a model."""
 
     model: str
     start: int
@@ -43,8 +42,8 @@ class Shard:
 class HeldModel:
     """A model whose files are complete on a node.
 
-    The revision names the content of its files: the commit of a model of the hub, a fingerprint of a local directory.
-    Layers, tokenizer and KV of different revisions never come together.
+    `revision`: commit of the hub, or fingerprint of a local directory. Layers, tokenizer and KV of different revisions
+    are never combined.
     """
 
     id: str
@@ -53,7 +52,7 @@ class HeldModel:
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
-    """Bytes of one layer's cache for one session: `fixed + per_token * min(tokens, window)`; window 0 means no bound."""
+    """Bytes of one layer's cache for one session: `fixed + per_token * min(tokens, window)`; window 0: unbounded."""
 
     per_token: int
     fixed: int = 0
@@ -65,23 +64,23 @@ class KvCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All that placement needs to know of a model; made from its config and its files' headers, without its weights."""
+    """What placement needs to know of a model; derived from its config and the headers of its files."""
 
     id: str
     layer_bytes: tuple[int, ...]
-    """Weights of each layer."""
+    """Bytes of each layer's weights."""
     ends_bytes: int
-    """Weights of embedding, final norm, LM head and all else that is no layer: the driver's."""
+    """Bytes of all other weights, which the driver holds: embedding, final norm, LM head."""
     kv: tuple[KvCost, ...]
     """Cache cost of each layer."""
     cuts: tuple[int, ...]
     """The layers before which a stage may start, ascending, without 0."""
     max_context: int
-    """Longest sequence in tokens that the model was made for."""
+    """Maximum sequence length of the model, in tokens."""
     shared_ends: bool = False
-    """Layers read weights that are no layer's (per-layer embeddings), so every stage holds the ends."""
+    """Whether layers read weights of the ends (per-layer embeddings), so that every stage holds the ends."""
     head_bytes: int = 0
-    """What the driver reads of the ends for each token: the LM head. Of an embedding beside it, it reads a row."""
+    """Bytes of the ends that the driver reads for each token: the LM head's. Of a separate embedding it reads one row."""
     revision: str = ""
 
     @property
@@ -91,18 +90,18 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor of a model's files, as the header of its file describes it."""
+    """Description of a tensor in the header of its file."""
 
     file: str
     dtype: str
-    """As safetensors names it, such as `BF16`."""
+    """Name in safetensors, such as `BF16`."""
     shape: tuple[int, ...]
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that the cluster can serve, as `GET /v1/models` lists it."""
+    """A model that the cluster can serve, for `GET /v1/models`."""
 
     id: str
     created: int
@@ -115,7 +114,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. `usable` is what this node may use for models, all told; `used` is what its loaded stages take of it."""
+    """Bytes. `usable`: what the node may use for models, in total. `used`: what its stages use of it."""
 
     total: int
     usable: int
@@ -124,7 +123,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is; constant while it runs."""
+    """Identity of a node; constant while it runs, but for its addresses."""
 
     id: str
     incarnation: int
@@ -146,24 +145,24 @@ class LoadState(StrEnum):
     READY = "ready"
     FAILED = "failed"
     ENDED = "ended"
-    """The layers are here, but the ring lost a link or a step: the head makes a new one."""
+    """The layers are loaded, but the ring has ended: the head makes a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a node says of one stage that it holds or is about to hold."""
+    """Report of a node on a stage that it holds, or that the placement assigns to it."""
 
     ring: str
     shard: Shard
     state: LoadState
     progress: float = 0.0
     error: str = ""
-    """Code and text of the failure, as `code: text`; empty unless failed or ended."""
+    """Why it failed or ended, as `code: text`; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingLoad:
-    """What a driver says of its ring's work."""
+    """Load of a ring, as its driver reports it."""
 
     ring: str
     running: int = 0
@@ -173,41 +172,41 @@ class RingLoad:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node does at the moment, and what befell its requests since it started."""
+    """Current work of a node, and counts since its start."""
 
     rings: tuple[RingLoad, ...] = ()
-    """Those that it drives."""
+    """Rings that it drives."""
     kv_bytes: int = 0
     memory_bytes: int = 0
     """Weights and KV."""
     recoveries: int = 0
-    """How often a request of this gateway lost its ring and went on."""
+    """Number of times that a request of this gateway was resumed on another ring."""
     lag_s: float = 0.0
-    """Recent maximum of the event loop's lag."""
+    """Recent maximum of the event loop's lag, in seconds."""
     job_s: float = 0.0
-    """How long the compute thread has been at one job; 0 if that began within the last second."""
+    """Seconds since the compute thread began its current job; 0 for less than one second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a node reaches another: the address in use and its measured round trip."""
+    """A node's path to another node: the address in use and its measured round trip."""
 
     to: str
     address: str
     rtt_ms: float
     interface: str = ""
     kind: str = ""
-    """ethernet, wi-fi, thunderbolt, loopback, or empty when unknown."""
+    """ethernet, wi-fi, thunderbolt, loopback, or empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node is called, and which node is meant: with a secret, no other one there can answer."""
+    """Address of a node. With a secret, only the node with this id can answer there."""
 
     target: str
     """`host:port` of a gRPC server."""
     node: str = ""
-    """Its id; empty while it is not known who is there."""
+    """Id of the node; empty if it is not known."""
 
     def __str__(self) -> str:
         return self.target
@@ -215,17 +214,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose call it is."""
+    """Sender of a call."""
 
     address: str
     """IP address."""
     node: str = ""
-    """The node's id, as its certificate proves it; empty without a secret, where nothing is proven."""
+    """Id of the node, proved by its certificate; empty without a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerHint:
-    """An address at which a node may be found; never a sign of life."""
+    """Addresses at which a node may be found. Not a sign that it is alive."""
 
     id: str
     addresses: tuple[str, ...]
@@ -234,9 +233,9 @@ class PeerHint:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What two nodes tell each other.
+    """Message that two nodes exchange.
 
-    The head's placement rides along when the other's is older; to a new head, that of the one before.
+    It includes the head's placement if the receiver's is older, and to a new head the placement of the previous head.
     """
 
     report: "NodeReport"
@@ -245,45 +244,45 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says of itself in each heartbeat."""
+    """A node's report on itself, in each heartbeat."""
 
     info: NodeInfo
     memory: Memory
     term: int = 0
     head: str = ""
-    """The head it follows; empty if none."""
+    """Id of the head that it follows; empty if none."""
     fence: Fence = Fence()
-    """Of the placement that it has adopted."""
+    """Fence of the placement that it has adopted."""
     loads: tuple[LoadReport, ...] = ()
     rings: tuple[RingLoad, ...] = ()
     models: tuple[HeldModel, ...] = ()
     preload: tuple[str, ...] = ()
-    """Ids of the models that its user asked to have loaded."""
+    """Ids of the models named by --model."""
     min_stages: int = 1
-    """Its user wants each model spread over at least this many nodes."""
+    """Minimum number of nodes for each model, from --stages."""
     links: tuple[Link, ...] = ()
     peers: tuple[PeerHint, ...] = ()
     draining: bool = False
-    """Somebody asked that its work be moved away, or it is about to leave: nothing new is placed on it."""
+    """Whether it is drained, or about to leave: nothing new is placed on it."""
     lag_s: float = 0.0
-    """Recent maximum of its event loop's lag."""
+    """Recent maximum of its event loop's lag, in seconds."""
     job_s: float = 0.0
-    """How long its compute thread has been at one job; 0 if that began within the last second."""
+    """Seconds since its compute thread began its current job; 0 for less than one second."""
     idle: tuple[Shard, ...] = ()
-    """Layers that it has in memory though no ring needs them; they make room for any that one needs."""
+    """Loaded layers that no ring uses; they are unloaded when a ring needs the memory."""
     disk_error: str = ""
-    """Why it can't save the terms of elections; empty if it can. Meanwhile it follows heads, but does not become one."""
+    """Why it can't save the terms of elections; empty if it can. While it can't, it does not become head."""
 
 
 class NodeState(StrEnum):
-    """What a node thinks of a peer."""
+    """State of a peer, as a node sees it."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
     FAILED = "failed"
     LEFT = "left"
     REFUSED = "refused"
-    """It speaks another protocol version, or has another secret."""
+    """It has another protocol version, or another secret."""
 
 
 # --- placement ------------------------------------------------------------------------------------------------------
@@ -291,7 +290,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """A node's place in a ring: which layers it holds."""
+    """The layers [start, end) that a node holds in a ring."""
 
     node: str
     start: int
@@ -306,15 +305,15 @@ class Ring:
     model: str
     stages: tuple[StageSpec, ...]
     context: int
-    """Longest sequence in tokens that it accepts."""
+    """Maximum sequence length that it accepts, in tokens."""
     max_sessions: int
-    """Sessions of that length for which memory is set aside."""
+    """Number of sessions of that length that memory is reserved for."""
     shared_ends: bool = False
-    """Every stage needs the files of the model's ends."""
+    """As in ModelSpec: every stage needs the files of the model's ends."""
     fence: Fence = Fence()
-    """Of the placement that made it; its frames carry it as long as it lives, through placements that keep it."""
+    """Fence of the placement that created it. Later placements that keep the ring keep its fence, too."""
     retiring: bool = False
-    """Another ring takes its place: it serves until that one is ready, then finishes or hands over what it has."""
+    """Whether another ring replaces it: it serves until that one is ready, then finishes or hands over its sessions."""
     revision: str = ""
 
     @property
@@ -324,7 +323,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a wanted model has no ring."""
+    """Reason why a wanted model has no ring."""
 
     model: str
     code: str
@@ -334,14 +333,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The head's decision."""
+    """Decision of the head: the rings of each wanted model."""
 
     fence: Fence = Fence()
     head: str = ""
     rings: tuple[Ring, ...] = ()
     refused: tuple[Refusal, ...] = ()
     specs: tuple[ModelSpec, ...] = ()
-    """What the head knows of the models that are wanted: the next head may not find it out, if no node has a whole model."""
+    """Specs of the wanted models. The next head might not find them itself, if no node has a whole model."""
 
 
 # --- the cluster as one node sees it -------------------------------------------------------------------------------
@@ -349,26 +348,26 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """One node, as seen from here."""
+    """A node, as seen by this one."""
 
     report: NodeReport
     state: NodeState
     last_seen_s: float = 0.0
-    """Seconds since it was last heard; 0 for the node itself."""
+    """Seconds since its last message; 0 for this node itself."""
     reason: str = ""
-    """Why it is refused or failed, for people."""
+    """Why it is refused or failed, for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All that a node knows of its cluster at one moment."""
+    """The state of the cluster at one moment, as a node sees it."""
 
     self_id: str
     term: int
     head: str
-    """Id of the head, empty while there is none."""
+    """Id of the head; empty if there is none."""
     peers: tuple[PeerView, ...]
-    """Every node known, this one included."""
+    """All known nodes, including this one."""
     placement: Placement
     duplicate: str = ""
     """Name of another node that was recently started with a copy of this one's key."""

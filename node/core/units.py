@@ -1,7 +1,7 @@
-"""Bytes as people write and read them.
+"""Parses and formats numbers of bytes.
 
-Binary everywhere: `GB` is 2**30 bytes, in what we parse as in what we print, because that is how memory is sold and how
-macOS shows it: a 16 GB Mac reads 16.0 GB here too. `GiB` means the same.
+Units are binary: `GB` is 2**30 bytes, as memory is sold and as macOS shows it, and `GiB` means the same. So a Mac of
+16 GB is shown with 16.0 GB.
 """
 
 import re
@@ -15,30 +15,30 @@ _AMOUNT = re.compile(r"(?P<whole>[0-9]{1,18})(?P<part>\.[0-9]{1,9})?\s*(?P<unit>
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "64MB", "4 gb", "1.5GiB", "4G" (as 4GB) or plain "65536".
+    """Parse "64MB", "4 gb", "1.5GiB", "4G" (as 4GB) or plain "65536".
 
-    Raises ValueError, with a message for people, on anything else.
+    Raises ValueError, whose message is shown to users.
     """
     match = _AMOUNT.fullmatch(text.strip().upper())
     factor = _FACTORS.get(match["unit"] or "B") if match else None
     if match is None or factor is None or (match["part"] and factor == 1):
-        raise ValueError(f"{text!r} is no number of bytes. Write it like 64MB, 4GB or 1.5GiB.")
-    nano = int((match["part"] or ".")[1:].ljust(9, "0"))  # whole numbers all through: floats would round large ones
+        raise ValueError(f"{text!r} is not a number of bytes. Write it like 64MB, 4GB or 1.5GiB.")
+    nano = int((match["part"] or ".")[1:].ljust(9, "0"))  # integers, as floats would round large numbers
     return int(match["whole"]) * factor + nano * factor // 10**9
 
 
 def unit_of(count: int) -> str:
-    """The unit in which `count` reads best: the largest of which there is one, once rounded to a decimal place."""
+    """The largest unit of which `count` is at least 1, rounded to one decimal place."""
     return next((unit for unit in reversed(_UNITS) if count >= 0.99995 * _FACTORS[unit]), "B")
 
 
 def format_bytes(count: int, unit: str = "") -> str:
-    """As "9.8 GB" or "512 B"; in the given unit, or in the one that reads best."""
+    """Format like "9.8 GB" or "512 B", in the given unit or in that of `unit_of`."""
     unit = unit or unit_of(count)
     return f"{count} B" if unit == "B" else f"{count / _FACTORS[unit]:.1f} {unit}"
 
 
 def format_share(part: int, whole: int) -> str:
-    """As "9.8 of 16.0 GB": both in the whole's unit."""
+    """Format like "9.8 of 16.0 GB", both in the unit of `whole`."""
     unit = unit_of(whole)
     return f"{format_bytes(part, unit).removesuffix(f' {unit}')} of {format_bytes(whole, unit)}"

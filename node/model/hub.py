@@ -61,7 +61,7 @@ class Hub:
     def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
         self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
-        self._readers = Pool("header", _READERS, most_waiting=4096)
+        self._readers = Pool("header", _READERS, max_waiting=4096)
         self._download = partial(
             hf_hub_download, cache_dir=self._cache, endpoint=endpoint, token=token, library_name="pippin"
         )

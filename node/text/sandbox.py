@@ -229,11 +229,11 @@ class Sandbox(asyncio.Protocol):
 class Sandboxes:
     """Pool of sandboxes for one job: `most` work at the same time, and a spare one replaces a killed one."""
 
-    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, most: int, most_waiting: int) -> None:
+    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, most: int, max_waiting: int) -> None:
         self._server = server
         self._job = job
         self._bounds = bounds
-        self._most_waiting = most_waiting
+        self._most_waiting = max_waiting
         self._waiting = 0
         self._turns = asyncio.Semaphore(most)
         self._ready: list[Sandbox] = []

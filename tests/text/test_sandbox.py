@@ -36,8 +36,8 @@ async def make(sandbox_server):
     """Make sandboxes for a job; all are ended with the test."""
     made = []
 
-    def make(bounds=BOUNDS, most=2, most_waiting=10, job=JOB):
-        made.append(Sandboxes(sandbox_server, job, bounds, most, most_waiting))
+    def make(bounds=BOUNDS, most=2, max_waiting=10, job=JOB):
+        made.append(Sandboxes(sandbox_server, job, bounds, most, max_waiting))
         return made[-1]
 
     yield make
@@ -167,7 +167,7 @@ async def test_the_next_one_stands_by_when_one_is_killed(make):
 
 
 async def test_no_more_work_at_once_than_is_said_and_who_hangs_up_makes_room(make):
-    sandboxes = make(most=2, most_waiting=3)
+    sandboxes = make(most=2, max_waiting=3)
     busy = [asyncio.create_task(sandboxes.ask(b"loop")) for _ in range(2)]
     waiting = [asyncio.create_task(sandboxes.ask(b"hello")) for _ in range(3)]
     await asyncio.sleep(0)
