@@ -1,6 +1,7 @@
-"""Weights as Hugging Face's checkpoints have them, from those of mlx-lm's own models: what mlx-lm's `sanitize` undoes.
+"""Weights in the format of Hugging Face's checkpoints, made from those of mlx-lm's own models: the inverse of mlx-lm's
+`sanitize`.
 
-A rule changes names or layouts; FORMATS says which rules make the checkpoint of an architecture.
+A rule changes names or layouts; FORMATS lists the rules for the checkpoint of each architecture.
 """
 
 import json
@@ -17,7 +18,7 @@ Rule = Callable[[Weights], Weights]
 
 
 def experts(to: str = "experts", parts: Mapping[str, str] | None = None, of: str = "switch_mlp") -> Rule:
-    """Each expert has tensors of its own, in `to`, with the names that `parts` gives them."""
+    """Separate tensors for each expert, in `to`, with the names in `parts`."""
     stacked = re.compile(rf"(.*\.){of}\.(\w+)\.(weight|scales|biases|bias)")
 
     def rule(weights: Weights) -> Weights:
@@ -38,7 +39,7 @@ W123 = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def renamed(*pairs: tuple[str, str]) -> Rule:
-    """Names with the patterns replaced, the first that matches."""
+    """Replace the first pattern that matches in each name."""
 
     def rule(weights: Weights) -> Weights:
         out = {}
@@ -51,7 +52,7 @@ def renamed(*pairs: tuple[str, str]) -> Rule:
 
 
 def changed(pattern: str, change: Callable[[mx.array], mx.array]) -> Rule:
-    """The tensors whose names match, changed."""
+    """Change the tensors whose names match."""
 
     def rule(weights: Weights) -> Weights:
         return {name: change(value) if re.search(pattern, name) else value for name, value in weights.items()}
@@ -60,7 +61,7 @@ def changed(pattern: str, change: Callable[[mx.array], mx.array]) -> Rule:
 
 
 def joined(first: str, second: str, to: str, axis: int, *, swap: bool = False) -> Rule:
-    """Two tensors as one, the `first` before the `second`, maybe with the last two axes swapped."""
+    """Join two tensors, the `first` before the `second`, optionally with the last two axes swapped."""
 
     def rule(weights: Weights) -> Weights:
         out = {}
@@ -76,7 +77,7 @@ def joined(first: str, second: str, to: str, axis: int, *, swap: bool = False) -
 
 
 def absorbed(weights: Weights) -> Weights:
-    """MLA: the keys' and the values' projections from the latents are one matrix."""
+    """MLA: one matrix for the projections of keys and values from the latents."""
     out = {}
     for name, value in weights.items():
         if name.endswith("embed_q.weight"):
@@ -89,7 +90,7 @@ def absorbed(weights: Weights) -> Weights:
 
 
 def with_more(*names: str) -> Rule:
-    """Tensors beside those of the model, which mlx-lm drops."""
+    """Add tensors that mlx-lm drops."""
     return lambda weights: weights | {name: mx.ones((2, 2)) for name in names}
 
 
@@ -110,7 +111,7 @@ def _experts_of_dbrx(weights: Weights) -> Weights:
 
 
 def _mxfp4(weights: Weights) -> Weights:
-    """gpt_oss: experts in blocks of 4 bits, in which the rows of gate and up take turns."""
+    """gpt_oss: experts in blocks of 4 bits, with the rows of gate and up interleaved."""
     out = {}
     for name, value in weights.items():
         match = re.fullmatch(r"(.*\.experts\.)(gate|down)_proj\.(weight|bias)", name)
@@ -131,7 +132,7 @@ def _mxfp4(weights: Weights) -> Weights:
 
 
 def _fp8(weights: Weights) -> Weights:
-    """Matrices of layers in 8 bits, with a scale for each block of 128 times 128."""
+    """Matrices of layers in 8 bits, with one scale per block of 128 by 128."""
     out = {}
     for name, value in weights.items():
         if re.search(r"layers\..*(proj|w\d)\.weight", name) and value.ndim == 2:
@@ -261,11 +262,13 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         with_more("model.layers.4.a.weight"),
     ),
 }  # fmt: skip
-"""By the name of the configuration; all others are the same in mlx-lm and at Hugging Face, or not told apart."""
+"""Rules by configuration. All others have the same format in mlx-lm and at Hugging Face, or formats that can't be told
+apart.
+"""
 
 
 def to_checkpoint(directory: Path, name: str) -> None:
-    """Write the weights of the model in `directory`, of one file, anew as a checkpoint of that configuration."""
+    """Rewrite the single weight file of the model in `directory` as a checkpoint of that configuration."""
     path, config = directory / "model.safetensors", directory / "config.json"
     weights = dict(mx.load(str(path)))
     mx.eval(weights)

@@ -1,7 +1,7 @@
-"""A tiny model of every architecture that Pippin runs: what config.json would hold, by name.
+"""A tiny model of every architecture that Pippin supports: the contents of config.json, by name.
 
-BASE has what most of them read alike; each adds what is its own. Windows are of 8 tokens, so that they fill and turn.
-A name is the model_type, followed by `/variant` where one type has several ways to be built.
+BASE has the common keys; each entry adds its own. Windows have 8 tokens, so that they fill and wrap. A name is the
+model_type, followed by `/variant` if one type can be built in several ways.
 """
 
 from collections.abc import Iterable
@@ -83,7 +83,7 @@ LINEAR_ATTENTION: Config = {"num_heads": 4, "head_dim": 16, "kda_layers": [1, 3]
 
 
 def _text(**own: Any) -> Config:
-    """A multimodal wrapper's config: the language model's is inside."""
+    """A multimodal wrapper's config, with the language model's inside."""
     return {"text_config": BASE | own}
 
 
@@ -309,7 +309,7 @@ _OWN: dict[str, Config] = {
     "phi3small": {
         "dense_attention_every_n_layers": 2, "ff_intermediate_size": 128, "gegelu_limit": 20.0,
         "blocksparse_block_size": 64,
-        "vocab_size": 100352,  # its code bans tokens up to 100351 by number, and writes there whatever the size is
+        "vocab_size": 100352,  # its code bans tokens up to 100351 by number, whatever the size
     },
     "phimoe": {
         "rope_scaling": {
@@ -384,9 +384,11 @@ REFUSED: dict[str, Config] = {
 }
 
 TYPICAL = ("llama", "qwen3_moe", "gemma3_text", "gemma3n", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2")
-"""One of each kind: full attention, experts, sliding windows, shared KV, attention sinks, latent KV, hybrids, states."""
+"""One of each kind: full attention, experts, sliding windows, shared KV, attention sinks, latent
+KV, hybrids, states.
+"""
 
 
 def each(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: it is a slow one with all that are not typical."""
+    """Parameters of a test, marked as slow except for the typical ones."""
     return [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow) for name in names]

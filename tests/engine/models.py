@@ -35,14 +35,14 @@ def write_model(
     layer_files: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> Path:
-    """A model of random weights, the same for the same config.
+    """Write a model of random weights, the same for the same config.
 
-    Its matrices have so many `bits`, but `others`, by path, those given; 0 is not quantized. With `layer_files` each layer
-    has a file of its own.
+    Its matrices have `bits` bits, those in `others`, by path, the number given there; 0 means not quantized. With
+    `layer_files`, each layer has its own file.
     """
     mx.random.seed(7)
     model = build(config)
-    # What begins as zeros or ones would hide a layer that is left out.
+    # Weights that begin as zeros or ones would hide a layer that is left out.
     model.update(tree_map(lambda w: _shaken(w, dtype), model.parameters()))
     if bits:
         own = {path: {"group_size": 32, "bits": count} if count else False for path, count in (others or {}).items()}
@@ -68,7 +68,7 @@ def _shaken(weight: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def into_files(directory: Path, file_of: Callable[[int, str], str]) -> None:
-    """Put the tensors of a model of one file into several: `file_of` names that of the n-th tensor by its name."""
+    """Divide a model's single file into several: `file_of` names the file of the n-th tensor, given its name."""
     path = directory / "model.safetensors"
     weights = mx.load(str(path))
     mx.eval(weights)
@@ -83,13 +83,13 @@ def into_files(directory: Path, file_of: Callable[[int, str], str]) -> None:
 
 
 def by_layer(_: int, name: str) -> str:
-    """A file for each layer, and one for all that is no layer."""
+    """One file for each layer, and one for tensors outside of the layers."""
     layer = layer_of(name)
     return "ends" if layer is None else str(layer)
 
 
 def fetched(source: Path, target: Path, start: int, end: int) -> Path:
-    """What a node fetches for a stage of the model, in a folder of its own."""
+    """Make a folder with only the files that a node fetches for a stage of the model."""
     weights, plan = Weights.read(source), make_plan(read_config(source))
     target.mkdir()
     (target / DESCRIPTION).write_bytes(weights.to_json())
@@ -99,7 +99,7 @@ def fetched(source: Path, target: Path, start: int, end: int) -> Path:
 
 
 class Whole:
-    """The stock model with its own caches: what everything is compared with."""
+    """The stock model with its own caches: the reference."""
 
     def __init__(self, directory: Path) -> None:
         self.model, _ = load_model(directory)
@@ -119,12 +119,12 @@ class Whole:
 
 
 def load(directory: Path, start: int, end: int) -> Stage:
-    """A stage, loaded at a stretch."""
+    """Load a stage in one go."""
     return at_a_stretch(pieces(directory, start, end))
 
 
 def pieces(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
-    """The load of a stage, of which nothing is done yet."""
+    """Return the load of a stage before its first piece."""
     return load_stage(directory, start, end, Weights.read(directory).tensors)
 
 
@@ -138,7 +138,7 @@ def at_a_stretch(pieces: Generator[float, None, T]) -> T:
 
 
 class Ring:
-    """Stages, each with a model object of its own, that hand each other bytes."""
+    """Stages, each with its own model object, that pass each other bytes."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = stages
@@ -174,7 +174,7 @@ class Stages:
         self._loaded: dict[tuple[int, int], Stage] = {}
 
     def ring(self, *bounds: int) -> Ring:
-        """The ring cut at these layers, from 0 to the last."""
+        """The ring cut at these layers, from 0 to the number of layers."""
         pairs = list(pairwise(bounds))
         for pair in pairs:
             if pair not in self._loaded:
@@ -193,5 +193,5 @@ def likeliest(logits: mx.array) -> mx.array:
 
 
 def same(a: mx.array, b: mx.array) -> bool:
-    """Whether two arrays are equal bit by bit (minus infinity is what some models ban tokens with)."""
+    """Whether two arrays are equal bit by bit. (Some models ban tokens with minus infinity.)"""
     return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a, b))

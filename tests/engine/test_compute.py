@@ -42,7 +42,7 @@ async def test_exceptions_come_back(compute):
 
 
 class Panic(BaseException):
-    """As pyo3 raises it when Rust code panics."""
+    """Like the exception of pyo3 when Rust code panics."""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_others_get_their_turn_between_the_pieces_of_a_long_job(compute):
     others = []
     for name in "abc":
         await asyncio.to_thread(begun.acquire)
-        others.append(compute.submit(order.append, name))  # comes while a piece runs
+        others.append(compute.submit(order.append, name))  # submitted while a piece runs
         hold.release()
     assert await task == "done"
     assert order == [0, "a", 1, "b", 2, "c"]
@@ -154,7 +154,7 @@ async def test_a_long_job_that_is_cancelled_is_closed_in_the_thread_after_its_pi
 
 
 async def test_unevaluated_arrays_stay_usable_in_the_thread(compute):
-    """In any other thread they are not: their stream is the thread's own."""
+    """In another thread they would not be, because a stream belongs to its thread."""
     half = await compute.run(lambda: mx.ones((4,)) * 2)
     assert await compute.run(_one_more, half) == [3.0] * 4
 

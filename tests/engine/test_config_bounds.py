@@ -1,4 +1,4 @@
-"""The size and the numbers of configs that are anyone's."""
+"""Bounds for the size and the numbers of a config."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the dry run finds out about models that no architecture has yet."""
+"""The dry run's findings about models of unknown architectures."""
 
 import mlx.core as mx
 import pytest
@@ -9,7 +9,9 @@ from node.engine.dry_run import DryRun
 
 
 class Sharing(nn.Module):
-    """A model whose third layer looks where its first one found the best of many tokens, once there are that many."""
+    """A model whose third layer looks only at the best of many tokens, as found by its first layer, once there are that
+    many.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ NAMES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt2"]
 
 
 def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
-    """What a driver would do."""
+    """Evaluate as a driver does."""
     runners = [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
     evaluation = PartialEvaluation(request)
     ops: tuple[CacheOp, ...] = (Open(0),)

@@ -1,4 +1,4 @@
-"""Stages with only the files that a node fetches for them: whatever is in these files, and in whatever format."""
+"""Stages with only the files that a node fetches for them, in any division into files and any format."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ SOME = (
 
 
 def check_stages(directory, tmp_path, *bounds):
-    """A ring of stages, each with its own files only, against the whole model."""
+    """Compare a ring of stages, each with only its own files, with the whole model."""
     whole = Whole(directory)
     pairs = list(itertools.pairwise(bounds))
     ring = Ring([load(fetched(directory, tmp_path / f"{start}-{end}", start, end), start, end) for start, end in pairs])
@@ -83,7 +83,7 @@ def test_two_files_cut_at_any_tensor(others, every, tmp_path):
 
 
 def add(directory, name, value):
-    """A tensor more, in a file of its own where the model has several."""
+    """Add a tensor, in its own file if the model has several."""
     path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if path.exists():
         weights = mx.load(str(path))

@@ -1,4 +1,4 @@
-"""The hidden states that embeddings are made of: those of the stock model, whole or cut, for every architecture."""
+"""The hidden states for embeddings: equal to the stock model's, whole or cut, for every architecture."""
 
 from operator import attrgetter
 
@@ -12,7 +12,7 @@ from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Stages, Whole, prompt, same, write_model
 
 TRUNKS = ("language_model.model", "model", "backbone", "transformer")
-"""Where mlx-lm's models have the module whose output their head gets."""
+"""Paths of the module whose output is the head's input in mlx-lm's models."""
 EMBEDDING = [name for name, config in CONFIGURATIONS.items() if check_supported(config) not in WITHOUT_EMBEDDINGS]
 
 

@@ -1,4 +1,4 @@
-"""What the stages have of a ring that is no more: sequences that stopped at different places go on from where all have them."""
+"""KV of an ended ring: sequences that stopped at different places continue from the last common token."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ CUT = (0, 1, 4)
 
 
 def succeed(stage: Stage, held: Sequence[Held]) -> tuple[Held, ...]:
-    """The ring of this stage is no more, and one of the same layers begins."""
+    """End the stage's ring, and begin one of the same layers."""
     stage.lanes.leave_to(stage.kept)
     return stage.lanes.take_from(stage.kept, held)
 
@@ -32,7 +32,7 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
     ring.step(prompt(9, seed=3), lane=3)
     ring.apply(Merge(7, 1), Merge(7, 2), Filter(7, (1, 0)), Keep(3, 0, prefix=5))
     ring.step(mx.concatenate([tokens[1], tokens[0]]), lane=7)
-    # The next step of both, and of the prompt its next chunk, are lost between the stages.
+    # The next step of both, and the prompt's next chunk, are lost between the stages.
     driver, last = ring.stages
     driver.begin(7, mx.array([[1], [2]], mx.int32))
     driver.begin(3, prompt(4, seed=9))
@@ -63,7 +63,7 @@ def test_what_is_not_named_is_freed(tmp_path):
     before = driver.lanes.kv_bytes
     assert succeed(driver, [Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
     assert 0 < driver.lanes.kv_bytes < before
-    assert succeed(driver, [Held(2, 4)]) == (Held(2, 4),)  # again: the ring broke before it had begun anew
+    assert succeed(driver, [Held(2, 4)]) == (Held(2, 4),)  # again: the ring ended before it had really begun
     driver.lanes.apply(Forget(2))
     assert driver.lanes.kv_bytes == 0
     assert succeed(last, [Held(2, 4)]) == ()
@@ -103,7 +103,7 @@ def test_a_lane_is_never_there_twice(tmp_path):
     before = mx.get_active_memory()
     asked = tuple(Held(number, 2001) for number in range(1, 9))
     assert succeed(stage, asked) == asked
-    assert mx.get_peak_memory() - before < 0.4 * stage.lanes.kv_bytes  # a layer of four
+    assert mx.get_peak_memory() - before < 0.4 * stage.lanes.kv_bytes  # one layer of four
 
 
 def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Sessions that share a lane: cut stages do bit by bit what the whole model does in a batch, and each gets its own text."""
+"""Sessions that share a lane: cut stages compute the same bits as the whole model with a batch, and each session gets
+its own text.
+"""
 
 import mlx.core as mx
 import pytest
@@ -12,12 +14,16 @@ from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
 
 LENGTHS = (5, 14, 11)
-"""Neither these nor the padding between them share a factor with each other or with the size of a block or a window."""
+"""Neither these lengths nor the padding between them share a factor with each other, or with the size of a block or a
+window.
+"""
 BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in UNBATCHABLE and name != "llama4"]
 
 
 def prefilled(whole, ring):
-    """Three sessions alone, on both: their caches, their lanes 1, 2, 3, and their next tokens."""
+    """Prefill three sessions separately, on both. Return the whole model's caches and the next tokens; the ring's lanes
+    are 1, 2, 3.
+    """
     wholes, tokens = [], []
     for number, length in enumerate(LENGTHS, start=1):
         one = whole.fresh()
@@ -30,7 +36,7 @@ def prefilled(whole, ring):
 
 
 def merged(caches):
-    """As mlx-lm merges: all at once."""
+    """Merge all at once, as mlx-lm does."""
     return [together[0].merge(list(together)) for together in zip(*caches, strict=True)]
 
 
@@ -89,7 +95,7 @@ def llama(tmp_path):
 
 
 def test_sessions_come_and_go(llama):
-    """A fourth session joins a running lane, and one that is merged alone keeps its caches as they are."""
+    """A fourth session joins a running lane; caches of a session that is merged alone stay unchanged."""
     ring = Stages(llama).ring(0, 1, 4)
     wholes, tokens = prefilled(Whole(llama), ring)
     ring.apply(Merge(9, 1))
@@ -142,13 +148,15 @@ def test_steps_that_do_not_fit_are_refused(llama):
         last.run(0, [])
     with pytest.raises(PippinError, match="Lengths"):
         driver.begin(0, prompt(2), lengths=(3,))
-    assert same(driver.begin(0, prompt(2))[0], driver.begin(0, prompt(2))[0]) is False  # the lane went on unharmed
+    assert same(driver.begin(0, prompt(2))[0], driver.begin(0, prompt(2))[0]) is False  # the lane continues unharmed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each(BATCHED))
 def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
-    """Prompts in one step, of different lengths where the model pads; one is kept, and two go on from there together."""
+    """Prompts in one step, of different lengths if the model pads. One is kept, and two sessions continue from it
+    together.
+    """
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
     lengths = (LENGTHS, (3, 1)) if plan.pads else ((9, 9, 9), (2, 2))
@@ -171,7 +179,9 @@ def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
 
 
 def _together(ring, begun, gone_on):
-    """Logits of each after its prompt, after a token more, and of those that go on from the second prompt."""
+    """Return the logits of each after its prompt, after one more token, and of the sessions that continue from the
+    second prompt.
+    """
     ring.apply(Open(1), Open(2), Merge(1, 2), Open(3), Merge(1, 3))
     first = _prompts(ring, 1, begun)
     ring.apply(Keep(1, 1, prefix=1), Drop(9), Merge(9, 1))
@@ -208,7 +218,7 @@ def test_lanes_without_end_are_refused(llama):
 
 
 def test_siblings_share_weights_and_nothing_else(llama):
-    """Two rings with the same layers on a node: one takes the place of the other."""
+    """Two rings with the same layers on a node: one replaces the other."""
     whole, plan = Whole(llama), make_plan(CONFIGURATIONS["llama"])
     first = Stages(llama).ring(0, plan.cuts[0], plan.layers)
     second = Ring([stage.sibling() for stage in first.stages])

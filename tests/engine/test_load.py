@@ -1,4 +1,4 @@
-"""Loading: only what a stage needs, all that it needs, and a clear word about what is wrong."""
+"""Loading: only the tensors that a stage needs, all of them, and clear errors."""
 
 import json
 from itertools import pairwise
@@ -62,7 +62,7 @@ def test_it_is_read_tensor_by_tensor_and_warmed_up_layer_by_layer(tmp_path, monk
     assert (shares[0], shares[-1]) == (0, 0.99)
     assert len(shares) == 2 + len(weights) + 4 + 1  # the plan, the headers; the layers, the head
     most = max(weight.nbytes for weight in weights)
-    assert max(after - before for before, after in pairwise(held[2:])) <= most + 4096  # and no whole layer at once
+    assert max(after - before for before, after in pairwise(held[2:])) <= most + 4096  # and never a whole layer at once
 
 
 def test_a_load_that_is_broken_off_gives_its_memory_back(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_missing_tensor_is_named(start, end, tmp_path):
     del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
     mx.save_safetensors(str(path), weights)
     with pytest.raises(ModelBroken, match="lacks 2 of .*model.layers.1.mlp.up_proj.weight, model.norm.weight"):
-        load(directory, start, end)  # neither is the last stage's own, but mlx-lm refuses the model, too
+        load(directory, start, end)  # neither tensor belongs to the last stage, but mlx-lm refuses the model, too
 
 
 def test_a_missing_file_is_named(tmp_path):

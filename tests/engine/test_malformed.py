@@ -40,7 +40,7 @@ GARBAGE = (
 
 
 def opened(directory: Path) -> None:
-    """All that a node does with a model of which it holds the files."""
+    """Do everything that a node does with a model's files."""
     weights = Weights.read(directory)
     plan = make_plan(read_config(directory), weights.total_bytes)
     Weights.from_json(weights.to_json())
@@ -60,7 +60,7 @@ def models() -> list[Path]:
 
 
 def mutated(seed: int, directory: Path) -> str:
-    """Write a model of which one file is damaged; tells which and how."""
+    """Write a model with one damaged file; return the file and the damage."""
     rng = random.Random(seed)
     shutil.copytree(rng.choice(models()), directory)
     if rng.random() < 0.2:
@@ -104,7 +104,7 @@ def _replaced(path: Path, rng: random.Random) -> str:
 
 
 def _rewritten(path: Path, rng: random.Random) -> str:
-    """One value of the JSON in it is another."""
+    """Change one value in the file's JSON."""
     raw = path.read_bytes()
     rest = b""
     if path.suffix == ".safetensors":
@@ -169,7 +169,7 @@ def test_a_longest_text_without_measure_is_cut():
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "sliding_window", "num_key_value_heads", "head_dim"])
 def test_what_is_true_in_a_config_is_no_number_in_a_heartbeat(key):
-    """Or the head could say nothing any more while it knows the model."""
+    """Otherwise the head could not send heartbeats while it knows the model."""
     try:
         plan = make_plan(BASE | CONFIGURATIONS["gemma3_text"] | {key: True})
     except PippinError:

@@ -1,4 +1,4 @@
-"""Numbers that are none: the row is told so, with the layers that they come from, and all others go on."""
+"""Logits that are not finite: the row gets an error that names the layers, and all other rows continue."""
 
 import math
 from itertools import pairwise
@@ -16,7 +16,7 @@ from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, write_model
 
 BAD = 7
-"""The token whose embedding is NaN."""
+"""A token whose embedding is NaN."""
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(logprobs=2), Sampling(top_k=3)])

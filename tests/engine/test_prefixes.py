@@ -1,4 +1,4 @@
-"""Beginning a session with what another has computed."""
+"""Sessions that begin with the KV of another session."""
 
 import mlx.core as mx
 import pytest
@@ -30,7 +30,7 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
     ring = Stages(directory).ring(*CUT)
     ring.step(prompt(9))
     ring.apply(Keep(0, 0, prefix=5))
-    ring.step(prompt(4, seed=2))  # the lane that it was taken from goes on, and ends
+    ring.step(prompt(4, seed=2))  # its original lane continues, and ends
     ring.apply(Drop(0))
     for lane in (1, 2):
         ring.apply(Reuse(lane, prefix=5, tokens=reused))

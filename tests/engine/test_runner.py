@@ -1,4 +1,4 @@
-"""What goes wrong in a step ends as StepFailed, which fails the step's sessions and nobody else's."""
+"""An error in a step becomes StepFailed, and ends only the sessions of that step."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Drawing tokens: the formulas by hand-computed numbers, the random numbers by (seed, position) alone."""
+"""Sampling: the formulas against numbers computed by hand; random numbers depend on (seed, position) alone."""
 
 import math
 
@@ -17,7 +17,7 @@ def draw(logits, sampling, *, position=0, history=NONE):
 
 
 def counts(logits, sampling, draws=2000, history=NONE):
-    """How often each token comes, one position after the other."""
+    """Count each token, sampled at successive positions."""
     rows = mx.broadcast_to(mx.array(logits), (draws, len(logits)))
     drawn = sample(rows, [sampling] * draws, range(draws), [history] * draws)
     found = [0] * len(logits)
@@ -34,7 +34,7 @@ def test_greedy_takes_the_largest_and_of_equals_the_first():
 
 
 def test_greedy_ties_fall_as_in_mlx_lm():
-    """In bfloat16 the subtraction of the normalizer makes ties that the logits do not have."""
+    """In bfloat16, subtracting the normalizer makes ties that the logits do not have."""
     logits = mx.random.normal((64, 4000), key=mx.random.key(3)).astype(mx.bfloat16)
     logits[:, 0] = 40.0
     logits = logits - 35
@@ -95,7 +95,7 @@ def test_tokens_come_as_often_as_their_probability_says(temperature):
         (Sampling(min_p=0.3), {0, 1}),
         (Sampling(min_p=0.1), {0, 1, 2}),
         (Sampling(min_p=1.0), {0}),
-        # of the two that top_k leaves, the first has 0.73
+        # top_k leaves two, of which the first has 0.73
         (Sampling(top_k=2, top_p=0.7), {0}),
         # at temperature 3 the first has 0.35, the second 0.25
         (Sampling(temperature=3, top_p=0.4), {0, 1}),
@@ -123,7 +123,7 @@ GREEDY_HISTORY = History(prompt=(3,), generated=(0, 0, 1))
     ("sampling", "token"),
     [
         (Sampling(temperature=0), 0),
-        # presence takes the same from 0 and 1, whatever their count: 1.1, 0.1, 0
+        # presence subtracts the same from 0 and 1, whatever their count: 1.1, 0.1, 0
         (Sampling(temperature=0, presence_penalty=0.9), 0),
         # 0.4, -0.6, 0
         (Sampling(temperature=0, presence_penalty=1.6), 0),
@@ -139,7 +139,7 @@ GREEDY_HISTORY = History(prompt=(3,), generated=(0, 0, 1))
         (Sampling(temperature=0, frequency_penalty=0.5, presence_penalty=0.5), 0),
         # negative penalties favour: 1 + 1.5 = 2.5, 2 + 3 = 5
         (Sampling(temperature=0, frequency_penalty=-1.5), 0),
-        # repetition divides what is above zero: 0.8, 0.4, 0
+        # repetition divides logits above zero: 0.8, 0.4, 0
         (Sampling(temperature=0, repetition_penalty=2.5), 0),
         (Sampling(temperature=0, logit_bias={4: 100}), 4),
         (Sampling(temperature=0, logit_bias={0: -100}), 1),
@@ -171,7 +171,7 @@ def test_bias_forces_and_bans_when_sampling():
 
 
 def test_logprobs_are_the_models_own():
-    """At temperature 1, before penalties and bias, whatever is drawn."""
+    """At temperature 1, before penalties and bias, whatever the sampling."""
     total = math.log(sum(map(math.exp, LOGITS)))
     for sampling in (
         Sampling(temperature=0, logprobs=2),

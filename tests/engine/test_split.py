@@ -1,4 +1,4 @@
-"""Every architecture, cut into 2 and 3 stages, computes bit by bit what the whole model computes."""
+"""Every architecture, cut into 2 and 3 stages, computes the same bits as the whole model."""
 
 import itertools
 
@@ -17,7 +17,7 @@ QUANTIZED = ("llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next
 
 
 def check_split(directory, cuts, layers):
-    """Two chunks of a prompt, then greedy tokens: at all 2-way cuts, and at 3-way cuts from end to end."""
+    """Compare two chunks of a prompt and then greedy tokens: at all 2-way cuts, and at 3-way cuts from end to end."""
     whole = Whole(directory)
     tokens = [prompt(7), prompt(6, seed=2)]
     logits = [whole.step(chunk) for chunk in tokens]
@@ -48,7 +48,7 @@ def test_split_equals_whole(name, tmp_path):
 
 
 def depends_on_chunks(whole):
-    """Whether it matters how a prompt is divided into steps."""
+    """Whether the result depends on the division of a prompt into steps."""
     tokens = prompt(90)
     together, apart = whole.fresh(), whole.fresh()
     expected = together.step(tokens)[0, -1]

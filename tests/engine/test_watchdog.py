@@ -1,4 +1,4 @@
-"""When the compute thread counts as stuck: by time in which this process ran, and longer for pieces of a load."""
+"""When the compute thread counts as stuck: by the time in which this process ran, and later for pieces of a load."""
 
 import asyncio
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from node.engine.watchdog import LONGEST_PIECE_S, LOOK_S, ComputeStuck, Watchdog
 
 
 class Clock:
-    """Each look comes a second after the one before, but for those that are said to come late."""
+    """A clock for the watchdog's checks: one per second, except for the `late` ones."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, compute: Compute, jobs: list[Job | None], late: dict[int, float]
@@ -74,7 +74,7 @@ async def test_a_piece_of_a_load_may_wait_for_its_disk(monkeypatch):
 
 
 async def test_what_the_thread_is_at(monkeypatch):
-    """By the thread itself."""
+    """As the thread itself sees it."""
     compute, seen = Compute(), []
 
     def pieces() -> Generator[None, None, None]:

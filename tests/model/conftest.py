@@ -1,4 +1,4 @@
-"""A hub on localhost that the real huggingface_hub client talks to, and small models made of random bytes."""
+"""A hub on localhost for the real huggingface_hub client, and small models of random bytes."""
 
 import hashlib
 import json
@@ -69,22 +69,22 @@ def make_safetensors() -> Callable[[Mapping[str, int]], bytes]:
 
 
 HEADER = " bytes=0-100000"
-"""What a reader of headers asks for."""
+"""Range that a reader of headers requests."""
 
 
 class FakeHub:
-    """The hub's protocol as far as a download needs it. `log` lists the requests, as `METHOD path`."""
+    """The hub's protocol as far as downloads need it. `log` lists the requests, as `METHOD path`."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {"org/model": model_files()}
         self.gated: set[str] = set()
         self.breaks: dict[str, int] = {}
-        """Files whose next download breaks off after so many bytes."""
+        """Files whose next download breaks off after this many bytes."""
         self.stalls: dict[str, int] = {}
-        """Files whose next download sends so many bytes, and no more until `stalled` is set."""
+        """Files whose next download sends this many bytes, and the rest only when `stalled` is set."""
         self.stalled = threading.Event()
         self.sends_parts = True
-        """Whether it heeds a Range."""
+        """Whether it supports Range."""
         self.status = 200
         self.log: list[str] = []
         self.url = ""
@@ -99,7 +99,7 @@ class FakeHub:
         return [match[1] for match in found if match and match[2] != HEADER]
 
     def begins(self, name: str) -> list[int]:
-        """Of each request for a file, but those for headers, the first byte that it asked for."""
+        """First byte of each request for a file, except for requests for headers."""
         found = (re.fullmatch(rf"GET \S+/{re.escape(name)} bytes=(\d+)-(\d*)", line) for line in self.log)
         return [int(match[1]) for match in found if match and not match[0].endswith(HEADER)]
 

@@ -43,7 +43,7 @@ def test_all_the_places(places, catalogue, make_model):
     make_model(places / "data" / "fetched" / COMMIT / "org" / "fetched")
     make_model(snapshot(places, "models--hub--model", "c0ffee"))
     make_model(places / "mine" / ".hidden")
-    make_model(places / "mine" / "a\u00a0blank")  # Option-Space on a Mac: peers would refuse to hear such a name
+    make_model(places / "mine" / "a\u00a0blank")  # Option-Space on a Mac; peers would refuse such a name
     make_model(places / "mine" / "no-weights", {"config.json": b"{}"})
     (places / "mine" / "no-config").mkdir()
     (make_model(places / "mine" / "cut-short") / SECOND).unlink()

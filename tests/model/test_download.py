@@ -1,4 +1,4 @@
-"""Large files from the hub: broken off in every way, they go on where they were."""
+"""Large files from the hub: downloads that break off in any way resume where they were."""
 
 import hashlib
 import signal
@@ -135,7 +135,7 @@ def test_what_an_earlier_try_left_is_damaged(fake_hub, hub, content, tmp_path, s
 
 
 def test_damaged_at_the_hub(fake_hub, hub, content, tmp_path, monkeypatch):
-    """Its SHA-256 is not what the hub says."""
+    """Its SHA-256 differs from the hub's."""
     metadata = module.Source
 
     def wrong(url, headers, size, etag):

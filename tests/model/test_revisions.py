@@ -1,4 +1,4 @@
-"""Revisions: a commit or a fingerprint names what a model's files hold, and no other files stand in for it."""
+"""Revisions: a commit or a fingerprint identifies the contents of a model's files, and no other files replace them."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_copy_has_the_same_revision_and_a_change_another_one(tmp_path, catalog
 
 
 def overwrite(path, at, content):
-    """The same size, other bytes."""
+    """Change bytes without changing the size."""
     raw = bytearray(path.read_bytes())
     at = at if at >= 0 else len(raw) - len(content)
     raw[at : at + len(content)] = content
@@ -107,7 +107,7 @@ def test_what_peers_gave_keeps_its_revision(tmp_path, catalogue, make_model):
 
 
 def test_a_part_without_a_name_is_of_no_use(tmp_path, catalogue, make_model):
-    """Nobody knows of which whole it is a part."""
+    """It is not known which whole model it belongs to."""
     directory = make_model(tmp_path / "mine" / "org" / "model")
     (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
     (directory / FIRST).unlink()

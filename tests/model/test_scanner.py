@@ -1,4 +1,4 @@
-"""Disks that fail: the catalogue leaves out what it can't read, and nothing else."""
+"""Disks that fail: the catalogue leaves out only the entries that it can't read."""
 
 import builtins
 import errno
@@ -44,7 +44,7 @@ def made(places):
 
 
 class Disk:
-    """Every access may fail, by the numbers of a seed."""
+    """A disk whose accesses fail at random, by a seed."""
 
     def __init__(self, monkeypatch, seed, share):
         self.random, self.share, self.failures = Random(seed), share, 0
@@ -154,7 +154,7 @@ def test_odd_entries(places, make_model, caplog):
     mine, cache = places / "mine", places / "cache"
     (mine / "loop").symlink_to("loop")
     (mine / "nowhere").symlink_to(mine / "absent")
-    (mine / "up").symlink_to("..")  # a way round without end
+    (mine / "up").symlink_to("..")  # an endless loop
     (mine / "file").write_text("no folder")
     (make_model(mine / "config-is-a-folder") / "config.json").unlink()
     (mine / "config-is-a-folder" / "config.json").mkdir()

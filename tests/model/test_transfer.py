@@ -188,7 +188,7 @@ def test_one_at_a_time(tmp_path):
 
 
 def test_disk_full(tmp_path):
-    """A limit on the size of files stands for the end of the disk: both refuse the write with an OSError."""
+    """A limit on file sizes stands for a full disk: both refuse the write with an OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     directory, file = tmp_path, File("config.json", 1_000)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -60,7 +60,7 @@ def test_bytes_and_files(tmp_path, make_model):
     assert weights.layers == 4
     assert [weights.layer_bytes(n) for n in range(5)] == [3_000] * 4 + [0]
     assert weights.ends_bytes == 5_000 + 100 + 4_000
-    assert weights.head_bytes == 5_000  # of embedding and head the larger
+    assert weights.head_bytes == 5_000  # the larger of embedding and head
     assert weights.files_for(1, 3, ends=False) == {SECOND}
     assert weights.files_for(1, 2, ends=True) == {FIRST, SECOND, THIRD}
     assert weights.files_for(0, 1, ends=False) == {FIRST}
@@ -230,7 +230,7 @@ def test_agrees_with_the_safetensors_library(tmp_path):
 
 @pytest.mark.slow
 def test_the_description_of_a_large_model_stays_small(tmp_path):
-    """One of 160 files and 100,000 tensors, as DeepSeek-V3."""
+    """A model of 160 files and 100,000 tensors, like DeepSeek-V3."""
     files = [f"model-{number:05}-of-00160.safetensors" for number in range(160)]
     tensors = {
         f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": TensorHeader(
@@ -285,7 +285,7 @@ def test_headers_that_are_hardly_json(tmp_path, raw):
 
 
 def test_things_in_place_of_files(tmp_path, make_model):
-    """Folders, links to nowhere and links in circles."""
+    """Folders, dangling links and circular links."""
     make_model(tmp_path)
     for name in (SECOND, "model.safetensors.index.json", DESCRIPTION):
         path = tmp_path / name

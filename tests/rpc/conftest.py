@@ -1,4 +1,4 @@
-"""A real gRPC server on loopback, with handlers that only remember what came."""
+"""A real gRPC server on loopback, with handlers that only record calls."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,9 @@ def frame(data: bytes) -> Frame:
 
 
 class Handlers:
-    """All three. One token is given for each of the prompt; a frame of a ring that is not `ring-1` is refused."""
+    """All three handlers. The answer has one token for each of the prompt; frames of rings other than `ring-1` are
+    refused.
+    """
 
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []
@@ -69,7 +71,7 @@ class Handlers:
 
 @contextlib.asynccontextmanager
 async def serving(security: Security | None = None) -> AsyncIterator[tuple[Handlers, str]]:
-    """The handlers, and the address of their server."""
+    """Start a server; yields the handlers and its address."""
     handlers = Handlers()
     server = RpcServer(["127.0.0.1"], 0, security)
     await server.start(handlers, handlers, handlers)
@@ -81,7 +83,7 @@ async def serving(security: Security | None = None) -> AsyncIterator[tuple[Handl
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Handlers, str]]:
-    """An open server."""
+    """A server without a secret."""
     async with serving() as both:
         yield both
 

@@ -1,4 +1,4 @@
-"""What a client finds out about a peer without a call."""
+"""What a client learns about a peer without a call."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("how", ["the link is closed", "the peer is dropped"])
 async def test_a_link_that_ends_before_it_is_connected(how: str) -> None:
-    """Whoever sends a frame then is told, and does not wait for a connection that nobody makes any more."""
+    """A later frame is refused at once, instead of waiting for a connection that is never made."""
     reasons: list[PippinError] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with RpcClient() as client:

@@ -1,4 +1,4 @@
-"""Whoever opens connections and says nothing takes neither the process nor the others' places."""
+"""Silent connections exhaust neither the process nor the places of other peers."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="macOS has one 
 
 @contextlib.asynccontextmanager
 async def idle(target: str, count: int, host: str = NEIGHBOUR) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Connections from an address that say nothing."""
+    """Silent connections from one address."""
     port = int(target.rpartition(":")[2])
     opened = [await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)) for _ in range(count)]
     try:
@@ -61,7 +61,7 @@ async def until_served(client: RpcClient, peer: Address, within_s: float = 60.0)
 async def test_one_address_does_not_take_all_connections(
     client: RpcClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The latest go, those of others stay, and others still get in."""
+    """The latest connections are closed, those of other addresses stay, and further ones are accepted."""
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 60)
     monkeypatch.setattr(module, "MAX_CONNECTIONS_OF_ADDRESS", 10)
     async with serving() as (_, target), idle(target, 5) as first:
@@ -97,7 +97,9 @@ async def test_who_is_silent_for_long_is_hung_up_on_and_comes_again(monkeypatch:
 
 
 def test_what_is_no_connection_to_the_port_is_left_alone() -> None:
-    """The latest that one address has too many of end; no descriptor is left over from the look."""
+    """Only connections to the port count; those that exceed the limit of an address are closed, the latest first. The
+    check leaves no descriptor open.
+    """
     with contextlib.ExitStack() as stack:
         listening, other = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
         here, there = map(stack.enter_context, socket.socketpair())
@@ -148,7 +150,7 @@ async def test_a_process_without_descriptors_lives_and_serves_afterwards(client:
         [sys.executable, "-c", SMALL, str(most)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         target = process.stdout.readline().strip()
-        async with idle(target, 100):  # more than there are descriptors, less than the system lets wait
+        async with idle(target, 100):  # more than the free descriptors, less than the listen backlog
             with contextlib.suppress(PippinError):
                 await client.probe(Address(target), 3)
             assert process.poll() is None

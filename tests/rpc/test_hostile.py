@@ -1,4 +1,4 @@
-"""A peer that says too much, or nonsense, gets an error; the node answers the next one as before."""
+"""A peer that sends too much, or nonsense, gets an error; the node answers the next peer as before."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ EXCHANGE = "/pippin.control.Control/Exchange"
 
 
 async def answer(peer: str, method: str, data: bytes) -> PippinError:
-    """What a server says to bytes that no honest node sends."""
+    """Send bytes that no honest node sends; return the server's error."""
     async with grpc.aio.insecure_channel(peer) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await channel.unary_unary(method)(data, timeout=20)
@@ -101,7 +101,7 @@ async def test_heartbeats(served: tuple[Handlers, str], client: RpcClient, case:
 
 
 async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, str]) -> None:
-    """Else a head with many broken models would be silent for its peers."""
+    """Otherwise peers would refuse the heartbeats of a head with many broken models."""
     handlers, peer = served
     message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
     message.report.models.extend([pb.HeldModel(id="m")] * (MAX_MODELS + 1))
@@ -202,7 +202,7 @@ async def test_bytes_that_are_no_message(served: tuple[Handlers, str], client: R
 
 
 async def test_a_message_larger_than_any_frame(served: tuple[Handlers, str], client: RpcClient) -> None:
-    """GRPC refuses it when it has read its length, before its bytes."""
+    """The server refuses it after its length, before its bytes."""
     _, peer = served
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(peer, options=options) as channel:
@@ -240,7 +240,7 @@ async def next_frame(handlers: Handlers) -> Frame:
 async def answer_to_frame(peer: str, data: bytes) -> PippinError:
     async with grpc.aio.insecure_channel(peer) as channel:
         call = channel.stream_unary(FRAMES_METHOD)()
-        with contextlib.suppress(grpc.aio.AioRpcError):  # it may be refused by now
+        with contextlib.suppress(grpc.aio.AioRpcError):  # may be refused by now
             await call.write(data)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call
@@ -248,7 +248,7 @@ async def answer_to_frame(peer: str, data: bytes) -> PippinError:
 
 
 async def test_more_calls_than_a_node_takes(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links that say nothing, up to the most that there may be; when they end, there is room again."""
+    """Silent links, up to the limit; when they end, calls are accepted again."""
     monkeypatch.setattr(server_module, "MAX_CALLS", 20)
     async with serving() as (_, peer):
         async with grpc.aio.insecure_channel(peer) as channel:
@@ -274,7 +274,7 @@ async def test_more_calls_than_a_node_takes(client: RpcClient, monkeypatch: pyte
 
 
 async def test_one_connection_has_so_many_streams(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More wait at their sender, and another connection is served meanwhile."""
+    """More streams wait at their sender; meanwhile another connection is served."""
     options = dict(channel_options.SERVER_OPTIONS) | {"grpc.max_concurrent_streams": 10}
     monkeypatch.setattr(server_module, "SERVER_OPTIONS", tuple(options.items()))
     async with serving() as (_, peer), grpc.aio.insecure_channel(peer) as channel:
@@ -301,7 +301,7 @@ async def test_callers_from_elsewhere_are_not_let_in_without_a_secret(
 
 
 async def test_an_error_of_any_length_arrives(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers have little room, and what does not fit would take the error's code along."""
+    """The space for headers is small, and an error that exceeds it would lose its code."""
 
     def exchange(self: Handlers, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         raise StaleFence("é" * 100_000, hint="€" * 100_000)

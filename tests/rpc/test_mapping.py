@@ -1,4 +1,6 @@
-"""Every dataclass of the control plane and its message have the same fields and survive the way there and back."""
+"""Every dataclass of the control plane has the same fields as its message, and survives the
+conversion there and back.
+"""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Who knows the secret is let in, as the node whose key it has; who does not is kept out, and learns nothing on the wire."""
+"""A node with the secret is admitted, as the node of its key; others are refused and learn nothing from the wire."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ PROMPT = tuple(range(100, 164))
 
 
 def member(secret: bytes = SECRET, cluster: str = "home", key: NodeKey | None = None) -> Security:
-    """A node of its own key."""
+    """A member with its own key."""
     return secure(secret, cluster, key or new_key())
 
 
@@ -48,7 +48,7 @@ def theirs() -> Security:
 
 
 async def converse(client: RpcClient, peer: Address, handlers: Handlers, who: Security | None) -> None:
-    """A heartbeat, a prompt and its tokens, and a frame."""
+    """Send a heartbeat, a prompt and a frame; check the answers."""
     answer = await client.exchange(peer, Heartbeat(report(node(who))), 5)
     assert answer.report.info.id == "server"
     tokens = [event.token async for event in client.generate(peer, "ring-1", GenerateRequest("r", "m", PROMPT, 64))]
@@ -70,7 +70,7 @@ async def test_nodes_that_computed_their_keys_apart_trust_each_other(ours: Secur
 
 
 async def refused(client: RpcClient, peer: Address, kind: type[Exception]) -> str:
-    """Every kind of call fails; what the heartbeat's says."""
+    """Check that every kind of call fails; return the text of the heartbeat's error."""
     with pytest.raises(kind) as heartbeat:
         await client.exchange(peer, Heartbeat(report("caller")), 5)
     for ask in (
@@ -119,7 +119,7 @@ async def test_no_secret_against_one_and_one_against_none(ours: Security) -> Non
 
 
 async def test_a_member_is_not_heard_as_another_node(ours: Security) -> None:
-    """It has the secret, and so any certificate that it likes; but not the other's key."""
+    """It has the secret, and so can make any certificate, but not with the other node's key."""
     other = member()
     async with serving(ours) as (handlers, target), RpcClient(other) as client:
         peer = Address(target, node(ours))
@@ -134,7 +134,7 @@ async def test_a_member_is_not_heard_as_another_node(ours: Security) -> None:
 
 
 def member_and_authority() -> tuple[Security, NodeKey]:
-    """A node, and the key of the cluster's authority, which it can compute."""
+    """A member, and the key of the cluster's authority, which it can compute."""
     authorities: list[NodeKey] = []
     original = module._certificate
 
@@ -159,7 +159,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Security, kind: str) -> None:
-    """No id can be made of its key: then none that it claims could be checked."""
+    """Its key has no id, so no claimed id can be checked."""
     (other, authority), key = member_and_authority(), KINDS[kind]()
     leaf, top = module._name("pippin node"), module._name(f"pippin {other.fingerprint}")
     chain = module._certificate(leaf, top, key.public_key(), authority, server_name=other.server_name)
@@ -182,7 +182,9 @@ async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Secu
 
 
 def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
-    """Keys and chains with which a member, which can compute the authority, may try to be taken for the node of `ours`."""
+    """Keys and chains with which a member, which can compute the authority's key, may try to pose as the node of
+    `ours`.
+    """
     made, (other, authority) = member(key=ours), member_and_authority()
     mine, original = other.key, module._certificate
     theirs, top, leaf = (module._name(name) for name in (node(made), f"pippin {other.fingerprint}", "pippin node"))
@@ -221,7 +223,7 @@ IMPOSTURES = list(impostures(new_key()))
 @pytest.mark.slow
 @pytest.mark.parametrize("case", IMPOSTURES)
 async def test_a_member_can_not_answer_for_another_node(ours: Security, case: str) -> None:
-    """Its own port is where the other's address is thought to be: by a forged advert or a machine in between."""
+    """Its own port is reached at the other node's supposed address: by a forged advert or a machine in between."""
     key, chain = impostures(ours.key)[case]
     impostor = dataclasses.replace(member(), key=key, chain=chain)
     async with serving(impostor) as (handlers, target), RpcClient(member()) as client:
@@ -264,7 +266,7 @@ async def connected(
 
 
 async def test_a_stranger_is_told_nothing(ours: Security) -> None:
-    """With TLS, but without a certificate; and without TLS."""
+    """With TLS but without a certificate; and without TLS."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
@@ -282,7 +284,7 @@ async def test_a_stranger_is_told_nothing(ours: Security) -> None:
 
 @contextlib.asynccontextmanager
 async def overheard(peer: str) -> AsyncIterator[tuple[str, bytearray]]:
-    """An address that leads to `peer` through somebody who writes down all bytes of both directions."""
+    """An address that leads to `peer` through an eavesdropper, who records the bytes of both directions."""
     heard = bytearray()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -304,14 +306,14 @@ async def overheard(peer: str) -> AsyncIterator[tuple[str, bytearray]]:
     relay = await asyncio.start_server(join, "127.0.0.1", 0)
     yield f"127.0.0.1:{relay.sockets[0].getsockname()[1]}", heard
     relay.close()
-    for task in joined:  # the caller's gRPC closes its connections in its own time
+    for task in joined:  # the caller's gRPC closes its connections later
         task.cancel()
     await asyncio.wait(joined)
 
 
 @pytest.mark.parametrize("secret", [True, False])
 async def test_who_listens_on_the_wire_learns_nothing(ours: Security, secret: bool) -> None:
-    """Without a secret all of it is there to read, which shows that the test would see it."""
+    """Without a secret everything is readable, which shows that the test would detect it."""
     security = ours if secret else None
     readable = [
         MARK,
@@ -333,7 +335,7 @@ async def test_who_listens_on_the_wire_learns_nothing(ours: Security, secret: bo
 
 
 def authorities(*made: Security) -> int:
-    """How many different keys certificates are signed with."""
+    """Count the different keys that signed the certificates."""
     public = [x509.load_pem_x509_certificate(each.authority).public_key() for each in made]
     return len({key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for key in public})
 
@@ -363,7 +365,7 @@ def test_nothing_shown_holds_the_secret_or_a_key(ours: Security) -> None:
 
 
 def test_a_chain_is_no_longer_than_it_has_to_be(ours: Security) -> None:
-    """The certificate that is shown is no authority, and that of the node's key is none of further authorities."""
+    """The node's certificate is no authority, and the certificate of its key may sign no further authority."""
     chain = x509.load_pem_x509_certificates(ours.chain + ours.authority)
     limits = [each.extensions.get_extension_for_class(x509.BasicConstraints).value for each in chain]
     assert [(limit.ca, limit.path_length) for limit in limits] == [(False, None), (True, 0), (True, 1)]

@@ -5,11 +5,11 @@ import os
 
 
 class Panic(BaseException):
-    """As one of Rust is raised."""
+    """Like the exception of a Rust panic."""
 
 
 def make_harmful():
-    """Answers with what is asked, or does the harm that it names."""
+    """Answers a request with its own text, or does the harm that it names."""
     kept = []
 
     def answer(request: bytes) -> bytes:

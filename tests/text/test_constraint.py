@@ -1,4 +1,6 @@
-"""Answers that follow grammars, by models of random weights: valid to the last character, and the same when replayed."""
+"""Answers of models with random weights that follow grammars: valid to the last character, and the
+same when replayed.
+"""
 
 import asyncio
 import json
@@ -44,7 +46,7 @@ GRAMMAR = json_grammar(PERSON, strict=True, param="response_format")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A model of random weights that has the tokens of the demo model."""
+    """A model of random weights with the demo model's tokens."""
     small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     config = (
         json.loads((DEMO / "config.json").read_text()) | small | {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -64,7 +66,7 @@ def tokenizer(directory):
 def driving(directory, tokenizer, grammars):
     @asynccontextmanager
     async def driving():
-        """A ring of one node; ask it with a prompt and what a request may have."""
+        """A ring of one node; yields a function that sends it a prompt and options."""
         compute = Compute()
         compute.start()
         stage = await compute.run(load, directory, 0, 2)
@@ -146,7 +148,7 @@ async def test_rows_without_a_grammar_draw_as_they_do_alone(driving):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 4}])
 async def test_an_answer_that_is_taken_up_goes_on_as_if_nothing_had_happened(driving, sampling):
-    """Another driver has the grammar and the tokens, and no more."""
+    """Another driver has only the grammar and the tokens."""
     async with driving() as ask:
         whole = tokens_of(await ask(GRAMMAR, **sampling))
     async with driving() as ask:
@@ -221,7 +223,7 @@ async def test_a_grammar_that_is_lost_on_the_way_ends_its_own_session_alone(driv
 
 @pytest.mark.parametrize("prepend", ["first", "always", "never"])
 def test_tokens_of_sentencepiece(tmp_path, prepend):
-    """Any choice among the allowed tokens gives valid JSON, in the very text that a reader sees."""
+    """Any sampling among the allowed tokens gives valid JSON in the text that the reader gets."""
     tokenizer = Tokenizer(save(sentencepiece(prepend), tmp_path))
     constraints = Constraints(tmp_path, tokenizer.vocab_size)
     for seed in range(20):
@@ -239,7 +241,7 @@ def test_a_model_whose_tokens_have_no_bytes_or_no_end_follows_no_grammar(tmp_pat
     with pytest.raises(BadRequest, match="bytes"):
         constraints.begin(GRAMMAR)
     shutil.rmtree(tmp_path / "words")
-    with pytest.raises(BadRequest, match="bytes"):  # which takes no second look
+    with pytest.raises(BadRequest, match="bytes"):  # without a second check
         constraints.begin(GRAMMAR)
     PreTrainedTokenizerFast(tokenizer_object=sentencepiece("first")).save_pretrained(tmp_path / "endless")
     with pytest.raises(BadRequest, match="ends"):

@@ -1,4 +1,4 @@
-"""Grammars from JSON schemas and for tool calls: which texts they accept, and that what they leave open is bounded."""
+"""Grammars from JSON schemas and for tool calls: the texts that they accept, and the bounds that they add."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def constraints(tokenizer):
 
 @pytest.fixture
 def accepts(tokenizer, constraints):
-    """Whether a whole answer may be this text."""
+    """Return a function that tells whether a grammar accepts a whole text."""
 
     def accepts(grammar: str, text: str) -> bool:
         try:
@@ -138,7 +138,7 @@ def test_white_space_is_where_json_dumps_puts_it(accepts, text):
 @given(st.text(max_size=20))
 def test_any_text_may_be_a_string(tokenizer, constraints, text):
     written = json.dumps(text, ensure_ascii=False)
-    if "\\u" in written or "\x7f" in written:  # control characters, which need not be possible
+    if "\\u" in written or "\x7f" in written:  # control characters, which a grammar need not allow
         return
     constraint = constraints.begin(of({"type": "string"}))
     assert constraint.allowed(tokenizer.encode(written)) is not None

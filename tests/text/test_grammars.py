@@ -1,4 +1,4 @@
-"""Grammars of strangers: each is made, or refused within its limits, and the node goes on."""
+"""Grammars of strangers: each is made, or refused within its limits, and the node continues."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ def test_size_is_checked_to_the_letter():
 
 async def test_a_grammar_that_was_made_costs_nothing_again(grammars):
     first = await grammars.json(PERSON, strict=True, param="x")
-    await grammars.end()  # no process is there to ask, and none is started
+    await grammars.end()  # the processes are gone, and no new ones start
     assert await grammars.json(PERSON, strict=True, param="x") is first
     assert not grammars._sandboxes._ready
 
@@ -125,7 +125,7 @@ def constraints():
 
 @pytest.mark.slow
 async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraints, monkeypatch):
-    """Whatever a peer says: its grammars are tried out in a process, too."""
+    """A peer's grammars are tested in a process, too."""
     compiled = []
     begin = Constraints.begin
 
@@ -138,7 +138,7 @@ async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraint
     harmful = [json.dumps({"grammars": [{"json_schema": schema | style}]}) for schema in HARMFUL.values()]
     harmful.remove(
         next(grammar for grammar in harmful if "x" * 1_000_000 in grammar and "properties" in grammar)
-    )  # is none
+    )  # is no grammar
     for grammar in (*harmful, "start: " + "(" * 100_000, "x" * (MOST_TEXT + 1), "{", ""):
         with pytest.raises(BadRequest):
             await grammars.begin(constraints, grammar, ())

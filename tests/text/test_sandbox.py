@@ -1,4 +1,6 @@
-"""Sandboxes: whatever a job does, the node goes on, knows why it has no answer, and has the next process at once."""
+"""Sandboxes: whatever a job does, the node continues, knows the reason for a missing answer, and has the next process
+at once.
+"""
 
 import asyncio
 import os
@@ -108,7 +110,7 @@ async def test_a_process_that_has_ended_unseen(start, sandbox_server):
     asking = asyncio.create_task(sandbox.ask(b"loop"))
     await asyncio.sleep(0)
     os.kill(sandbox._process, signal.SIGKILL)
-    while psutil.pid_exists(sandbox._process):  # the event loop stands still, while the server lets go of it
+    while psutil.pid_exists(sandbox._process):  # blocks the event loop, while the server releases the process
         sandbox_server._fork(JOB, MB)[1].close()
     with pytest.raises(SandboxFailed, match="its process crashed"):
         await asyncio.wait_for(asking, BOUNDS.seconds / 2)
@@ -194,5 +196,5 @@ async def test_a_process_that_has_grown_is_not_asked_again(make):
 async def test_a_sandbox_ends_with_its_node(start):
     sandbox = await start()
     process = int(await sandbox.ask(b"pid"))
-    sandbox._transport.abort()  # what the system does for a node that is killed
+    sandbox._transport.abort()  # as the system does for a node that is killed
     await gone(process)

@@ -1,4 +1,6 @@
-"""Tokenizers and chat templates of strangers: each is used, or refused as broken within limits, and the node goes on."""
+"""Tokenizers and chat templates of strangers: each is used, or refused as broken within limits, and
+the node continues.
+"""
 
 import asyncio
 import json
@@ -25,7 +27,9 @@ DOUBLING = (
 
 @pytest.fixture
 def files(tmp_path):
-    """The demo model's small files, of which a test breaks some: JSON, text, or a function of the JSON that is there."""
+    """Write the demo model's small files, some of them changed by a test: JSON, text, or a function of the original
+    JSON.
+    """
 
     def files(**changed):
         for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -187,7 +191,7 @@ async def test_files_that_can_not_be_used_are_a_broken_model(opened, files, brok
 
 
 async def test_a_regular_expression_without_end_is_a_broken_model(opened, files):
-    """The tokenizer panics, when it is tried or when a text meets it."""
+    """The tokenizer panics, in its first test or with a certain text."""
     with pytest.raises(ModelBroken, match="tokenizer failed"):
         await opened(files(tokenizer=pattern("(a+)+b")))
     encoder = await opened(files(tokenizer=pattern("(z+)+b")))

@@ -1,4 +1,4 @@
-"""Control strings inside messages are told from the template's own."""
+"""Control strings in messages are told apart from the template's own."""
 
 import pytest
 from hypothesis import given

@@ -58,7 +58,7 @@ def sentencepiece(prepend: str) -> Backend:
     state = json.loads(backend.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in SPECIAL]
     for token in state["added_tokens"]:
-        # Phi-3's control tokens take the white space that follows.
+        # Phi-3's control tokens include the white space that follows.
         token["rstrip"] = token["content"].startswith("<|")
     backend = Backend.from_str(json.dumps(state))
     backend.decoder = decoders.Sequence(
@@ -69,7 +69,7 @@ def sentencepiece(prepend: str) -> Backend:
 
 
 def word_pieces() -> Backend:
-    """A kind whose tokens have no bytes of their own."""
+    """A kind whose tokens do not stand for bytes."""
     backend = Backend(models.WordPiece(unk_token="<unk>"))
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -131,7 +131,7 @@ def typed_texts(controls: list[str]):
 @KINDS
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_typed_control_strings_stay_text(loaded, hugging_face, kind, role):
-    """No token of the result is a control token but those of the same chat without the typed text."""
+    """The result has the same control tokens as the same chat without the typed text."""
     tokenizer = loaded[kind]
     if kind != "demo" and role == "tool":
         return
@@ -261,7 +261,7 @@ def test_any_tokens_stream_to_what_they_decode_to(loaded, tokens):
         tokens = [token % tokenizer.vocab_size for token in tokens]
         streamed = "".join(stream(tokenizer, tokens))
         decoded = tokenizer.decode(tokens)
-        # The stream leaves out what may yet become a character.
+        # The stream leaves out bytes that may still become a character.
         assert decoded.startswith(streamed)
         assert decoded[len(streamed) :].strip("\ufffd") == ""
         assert streamed == "".join(stream(tokenizer, [token for token in tokens if token not in tokenizer.control]))
