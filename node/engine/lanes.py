@@ -101,7 +101,7 @@ class Lanes:
     def take_from(self, kept: Kept, held: Sequence[Held]) -> tuple[Held, ...]:
         """Make prefixes of the sequences in `held` that earlier rings left in `kept`, and free the rest of `kept`.
 
-        Gives the sequences that this stage has, each with the number of tokens that it has, at most as many as asked for.
+        Returns the sequences that this stage has, each with the number of tokens that it has, at most as many as asked for.
         """
         wanted = {each.number for each in held}
         self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}

@@ -108,7 +108,7 @@ class Runner:
     # --- the driver ---
 
     def begin(self, frame: Frame, tokens: Sequence[Sequence[int]]) -> Frame:
-        """Apply the operations and run the driver's layers; gives the frame for the next stage.
+        """Apply the operations and run the driver's layers; returns the frame for the next stage.
 
         `tokens`: a row for each session, of the lengths that the frame tells.
         """
@@ -155,7 +155,7 @@ class Runner:
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
     ) -> Sequence[Sampled | ChunkResult | StepFailed]:
-        """A whole step of a ring of one stage. Gives a token for each of `draws`, or a result for each of `chunks`."""
+        """A whole step of a ring of one stage. Returns a token for each of `draws`, or a result for each of `chunks`."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
@@ -220,7 +220,7 @@ class Runner:
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
-        """Apply the operations and run this stage's layers; gives the frame for the next stage, or for the driver from
+        """Apply the operations and run this stage's layers; returns the frame for the next stage, or for the driver from
         the `last` one.
 
         A failed step passes as it is.

@@ -113,7 +113,7 @@ class Driver:
             self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and `keep` the KV for the next ring of these stages, or free it. Gives the tokens of the KV kept."""
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns the tokens of the KV kept."""
         self.give_up(reason)
         await self._compute.run(self._runner.leave if keep else self._runner.reset)
         return self._left if keep else {}

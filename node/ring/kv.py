@@ -88,7 +88,7 @@ class Prefixes:
         return match
 
     def add(self, number: int, tokens: Sequence[int]) -> list[int]:
-        """Add a prefix and drop those that it continues. Gives the numbers of the dropped ones."""
+        """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""
         new = _pack(tokens)
         needless = [number for number, held in self._held.items() if new.startswith(held)]
         for other in needless:

@@ -9,7 +9,7 @@ from node.engine.runner import Draw
 from node.ring.session import PartialEvaluation, Slot
 
 KeepAs = Callable[[Slot], int | None]
-"""Gives the number under which the stages shall keep a slot's KV, or None to free it. It may add operations, so all
+"""Returns the number under which the stages shall keep a slot's KV, or None to free it. It may add operations, so all
 operations go into one list."""
 
 
@@ -101,7 +101,7 @@ class Lane:
 
 
 def free_rows(rows: list[Slot], lane: int, ops: list[CacheOp], keep_as: KeepAs) -> list[Slot]:
-    """Free the rows of a lane whose slots are gone; their KV is kept where wanted. Gives the slots that stay."""
+    """Free the rows of a lane whose slots are gone; their KV is kept where wanted. Returns the slots that stay."""
     staying = [row for row, slot in enumerate(rows) if not slot.gone]
     if len(staying) == len(rows):
         return rows

@@ -41,7 +41,7 @@ BEGINS_S = 2.0
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls back
-with the share done. Gives their directory and a description of all weights of the model. Cancelled, it keeps the bytes that
+with the share done. Returns their directory and a description of all weights of the model. Cancelled, it keeps the bytes that
 have come."""
 
 

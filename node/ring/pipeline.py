@@ -110,7 +110,7 @@ class Pipeline:
     # --- back -------------------------------------------------------------------------------------------------------
 
     def receive(self, frame: Frame) -> InFlight | None:
-        """Take a frame that came back; gives the one in flight that it answers, or None for operations alone.
+        """Take a frame that came back; returns the one in flight that it answers, or None for operations alone.
 
         Raises StaleFence when the frame is of another ring or the link is not open, BadRequest when another one is due.
         """

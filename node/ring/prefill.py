@@ -91,6 +91,6 @@ class ChunkSize:
         return size
 
     def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
-        """Note the time of a step of prompts; gives the seconds for each token."""
+        """Note the time of a step of prompts; returns the seconds for each token."""
         self.token_s = seconds / (len(tokens) * max(map(len, tokens)))
         return self.token_s

@@ -97,7 +97,7 @@ class Scheduler:
         return [*(slot.session for lane in self._lanes for slot in lane.slots()), *self._waiting]
 
     def submit(self, session: Session) -> Session | None:
-        """Queue a session. Gives the one that it replaces, if the queue is full and another client has more sessions in it.
+        """Queue a session. Returns the one that it replaces, if the queue is full and another client has more sessions in it.
 
         Raises BadRequest, ContextExceeded, or Overloaded when the queue is full and no session is replaced.
         """
@@ -292,7 +292,7 @@ class Scheduler:
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
 
-        The KV of that slot is kept if there is room. Gives whether a slot was freed.
+        The KV of that slot is kept if there is room. Returns whether a slot was freed.
         """
         slots = [slot for lane in self._lanes for slot in lane.slots()]
         counts = Counter(slot.session.request.client for slot in slots)

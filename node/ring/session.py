@@ -128,7 +128,7 @@ class PartialEvaluation:
         return ChunkRequest(tokens, self._request.prompt[first : first + tokens], self._request.top)
 
     def add(self, result: ChunkResult) -> Evaluation | None:
-        """Add a chunk's result; gives the evaluation after the last chunk."""
+        """Add a chunk's result; returns the evaluation after the last chunk."""
         self._done += result.tokens
         self._scores += result.scores
         before = self._total or [0.0] * len(result.total)

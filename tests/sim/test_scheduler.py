@@ -405,7 +405,7 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
     assert large.finished
 
 
-def test_a_greedy_client_keeps_nobody_waiting() -> None:
+def test_a_client_with_many_requests_delays_no_other_client() -> None:
     """One client asks for 200 long answers, of which as many as possible run. Another client's short request is next,
     and does not wait for any of them to end.
     """
@@ -429,7 +429,7 @@ def test_a_greedy_client_keeps_nobody_waiting() -> None:
     assert not any(session.finished for session in greedy)
 
 
-def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
+def test_each_client_gets_a_slot_before_any_gets_a_second_one() -> None:
     scheduler = Scheduler(
         limits(max_rows=4), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -438,11 +438,11 @@ def test_each_client_has_a_place_and_nobody_more_than_is_left() -> None:
     for _ in range(50):
         turn(scheduler)
     running = {session.request.client for session in scheduler.sessions() if session.slot}
-    assert len(running) == scheduler.running == 4, "with as many clients as places nobody has two"
+    assert len(running) == scheduler.running == 4, "with as many clients as slots no client has two"
 
 
-def test_a_place_that_was_given_up_costs_little() -> None:
-    """If KV is not scarce, a session that gave up its place keeps its KV and continues with it."""
+def test_a_preempted_session_keeps_its_kv() -> None:
+    """If KV is not scarce, a preempted session continues with its KV."""
     scheduler = Scheduler(
         limits(max_rows=2), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -522,7 +522,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
 
 
 @pytest.mark.slow
-def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
+def test_the_prefixes_of_many_short_sessions_are_bounded() -> None:
     """Stages refuse more than 4096 lanes and prefixes, and the end of a ring does not free them."""
     roomy = limits(context=1 << 20, chunk=64)
     scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
@@ -540,7 +540,7 @@ def test_many_short_sessions_leave_no_more_than_stages_take() -> None:
     assert len(fake.prefixes) <= MAX_PREFIXES
 
 
-def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
+def test_a_ring_that_ends_before_it_has_restored_kv_loses_none() -> None:
     numbers = itertools.count(FIRST_NUMBER)
 
     def new() -> Scheduler:
@@ -556,7 +556,7 @@ def test_a_ring_that_breaks_again_before_all_stages_know_loses_no_kv() -> None:
     scheduler.restore(left, [Held(number, 60)])
     session.slot, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
     scheduler.submit(session)
-    again = scheduler.next()  # a stage that has missed this still has the sequence under its old name
+    again = scheduler.next()  # a stage without these operations still has the sequence under its old number
     assert again
     assert again.tokens == ((session.tokens[-1],),)
     assert {number: len(tokens) for number, tokens in scheduler.sequences().items()} == {number: 60, number + 1: 61}
@@ -614,7 +614,7 @@ def test_a_step_of_prompts_is_no_longer_than_a_chunk(
     assert all(len(step.rows) * max(map(len, step.tokens)) <= 40 for step in steps)
 
 
-def test_prompts_that_share_a_kept_beginning_run_together() -> None:
+def test_prompts_that_share_a_prefix_run_together() -> None:
     scheduler = Scheduler(
         limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -636,7 +636,7 @@ def test_prompts_that_share_a_kept_beginning_run_together() -> None:
     assert [len(tokens) for tokens in other.tokens] == [9]
 
 
-def test_who_hangs_up_before_its_step_leaves_the_others_alone() -> None:
+def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> None:
     scheduler = Scheduler(
         limits(chunk=64), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True
     )
@@ -686,7 +686,7 @@ def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
     assert long.finished
 
 
-def test_a_short_prompt_passes_long_ones() -> None:
+def test_a_short_prompt_overtakes_long_ones() -> None:
     scheduler = Scheduler(
         limits(max_sessions=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )
@@ -707,7 +707,7 @@ def test_a_short_prompt_passes_long_ones() -> None:
     assert all(session.finished for session in long)
 
 
-def test_many_short_prompts_hold_up_a_stream_by_one_step_at_a_time() -> None:
+def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:
     scheduler = Scheduler(
         limits(max_sessions=16, max_rows=64),
         itertools.count(FIRST_NUMBER),

@@ -1,4 +1,4 @@
-"""A driver of a ring of one node, with a runner that fails where it is told to."""
+"""A driver of a ring of one node, with a runner that fails at chosen tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN = 13, 14
 numbers = count(1 << 16)
 ended: list[PippinError] = []
-"""What the node was told of the ring that was driven last."""
+"""Reasons with which the last driver called `on_ended`."""
 
 
 class FakeCompute:
@@ -33,9 +33,7 @@ class FakeCompute:
 
 
 class FakeRunner:
-    """A token counts those that were drawn before it; a step with the token BAD fails. Of a step with the token NAN only its
-    row fails.
-    """
+    """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row."""
 
     plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, chunked=False, vocabulary=5000)
 
@@ -88,7 +86,7 @@ async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> li
     return [event async for event in driver.generate(GenerateRequest("x", "m", prompt, max_tokens))]
 
 
-async def test_who_has_all_places_of_the_queue_loses_one_to_another_client() -> None:
+async def test_in_a_full_queue_of_one_client_another_client_replaces_the_last_session() -> None:
     def ask(client: str, first: int, max_tokens: int) -> AsyncGenerator[TokenEvent, None]:
         return driver.generate(GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
 
@@ -102,14 +100,16 @@ async def test_who_has_all_places_of_the_queue_loses_one_to_another_client() -> 
         assert len([event async for event in ask("b", 40, 3)]) == 3
         assert [task.done() for task in waiting] == [False, False, False, True]
         assert isinstance(waiting[-1].exception(), Overloaded)
-        assert [(await anext(stream)).position for stream in running] == [1, 1, 1, 1], "also the one that made room"
+        assert [(await anext(stream)).position for stream in running] == [1, 1, 1, 1], (
+            "also the session that was preempted"
+        )
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
 
 
-async def test_a_row_that_fails_ends_its_session_alone() -> None:
-    """Also of prompts that run in one step: the others' tokens are theirs, and the ring does not break."""
+async def test_a_failed_row_ends_only_its_session() -> None:
+    """Also when prompts run in one step: the other sessions get their tokens, and the ring goes on."""
     runner = FakeRunner()
     async with driven(runner) as driver:
         asked = [asyncio.ensure_future(answer(driver, (first, last), 30)) for first, last in ((7, 1), (8, NAN), (9, 1))]
@@ -118,11 +118,11 @@ async def test_a_row_that_fails_ends_its_session_alone() -> None:
         for events in (done[0], done[2]):
             assert [event.token for event in events] == [100 + position for position in range(30)]
         assert (driver.load().running, driver.load().queued) == (0, 0)
-        assert runner.computed <= 6 + 2 * 30  # nothing was replayed
+        assert runner.computed <= 6 + 2 * 30  # no token was replayed
 
 
-async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv() -> None:
-    """Its own session has the error; the others are given back, and go on with the next ring of the same layers."""
+async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other_sessions() -> None:
+    """Its own session gets the error. The others get `ring_lost` and continue on the next ring of the same layers."""
     runner, prompt = FakeRunner(), tuple(range(20, 120))
     async with driven(runner) as driver:
         stream = driver.generate(GenerateRequest("x", "m", prompt, 60))
@@ -142,11 +142,11 @@ async def test_a_step_that_fails_ends_the_ring_and_costs_no_other_session_its_kv
         resumed = GenerateRequest("x", "m", prompt, 60, resume=tuple(tokens))
         events = [event async for event in driver.generate(resumed)]
     assert tokens + [event.token for event in events] == [100 + position for position in range(60)]
-    assert events[0].cached_tokens == 0, "its own KV is not what another left"
+    assert events[0].cached_tokens == 0, "its own KV does not count as that of another session"
     assert 0 < runner.computed - computed <= 60 - len(tokens) + 2
 
 
-async def test_what_a_ring_left_that_nobody_asked_for_is_left_again() -> None:
+async def test_kv_that_no_request_used_is_left_for_the_next_ring() -> None:
     left = {70_000: tuple(range(50))}
     async with driven(left=left) as driver:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Who is next for a place: the client that was served least, and of its requests the one that came first."""
+"""The next session is of the client with the fewest computed tokens, and the first of its sessions that came."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ def waiting_with(*clients: str) -> FairQueue:
 
 
 def admitted(waiting: FairQueue, tokens: int = 10) -> str:
-    """The next one, which costs so many tokens."""
+    """Admit the next session, charge it for `tokens`, and return its id."""
     found = waiting.next(lambda _: True)
     assert found
     waiting.admit(found)
@@ -42,7 +42,7 @@ def test_clients_take_turns() -> None:
     assert [admitted(waiting) for _ in range(8)] == ["a0", "b5", "c7", "a1", "b6", "a2", "a3", "a4"]
 
 
-def test_a_greedy_client_does_not_keep_one_that_comes_late_waiting() -> None:
+def test_a_late_client_is_next_although_another_has_a_long_line() -> None:
     waiting = waiting_with(*("a" * 200))
     for _ in range(50):
         admitted(waiting)
@@ -50,7 +50,7 @@ def test_a_greedy_client_does_not_keep_one_that_comes_late_waiting() -> None:
     assert "late" in (admitted(waiting), admitted(waiting))
 
 
-def test_who_has_large_requests_has_fewer() -> None:
+def test_a_client_with_larger_requests_has_fewer_admitted() -> None:
     waiting = waiting_with(*("a" * 100), *("b" * 100))
     served = Counter[str]()
     for _ in range(40):
@@ -63,7 +63,7 @@ def test_who_has_large_requests_has_fewer() -> None:
     assert abs(served["a"] - served["b"]) <= 300
 
 
-def test_tokens_that_are_generated_count() -> None:
+def test_generated_tokens_count() -> None:
     waiting = waiting_with(*"abab")
     running = session("a")
     assert admitted(waiting) == "a0"
@@ -71,7 +71,7 @@ def test_tokens_that_are_generated_count() -> None:
     assert [admitted(waiting) for _ in range(3)] == ["b1", "b3", "a2"]
 
 
-def test_having_asked_for_nothing_is_no_credit() -> None:
+def test_idle_time_gives_no_credit() -> None:
     waiting = waiting_with(*("a" * 100))
     for _ in range(50):
         admitted(waiting, 1000)
@@ -81,7 +81,7 @@ def test_having_asked_for_nothing_is_no_credit() -> None:
     assert order.count("a") in (9, 10, 11)
 
 
-def test_who_hangs_up_and_comes_again_has_no_advantage() -> None:
+def test_a_client_that_hangs_up_and_asks_again_has_no_advantage() -> None:
     waiting = waiting_with(*"ab")
     assert [admitted(waiting, 1000), admitted(waiting, 10)] == ["a0", "b1"]
     waiting.add(session("a", "again"))
@@ -91,7 +91,7 @@ def test_who_hangs_up_and_comes_again_has_no_advantage() -> None:
     assert admitted(waiting) == "b"
 
 
-def test_those_that_lost_their_place_go_first_and_those_that_gave_it_up_before_their_own() -> None:
+def test_preempted_sessions_are_first_of_all_or_first_of_their_client() -> None:
     waiting = waiting_with(*"aab")
     lost, gave = session("b", "lost"), session("a", "gave")
     waiting.put_first(gave)
@@ -99,7 +99,7 @@ def test_those_that_lost_their_place_go_first_and_those_that_gave_it_up_before_t
     assert [admitted(waiting, 100) for _ in range(4)] == ["lost", "gave", "a0", "b2"]
 
 
-def test_only_those_that_fit_are_considered() -> None:
+def test_only_sessions_that_fit_are_considered() -> None:
     waiting = waiting_with(*"aab")
     found = waiting.next(lambda each: each.request.id != "a0")
     assert found is not None
@@ -107,19 +107,19 @@ def test_only_those_that_fit_are_considered() -> None:
     assert waiting.next(lambda each: each.request.client == "c") is None
 
 
-def test_a_newcomer_replaces_the_last_of_who_has_most() -> None:
+def test_a_newcomer_replaces_the_last_session_of_the_client_with_most() -> None:
     waiting = waiting_with(*"aaaab")
     replaced = waiting.replaceable(session("c"))
     assert replaced
     assert replaced.request.id == "a3"
     assert waiting.replaceable(session("a")) is None
-    assert waiting_with(*"aab").replaceable(session("b")) is None, "they would have one and two in turn, for ever"
+    assert waiting_with(*"aab").replaceable(session("b")) is None, "they would replace each other for ever"
     assert waiting_with(*"abc").replaceable(session("d")) is None
     assert waiting_with("a").replaceable(session("b")) is None
     assert FairQueue().replaceable(session("b")) is None
 
 
-def test_who_has_begun_is_not_replaced() -> None:
+def test_a_session_that_has_begun_is_not_replaced() -> None:
     waiting = waiting_with("a")
     for number in range(3):
         waiting.add(session("a", f"resumed{number}", resume=(7,)))
@@ -130,7 +130,7 @@ def test_who_has_begun_is_not_replaced() -> None:
     assert waiting.replaceable(session("b")) is None
 
 
-def test_clients_that_never_come_again_are_forgotten() -> None:
+def test_counts_of_idle_clients_are_bounded() -> None:
     waiting = FairQueue()
     for number in range(3 * MAX_COUNTS):
         waiting.add(session(f"client-{number}"))
@@ -140,8 +140,8 @@ def test_clients_that_never_come_again_are_forgotten() -> None:
 
 
 @pytest.mark.slow
-def test_every_history_is_fair_and_loses_nobody() -> None:
-    """Between two admissions of a client that waits all the time, another gets no more than one request's worth ahead."""
+def test_every_history_is_fair_and_loses_no_session() -> None:
+    """While two clients wait all the time, neither is ahead of the other by more than some requests."""
     for seed in range(200):
         seeded = random.Random(seed)
         waiting, inside = FairQueue(), set[Session]()
@@ -173,4 +173,4 @@ def test_every_history_is_fair_and_loses_nobody() -> None:
                     inside.add(found)
                     went += 1
             assert len(waiting) == len(list(waiting)) == came - went
-        assert abs(served["a"] - served["b"]) < 100 * 15, seed  # those that were put back are charged twice
+        assert abs(served["a"] - served["b"]) < 100 * 15, seed  # sessions that were put back are charged twice

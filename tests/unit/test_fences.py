@@ -1,4 +1,4 @@
-"""Every stage refuses frames of another fence than its ring's, and of rings that it is no part of."""
+"""A stage refuses frames with another fence than its ring's, and frames of other rings."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 
 
 class Untouched:
-    """Stands for MLX: a frame that is refused reaches no cache."""
+    """In place of the compute thread and the runner, which a refused frame must not reach."""
 
     plan = SimpleNamespace(batchable=True, trimmable=True, pads=True, chunked=False)
 
@@ -67,7 +67,7 @@ async def test_a_frame_of_another_fence_is_refused(part, fence):
 
 
 @pytest.mark.slow
-async def test_a_ring_that_a_node_is_no_part_of_is_refused():
+async def test_frames_and_requests_of_an_unknown_ring_are_refused():
     rings = Rings(
         SimpleNamespace(info=SimpleNamespace(id="a", incarnation=1, started_at=0)),
         None,

@@ -1,4 +1,4 @@
-"""Lanes and the prompts on their way into one."""
+"""Lanes, and the prefills that will join them."""
 
 from node.core.generation import GenerateRequest
 from node.ring.lane import Lane
@@ -10,7 +10,7 @@ def slot(**state: bool) -> Slot:
     return Slot(Session(GenerateRequest("x", "m", (1, 2, 3), 5)), **state)
 
 
-def test_a_lane_forgets_who_hung_up_before_the_step_of_its_prompt() -> None:
+def test_a_lane_drops_a_slot_that_is_gone_before_its_prompt_has_run() -> None:
     stays, left = slot(), slot(gone=True)
     lane = Lane(0, prefilling=[stays, left])
     lane.join([stays], 7)
@@ -18,7 +18,7 @@ def test_a_lane_forgets_who_hung_up_before_the_step_of_its_prompt() -> None:
     assert lane.slots() == [stays]
 
 
-def test_prompts_have_no_more_to_do_for_who_is_gone() -> None:
+def test_a_prefill_does_nothing_for_a_slot_that_is_gone() -> None:
     stays, left = slot(), slot(gone=True)
     stays.sent = 3
     assert not Prefill(7, Lane(0), [stays, left], 0).ready

@@ -1,4 +1,4 @@
-"""How a stage ends its links."""
+"""How a worker begins and ends its links and its ring."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,7 +28,7 @@ class Runner:
 
 
 class Compute:
-    """Does nothing while it is held up."""
+    """The compute thread; it waits while `free` is not set."""
 
     def __init__(self) -> None:
         self.free = asyncio.Event()
@@ -67,7 +67,7 @@ async def one_and_no_more(frame: Frame) -> AsyncIterator[Frame]:
 
 
 class Ended:
-    """What the node is told of a ring that ends by itself."""
+    """Records the calls of `on_ended`."""
 
     def __init__(self) -> None:
         self.reasons: list[PippinError] = []
@@ -80,7 +80,7 @@ def frame(seq: int, **more: Any) -> Frame:
     return Frame(RING.id, RING.fence, seq, **more)
 
 
-async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
+async def test_the_stage_before_gets_the_reason_although_the_node_leaves_the_ring_meanwhile():
     compute, next_hop, ended = Compute(), NextHop(), Ended()
     worker = Worker(RING, compute, Runner(), next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0, ops=(Open(1),)), one_and_no_more(frame(1))))
@@ -95,8 +95,8 @@ async def test_the_stage_before_hears_why_although_the_ring_is_left_meanwhile():
     assert ended.reasons == [gone]
 
 
-async def test_a_ring_begins_with_the_kv_that_is_left_and_leaves_its_own():
-    """The first frame tells what is wanted, and hears what is there."""
+async def test_a_ring_inherits_kv_and_leaves_its_own():
+    """The first frame asks for sequences, and goes on with those that are there."""
     runner, next_hop = Runner(), NextHop()
     worker = Worker(RING, Compute(), runner, next_hop, Ended())
     asked = (Held(1, 5), Held(2, 6))
@@ -110,7 +110,7 @@ async def test_a_ring_begins_with_the_kv_that_is_left_and_leaves_its_own():
 
 
 async def test_a_ring_ends_with_the_link_from_the_stage_before():
-    """And takes no other: what its frames would build on is not what this stage has."""
+    """It takes no second link: the caches of this stage would not fit its frames."""
     runner, next_hop, ended = Runner(), NextHop(), Ended()
     worker = Worker(RING, Compute(), runner, next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
@@ -124,7 +124,7 @@ async def test_a_ring_ends_with_the_link_from_the_stage_before():
     assert not runner.leaves, "the KV is kept until the ring is left"
 
 
-async def test_a_second_link_harms_nobody():
+async def test_a_second_link_is_refused_and_the_first_goes_on():
     next_hop, ended = NextHop(), Ended()
     worker = Worker(RING, Compute(), Runner(), next_hop, ended)
     serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))

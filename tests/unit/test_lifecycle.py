@@ -1,4 +1,4 @@
-"""What a node holds, with stages that are no more than weights."""
+"""Rings follow the placement, and stages stay in memory until it is needed. Stages are fakes that only have a size."""
 
 import asyncio
 import gc
@@ -20,16 +20,16 @@ from node.engine.compute import Compute
 from node.ring import lifecycle, stages
 from node.ring.lifecycle import Rings
 
-UNBATCHABLE = (StageSpec("a", 0, 4),)
+ALONE = (StageSpec("a", 0, 4),)
 FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
 SECOND = (StageSpec("b", 0, 2), StageSpec("a", 2, 4))
 MB = 2**20
 LAYER = 100 * MB
 SPECS = tuple(ModelSpec(name, (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other"))
 RESERVE = 164 * MB
-"""What is set aside for a stage beside its weights."""
+"""Bytes that the placement counts for a stage beside its weights."""
 KV = 10 * MB
-"""Of a ring that has begun."""
+"""Bytes of a ring that has begun."""
 
 
 class Weights:
@@ -108,7 +108,7 @@ class FakeAgent:
 
 
 class World:
-    """Rings whose loads go on as far as the test lets them."""
+    """Rings of node a. Their loads wait for `go_on`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads: list[str] = []
@@ -116,7 +116,7 @@ class World:
         self.go_on = asyncio.Event()
         self.loaded: list[weakref.ref[Weights]] = []
         self.held: list[bool] = []
-        """At each release of memory, whether any weights were there still."""
+        """At each release of memory, whether any weights were still referenced."""
         self.released = asyncio.Event()
         monkeypatch.setattr(stages, "load_stage", self._load)
         monkeypatch.setattr(lifecycle, "Runner", FakeRunner)
@@ -180,7 +180,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await asyncio.wait([task])
 
 
-def ring(name: str, stages: tuple[StageSpec, ...] = UNBATCHABLE, model: str = "m") -> Ring:
+def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> Ring:
     return Ring(name, model, stages, 512, 2, fence=Fence(1, 1))
 
 
@@ -188,8 +188,8 @@ async def frames_of(name: str) -> AsyncIterator[Frame]:
     yield Frame(name, Fence(1, 1), 0)
 
 
-async def test_a_node_that_can_compute_no_more_ends_what_its_rings_have_under_way(world: World) -> None:
-    """As driver and as stage; what is asked later gets the same answer."""
+async def test_a_node_that_gives_up_ends_the_requests_of_its_rings(world: World) -> None:
+    """As driver and as worker. Later requests get the same error."""
     world.go_on.set()
     world.place(ring("driven", FIRST), ring("shared", SECOND))
     await world.until(LoadState.READY, LoadState.READY)
@@ -203,10 +203,8 @@ async def test_a_node_that_can_compute_no_more_ends_what_its_rings_have_under_wa
     assert failed == {(LoadState.FAILED, "not_ready: It is stuck.")}
 
 
-@pytest.mark.parametrize("stages", [UNBATCHABLE, FIRST, SECOND])
-async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
-    world: World, stages: tuple[StageSpec, ...]
-) -> None:
+@pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
+async def test_weights_have_no_references_when_memory_is_released(world: World, stages: tuple[StageSpec, ...]) -> None:
     world.go_on.set()
     world.place(ring("r", stages))
     await world.until(LoadState.READY)
@@ -216,7 +214,7 @@ async def test_nobody_holds_on_to_weights_when_memory_is_given_back(
     assert world.rings.idle() == ()
 
 
-async def test_weights_that_no_ring_needs_stay_until_a_ring_needs_them_again(world: World) -> None:
+async def test_idle_weights_stay_for_the_next_ring(world: World) -> None:
     world.go_on.set()
     world.place(ring("one", FIRST))
     await world.until(LoadState.READY)
@@ -231,7 +229,7 @@ async def test_weights_that_no_ring_needs_stay_until_a_ring_needs_them_again(wor
 
 
 @pytest.mark.slow
-async def test_idle_weights_make_room_from_the_one_that_was_unused_for_longest(world: World) -> None:
+async def test_the_least_recently_used_idle_weights_are_unloaded_first(world: World) -> None:
     world.go_on.set()
     for start in (2, 1, 3):
         world.place(ring(f"from {start}", (StageSpec("b", 0, start), StageSpec("a", start, 4))))
@@ -247,7 +245,7 @@ async def test_idle_weights_make_room_from_the_one_that_was_unused_for_longest(w
     assert world.loads.count("1-4") == 1
 
 
-async def test_room_is_made_before_anything_is_loaded(world: World) -> None:
+async def test_idle_weights_are_unloaded_before_others_are_loaded(world: World) -> None:
     world.go_on.set()
     world.place(ring("one"))
     await world.until(LoadState.READY)
@@ -268,7 +266,7 @@ async def test_rings_that_need_the_same_layers_load_them_once(world: World) -> N
     assert world.loads == ["0-4", "closed"]
 
 
-async def test_a_ring_goes_on_with_the_load_of_the_one_that_it_replaces(world: World) -> None:
+async def test_a_ring_continues_the_load_of_the_ring_that_it_replaces(world: World) -> None:
     world.go_on.set()
     world.place(ring("one"))
     await world.begun.wait()
@@ -281,7 +279,7 @@ async def test_a_ring_goes_on_with_the_load_of_the_one_that_it_replaces(world: W
     assert world.loads == ["0-4", "closed"]
 
 
-async def test_a_load_that_nobody_needs_any_more_is_broken_off_before_memory_is_given_back(world: World) -> None:
+async def test_an_unwanted_load_is_cancelled_before_memory_is_released(world: World) -> None:
     world.go_on.set()
     world.place(ring("one"))
     await world.begun.wait()
@@ -294,7 +292,7 @@ async def test_a_load_that_nobody_needs_any_more_is_broken_off_before_memory_is_
     assert world.loads == ["0-4", "closed", "0-2", "closed"]
 
 
-async def test_a_load_that_was_broken_off_while_it_fetched_can_be_begun_again(world: World) -> None:
+async def test_a_load_that_was_cancelled_while_fetching_can_begin_again(world: World) -> None:
     world.place(ring("one"))
     await world.until(LoadState.FETCHING)
     world.place()
@@ -306,7 +304,7 @@ async def test_a_load_that_was_broken_off_while_it_fetched_can_be_begun_again(wo
 
 
 async def begun(world: World, *rings: Ring) -> None:
-    """The rings hold, and have begun, so that they have KV."""
+    """Place rings and wait until they have begun, so that they have KV."""
     world.go_on.set()
     world.place(*rings)
     await world.ready(*(each.id for each in rings))
@@ -319,7 +317,7 @@ async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
     await world.until()
     assert world.rings.kv_bytes() == KV
     await begun(world, ring("two"))
-    assert world.rings.kv_bytes() == 0, "the second ring has it now; the fake's own is not counted"
+    assert world.rings.kv_bytes() == 0, "the second ring has taken it over; the fake does not count its own"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +325,7 @@ async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
     [replace(ring("two"), context=256), replace(ring("two"), max_sessions=1)],
     ids=["a shorter context", "fewer sessions"],
 )
-async def test_no_kv_is_kept_for_a_ring_for_which_less_is_set_aside(world: World, other: Ring) -> None:
+async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, other: Ring) -> None:
     await begun(world, ring("one", SECOND))
     world.rings._parts["one"]._runner.inherit(())  # its first frame
     world.place()
@@ -346,8 +344,8 @@ async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> N
     assert world.rings.kv_bytes() == 0
 
 
-async def test_kv_that_is_kept_goes_before_any_weights_do(world: World) -> None:
-    """Beside the idle half there is room for the other model, but not for its KV, too."""
+async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> None:
+    """There is room for the idle weights and the other model, but not for the kept KV, too."""
     await begun(world, ring("one", SECOND))
     world.rings._parts["one"]._runner.inherit(())
     await begun(world, ring("two", FIRST, model="other"))
@@ -355,7 +353,7 @@ async def test_kv_that_is_kept_goes_before_any_weights_do(world: World) -> None:
     assert world.rings.kv_bytes() == 0
 
 
-async def test_frames_of_a_ring_that_this_node_is_about_to_hold_wait_for_it(world: World) -> None:
+async def test_frames_wait_for_a_ring_that_has_not_begun_here(world: World) -> None:
     world.go_on.set()
     waiting = asyncio.create_task(world.rings.frames(frames_of("soon"), Caller("192.168.1.5")))
     await asyncio.sleep(0)
