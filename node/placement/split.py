@@ -49,22 +49,22 @@ def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, 
     The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and bounds.
     """
     bounds, stages = boundaries(spec), len(room)
-    # By bound, the best way for the stages so far to end there: (work of the slowest stage, ends).
-    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    # By the end of the stages so far, their best split: (work of the slowest stage, ends).
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, limit in enumerate(room):
         driver = stage == 0
         last = len(bounds) - (stages - stage)  # each later stage needs a layer, too
         first_end = last if stage == stages - 1 else 1
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for begin, (slowest, ends) in ways.items():
+        for begin, (slowest, ends) in best.items():
             for end in range(max(begin + 1, first_end), last + 1):
                 if costs.stage(bounds[begin], bounds[end], driver=driver) > limit:
                     break
                 work = costs.work(bounds[begin], bounds[end], driver=driver)
-                way = (max(slowest, work), (*ends, bounds[end]))
-                longer[end] = min(way, longer.get(end, way))
-        ways = longer
-    return ways[len(bounds) - 1][1] if ways else None
+                candidate = (max(slowest, work), (*ends, bounds[end]))
+                longer[end] = min(candidate, longer.get(end, candidate))
+        best = longer
+    return best[len(bounds) - 1][1] if best else None
 
 
 def may_fit(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> bool:

@@ -30,7 +30,7 @@ class Network:
         self.slowest_s = 0.2
         self.side: dict[str, int] = {}
         """Nodes on different sides do not hear each other."""
-        self.cut: set[frozenset[str]] = set()
+        self.unreachable: set[frozenset[str]] = set()
         """Pairs that do not hear each other, though others hear both."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -45,7 +45,7 @@ class Network:
         self.now = until
 
     def connected(self, a: str, b: str) -> bool:
-        return self.side.get(a, 0) == self.side.get(b, 0) and frozenset((a, b)) not in self.cut
+        return self.side.get(a, 0) == self.side.get(b, 0) and frozenset((a, b)) not in self.unreachable
 
     def send(self, a: str, b: str, deliver: Callable[[], None]) -> None:
         if self.connected(a, b) and self.rng.random() >= self.loss:
@@ -210,7 +210,7 @@ class World:
 def chaos_step(world: World) -> None:
     rng, net = world.net.rng, world.net
     machine = rng.choice(list(world.machines.values()))
-    match rng.choice(["stop", "start", "start", "split", "cut", "heal", "weather", "memory", "poison"]):
+    match rng.choice(["stop", "start", "start", "split", "break", "heal", "weather", "memory", "poison"]):
         case "stop":
             machine.stop(rng.choice(["silence", "reset", "ended", "goodbye"]))
         case "start" if not machine.process:
@@ -218,11 +218,11 @@ def chaos_step(world: World) -> None:
         case "split":
             net.side = {name: rng.randrange(rng.choice([2, 3])) for name in world.machines}
             world.tell(f"split {net.side}")
-        case "cut":
-            net.cut.add(frozenset(rng.sample(list(world.machines), 2)))
-            world.tell(f"cut {net.cut}")
+        case "break":
+            net.unreachable.add(frozenset(rng.sample(list(world.machines), 2)))
+            world.tell(f"unreachable {net.unreachable}")
         case "heal":
-            net.side, net.cut = {}, set()
+            net.side, net.unreachable = {}, set()
             world.tell("heal")
         case "weather":
             net.loss, net.slowest_s = rng.choice([0.0, 0.05, 0.3]), rng.choice([0.002, 0.2, 1.0])
@@ -253,7 +253,7 @@ def simulate(seed: int, *, loud: bool = False) -> None:
         world.run(rng.uniform(0.1, 3))
         chaos_step(world)
     world.chaos = False
-    world.net.loss, world.net.slowest_s, world.net.cut = 0.0, 0.05, set()
+    world.net.loss, world.net.slowest_s, world.net.unreachable = 0.0, 0.05, set()
     if rng.random() < 0.7:
         world.net.side = {}
     if rng.random() < 0.7:
@@ -347,7 +347,7 @@ def test_two_heads_of_one_term_settle_on_the_better_rank():
 @pytest.mark.parametrize("seed", range(40))
 def test_a_link_that_never_works_brings_no_quarrel(seed):
     world = World(seed, 3)
-    world.net.cut = {frozenset(("n0", "n2"))}
+    world.net.unreachable = {frozenset(("n0", "n2"))}
     world.start_all()
     world.run(12)
     assert world.net.now - world.changed_at > CALM_S

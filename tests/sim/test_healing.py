@@ -142,7 +142,7 @@ def test_nodes_that_lose_each_other_for_good_are_no_ring_any_more(world):
     world.run(0.5)
     assert 0 < len(ask.tokens) < 80
 
-    world.net.cut = {pair}
+    world.net.unreachable = {pair}
     world.net.review()
 
     assert world.until(lambda: world.ended(ask), 20.0)

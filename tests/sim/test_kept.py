@@ -76,11 +76,11 @@ def a_driver_comes_back(seed: int) -> bool:
         gone, asked = (world.ask(gateway.process, max_tokens=80) for _ in range(2))
         assert world.until(lambda: (len(gone.tokens) > 20 and len(asked.tokens) > 20) or asked.finished, 20.0)
         gone.task.get_loop().call_soon(gone.task.cancel)
-        world.net.cut.add(frozenset(machine.name for machine in others))
+        world.net.unreachable.add(frozenset(machine.name for machine in others))
         driver.kill()
         driver.start()
         world.run(1.0)
-        world.net.cut.clear()
+        world.net.unreachable.clear()
         assert world.until(lambda: asked.finished, 30.0)
         assert not world.timeline.violations
         return ring(gateway).stages == before.stages

@@ -100,15 +100,15 @@ def apart() -> Iterator[tuple[World, Ring]]:
         assert not world.timeline.violations
 
 
-def cut(world: World, one: str, other: str) -> None:
-    world.net.cut.add(frozenset({one, other}))
+def break_path(world: World, one: str, other: str) -> None:
+    world.net.unreachable.add(frozenset({one, other}))
     world.net.review()
     world.run(10.0)
 
 
 def test_a_ring_serves_a_gateway_that_does_not_reach_all_of_its_stages(apart):
     world, ring = apart
-    cut(world, "n2", ring.stages[1].node)
+    break_path(world, "n2", ring.stages[1].node)
     asked = world.ask(world.machines["n2"].process, max_tokens=20)
     assert world.until(lambda: world.ended(asked), 2.0)
     assert asked.finished
@@ -116,12 +116,12 @@ def test_a_ring_serves_a_gateway_that_does_not_reach_all_of_its_stages(apart):
 
 def test_a_gateway_that_does_not_reach_the_driver_says_so_at_once(apart):
     world, ring = apart
-    cut(world, "n2", ring.driver)
+    break_path(world, "n2", ring.driver)
     asked = world.ask(world.machines["n2"].process, max_tokens=20)
     assert world.until(lambda: world.ended(asked), 2.0)
     assert asked.error.code == "peer_unavailable"
     assert ring.driver in asked.error.message
-    world.net.cut.clear()
+    world.net.unreachable.clear()
     world.net.review()
     world.run(10.0)
     again = world.ask(world.machines["n2"].process, max_tokens=20)

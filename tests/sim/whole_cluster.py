@@ -113,7 +113,7 @@ def _gentle(world: World, rng: random.Random) -> None:
 def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None:
     """One fault of a machine that is not the gateway, or of the path between two of them."""
     machine = rng.choice(others)
-    ways = ("cut off", "cut", "apart", "weather", "reset", "reset")
+    ways = ("isolate", "break", "apart", "weather", "reset", "reset")
     match rng.choice(["kill", "kill", "plug", "leave", "stop", "back", *ways]):
         case "kill":
             machine.kill()
@@ -123,16 +123,16 @@ def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None
             machine.leave()
         case "stop":
             machine.stop(rng.uniform(0.1, 8.0))
-        case "cut off":
+        case "isolate":
             world.net.side = {machine.name: 1}
             world.net.review()
             world.timeline.after(rng.uniform(0.1, 12), lambda: _heal(world))
-        case "cut":
-            world.net.cut = {frozenset(rng.sample(list(world.machines), 2))}
+        case "break":
+            world.net.unreachable = {frozenset(rng.sample(list(world.machines), 2))}
             world.net.review()
             world.timeline.after(rng.uniform(0.1, 2), lambda: _heal(world))
         case "apart":
-            world.net.cut = {frozenset(each.name for each in rng.sample(others, 2))}
+            world.net.unreachable = {frozenset(each.name for each in rng.sample(others, 2))}
             world.net.review()
             world.timeline.after(rng.uniform(2, 40), lambda: _heal(world))
         case "weather":
@@ -150,7 +150,7 @@ def _one_mishap(world: World, rng: random.Random, others: list[Machine]) -> None
 
 def _heal(world: World) -> None:
     world.tell("healed")
-    world.net.side, world.net.cut = {}, set()
+    world.net.side, world.net.unreachable = {}, set()
     world.net.review()
 
 
@@ -219,7 +219,7 @@ def _mishap(world: World, rng: random.Random) -> None:
 
 
 RARE = ("memory", "poison", "disk", "sick")
-NETWORK = ("split", "cut", "heal", "weather")
+NETWORK = ("split", "break", "heal", "weather")
 
 
 def _network_mishap(world: World, rng: random.Random, mishap: str) -> None:
@@ -227,10 +227,10 @@ def _network_mishap(world: World, rng: random.Random, mishap: str) -> None:
     match mishap:
         case "split":
             net.side = {name: rng.randrange(2) for name in world.machines}
-        case "cut":
-            net.cut.add(frozenset(rng.sample(list(world.machines), 2)))
+        case "break":
+            net.unreachable.add(frozenset(rng.sample(list(world.machines), 2)))
         case "heal":
-            net.side, net.cut = {}, set()
+            net.side, net.unreachable = {}, set()
         case "weather":
             net.weather = Weather(
                 loss=rng.choice([0.0, 0.05, 0.3]),
@@ -239,7 +239,7 @@ def _network_mishap(world: World, rng: random.Random, mishap: str) -> None:
                 frame_faults=rng.choice([0.0, 0.0, 0.02]),
                 hiccups=rng.choice([0.0, 0.02, 0.2]),
             )
-    world.tell(f"network: sides {net.side}, cut {sorted(map(sorted, net.cut))}, {net.weather}")
+    world.tell(f"network: sides {net.side}, unreachable {sorted(map(sorted, net.unreachable))}, {net.weather}")
     net.review()
 
 

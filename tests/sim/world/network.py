@@ -48,7 +48,7 @@ class Network:
         """By address."""
         self.side: dict[str, int] = {}
         """Machines on different sides do not reach each other."""
-        self.cut: set[frozenset[str]] = set()
+        self.unreachable: set[frozenset[str]] = set()
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
         self.sick: dict[str, str] = {}
@@ -66,7 +66,9 @@ class Network:
     def connected(self, a: Machine, b: Machine) -> bool:
         if not (a.powered and b.powered):
             return False
-        return self.side.get(a.name, 0) == self.side.get(b.name, 0) and frozenset((a.name, b.name)) not in self.cut
+        return (
+            self.side.get(a.name, 0) == self.side.get(b.name, 0) and frozenset((a.name, b.name)) not in self.unreachable
+        )
 
     def review(self) -> None:
         """Called when cables have changed, or a process was stopped or continued."""
