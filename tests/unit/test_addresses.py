@@ -1,4 +1,4 @@
-"""What counts as one's own network."""
+"""Addresses and names of one's own network."""
 
 import random
 

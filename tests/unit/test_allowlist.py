@@ -1,4 +1,4 @@
-"""Which models a request may have loaded, at the gateway that it comes to and at the head that is asked for them."""
+"""`--allow-model`, at the gateway that gets a request and at the head."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +72,7 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
 
 
 def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
-    """And what it has asked the head for."""
+    """Return a gateway and the models for which it has asked the head."""
     asked: list[str] = []
 
     async def want(model: str) -> None:

@@ -1,4 +1,4 @@
-"""Which ring takes a request."""
+"""The choice of a ring for a request."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +82,7 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=3), st.floats(0, 1)), max_size=30))
 def test_no_ring_gets_much_more_than_another(asked):
-    """However alike the prompts are: one that leads by more than the imbalance gets no more."""
+    """Even if all prompts are alike: a ring that leads by more than the imbalance gets no more requests."""
     balancer, counts = Balancer(), {"a": 0, "b": 0, "wide": 0}
     for blocks, now in sorted(asked, key=lambda one: one[1]):
         tokens = [token for block in blocks for token in [block] * BLOCK]

@@ -1,4 +1,4 @@
-"""Who may say what: a placement is the head's to tell, frames the stage before's, and a node's state its own."""
+"""Accepted callers: a placement from the head, frames from the preceding stage, a node's state from that node."""
 
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_the_head_alone_takes_a_node_out_of_use():
         service.set_draining("c", Caller("10.0.0.98", "b"), draining=True)
     assert not asked
     service.set_draining("c", Caller("10.0.0.97", "a"), draining=True)
-    service.set_draining("c", Caller("10.0.0.98"), draining=False)  # without a secret nobody can be told from the head
+    service.set_draining("c", Caller("10.0.0.98"), draining=False)  # anybody may be head without a secret
     assert asked == [True, False]
 
 
@@ -89,7 +89,7 @@ def test_the_head_alone_takes_a_node_out_of_use():
     ],
 )
 async def test_frames_are_taken_from_the_stage_before(caller, taken):
-    """By its certificate; without a secret, from its addresses, and from where its heartbeats come."""
+    """By its certificate; without a secret, by its addresses and the address of its heartbeats."""
     known = book()
     known.note_caller("b", "192.168.7.7")
     known.note_caller("stranger", "10.0.0.66")

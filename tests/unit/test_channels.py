@@ -1,4 +1,4 @@
-"""An answer is split at its markers, however it is cut into tokens."""
+"""An answer is split at its markers, however it is divided into tokens."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def glyphs(tokens):
 
 
 def split(tokens, channel="normal"):
-    """Each stretch as (channel, symbols, marker's target), pieces of one stretch joined."""
+    """Return each section as (channel, symbols, marker's target), with its pieces joined."""
     channels = Channels(TURNS, channel)
     pieces = [piece for token in tokens for piece in channels.push(token)] + channels.finish()
     joined = []

@@ -1,4 +1,4 @@
-"""How many descriptors a node takes, and what it does when there is none."""
+"""The limit of file descriptors, and a node without free ones."""
 
 import errno
 import logging
@@ -55,7 +55,7 @@ def test_no_import_lowers_the_limit():
 
 @pytest.fixture
 def none_left():
-    """This process can open nothing more."""
+    """This process can't open any more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

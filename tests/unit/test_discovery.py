@@ -22,10 +22,11 @@ from node.core.types import NodeInfo, PeerHint
 
 LOOPBACK = ("127.0.0.1",)
 WAIT_S = 10.0
-"""The first question asks for an answer to its sender, which another program on the port may get; and what was said to all
-within the last second is not said to all again. So an answer takes two seconds, and more on a busy machine."""
+"""The first query asks for a unicast answer, which another program on the port may get; and answers multicast within
+the last second are not repeated. So an answer takes two seconds, and more on a busy machine.
+"""
 RUN = uuid.uuid4().hex[:8]
-"""Names are this run's alone: other runs on this machine hear its mDNS."""
+"""Makes this run's names unique: other runs on this machine hear its mDNS."""
 NAME = f"discovery-{RUN}"
 
 
@@ -54,7 +55,7 @@ class Started:
         self.heard.notify()
 
     async def hears(self, node: str, port: int, *more: str) -> None:
-        """Of a node, at that port, on loopback and at `more` addresses."""
+        """Wait for a hint of the node at that port, on loopback and at `more` addresses."""
         while not any(_is_at(each, node, port, {*LOOPBACK, *more}) for each in self.hints):
             assert await self.heard.wait(WAIT_S), f"{node} is not heard at {port}: {self.hints}"
 
@@ -70,7 +71,7 @@ async def started(*nodes: NodeInfo, fingerprint: str = "") -> AsyncIterator[list
 
 
 async def address_of(host: str, within_s: float = WAIT_S) -> list[str]:
-    """Returns at once when there is one."""
+    """Resolve a host's addresses; return as soon as there is one."""
     zeroconf = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
     found = AddressResolver(host)
     await found.async_request(zeroconf.zeroconf, within_s * 1000)
@@ -170,7 +171,7 @@ async def until(ask: Callable[[], object]) -> None:
 
 
 async def test_multicast_that_works_later_is_found_out(monkeypatch, caplog):
-    """As when a person gives the permission."""
+    """As when the user grants the permission."""
     works, tries = AsyncZeroconf, []
 
     def at_the_third_try(*args: Any, **options: Any) -> AsyncZeroconf:
@@ -190,7 +191,7 @@ async def test_multicast_that_works_later_is_found_out(monkeypatch, caplog):
 
 
 async def test_why_a_name_is_not_advertised_is_told(caplog):
-    """Also by an error that has no text."""
+    """Also for an error without text."""
     async with started(info("a")) as (a,):
         zeroconf = a.discovery._zeroconf
         assert zeroconf
@@ -210,7 +211,7 @@ async def test_a_head_that_ends_while_it_takes_the_name_says_nothing_of_it(caplo
 
 
 async def test_who_hears_nothing_tries_again(monkeypatch, caplog):
-    """Where a program may not use the network, it may well open sockets."""
+    """A program without permission for the network may still be able to open sockets."""
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.setattr(module, "_DEAF_S", 0.2)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
@@ -234,7 +235,7 @@ def adverts(first: int, count: int, *, suffix: str = SERVICE) -> bytes:
 
 
 def heard_by(found: Started) -> asyncio.DatagramProtocol:
-    """Takes packets as from the network."""
+    """Return the protocol that takes packets as from the network."""
     zeroconf = found.discovery._zeroconf
     assert zeroconf
     protocol: Any = zeroconf.zeroconf.engine.readers[0].transport.get_protocol()
@@ -243,7 +244,7 @@ def heard_by(found: Started) -> asyncio.DatagramProtocol:
 
 @pytest.mark.slow
 async def test_a_flood_of_names_stops_the_listening_for_a_while(monkeypatch, caplog):
-    """And what was remembered of it is forgotten."""
+    """What it heard before is forgotten."""
     monkeypatch.setattr(module, "RETRY_S", 0.5)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
     monkeypatch.setattr(multicast_limiter, "BURST_S", 1e9)
@@ -298,7 +299,7 @@ async def test_an_address_that_this_machine_lacks_is_passed_over(caplog):
 
 
 async def refused(by: Started, *nodes: str) -> dict[str, str]:
-    """Why each is refused, once it is these."""
+    """Wait until exactly these nodes are refused; return the reasons."""
     async with asyncio.timeout(WAIT_S):
         while True:
             reasons = {peer.report.info.name: peer.reason for peer in by.discovery.refused}

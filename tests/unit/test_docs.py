@@ -1,4 +1,4 @@
-"""What the documents say of the program is what the program says of itself."""
+"""The documents agree with the program."""
 
 import json
 import re
@@ -34,12 +34,12 @@ def prose(page: str) -> str:
 
 
 def code(page: str) -> str:
-    """All that is written as code: blocks and what stands in backticks."""
+    """All code in a page: blocks and text in backticks."""
     return "\n".join([*BLOCK.findall(page), *re.findall(r"`([^`\n]+)`", prose(page))])
 
 
 def anchors(page: str) -> set[str]:
-    """The names that a page's headings have in links."""
+    """The anchors of a page's headings."""
     kept = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in HEADING.findall(prose(page)))
     return {heading.strip().replace(" ", "-") for heading in kept}
 
@@ -117,7 +117,7 @@ def test_every_error_has_its_status() -> None:
 
 
 def cells(section: str, page: str) -> set[str]:
-    """What stands in backticks in the first column of a section's tables."""
+    """Names in backticks in the first column of a section's tables."""
     whole = page.partition(f"\n{section}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|([^|]+)\|", whole, re.MULTILINE)
     return {name.partition(".")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)}

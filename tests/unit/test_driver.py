@@ -1,4 +1,4 @@
-"""A driver of a ring of one node, with a runner that fails at chosen tokens."""
+"""A driver of a ring of one node, with a runner that fails on demand."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.computed = 0
-        """Tokens."""
+        """Number of tokens."""
 
     def run_alone(
         self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
@@ -122,7 +122,9 @@ async def test_a_failed_row_ends_only_its_session() -> None:
 
 
 async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other_sessions() -> None:
-    """Its own session gets the error. The others get `ring_lost` and continue on the next ring of the same layers."""
+    """The failed session gets the error; the others are returned, and continue with the next ring
+    of the same layers.
+    """
     runner, prompt = FakeRunner(), tuple(range(20, 120))
     async with driven(runner) as driver:
         stream = driver.generate(GenerateRequest("x", "m", prompt, 60))

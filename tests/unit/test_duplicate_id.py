@@ -1,4 +1,4 @@
-"""Two processes of one key find each other out, and the younger gives way; nobody else can make a node do so."""
+"""Two processes with one key detect each other, and the younger gives way; nobody without the key can cause that."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ KEY = new_key()
 
 
 class Network:
-    """Who is where."""
+    """The processes by address."""
 
     def __init__(self) -> None:
         self.there: dict[str, Any] = {}
@@ -99,7 +99,7 @@ async def settled() -> None:
 @pytest.mark.parametrize("port", [1, 7])
 @pytest.mark.parametrize("incarnation", [3, 9])
 async def test_of_two_the_younger_gives_way_whoever_is_told(told: int, port: int, incarnation: int) -> None:
-    """On another machine with the same port or another; whichever was started more often."""
+    """On another machine, with the same port or another; whichever was started more often."""
     network = Network()
     older = network.start("10.0.0.1", 1000, incarnation=5)
     younger = network.start("10.0.0.2", 2000, port=port, incarnation=incarnation)
@@ -125,7 +125,7 @@ async def test_clocks_that_agree_to_the_millisecond_still_leave_one() -> None:
 
 
 async def test_a_node_is_not_its_own_duplicate() -> None:
-    """Whatever leads to it: an old port, a machine in between that passes on what it is asked."""
+    """Whatever leads to it: an old port, or a machine in between that passes requests on."""
     network = Network()
     own = network.start("10.0.0.1", 1000)
     network.there["10.0.0.9:1"] = network.there["10.0.0.1:5"] = own
@@ -142,7 +142,7 @@ async def test_a_node_is_not_its_own_duplicate() -> None:
 
 
 async def test_nobody_without_the_key_is_a_duplicate() -> None:
-    """In an open cluster anybody may say that it has this id."""
+    """In an open cluster, any machine may claim this id."""
     network = Network()
     own = network.start("10.0.0.1", 1000, incarnation=5)
     liar = network.start("10.0.0.2", 1, incarnation=99, key=new_key())

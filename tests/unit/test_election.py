@@ -24,7 +24,7 @@ def node(name: str, usable: int = 16, term: int = 0, head: str = "", fence: Fenc
 
 
 def settled(term: int = 0, *others: NodeReport, name: str = "b") -> Election:
-    """An election of node b, past its settling time, among others that have no head."""
+    """An election of node b, past its settling time, with other nodes and no head."""
     election = Election(name, term)
     election.tick(-10.0, [node(name, usable=1), node("~best", usable=99), *others])
     return election
@@ -90,7 +90,7 @@ def test_a_head_that_gave_up_or_restarted_is_lost():
 
 
 def test_nobody_waits_for_a_head_that_restarted():
-    """It would settle first, for two seconds in which the cluster has no head."""
+    """Otherwise it would settle first, for two seconds in which the cluster has no head."""
     alive = [node("b", fence=Fence(7, 3)), node("d", 8, 7, "c", Fence(7, 3)), node("c", 99, 7, "")]
     assert follower("c", 7).tick(1.0, alive) == [HeadLost("c", 7), PersistTerm(8), BecameHead(8)]
 

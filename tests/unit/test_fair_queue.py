@@ -1,4 +1,4 @@
-"""The next session is of the client with the fewest computed tokens, and the first of its sessions that came."""
+"""Admit the next request, which costs this many tokens."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A node gets model files: downloads that are broken off, and two that want the same one."""
+"""A node gets model files: interrupted downloads, and two downloads of the same model."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ SHARD = Shard(ID, 1, 3, NEW)
 
 
 class SlowHub:
-    """Tells how far it is until it is stopped."""
+    """Reports progress until it is stopped."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

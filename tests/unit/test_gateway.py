@@ -1,4 +1,4 @@
-"""A gateway has one process for the texts of each model that is served, whoever asks for it and hangs up."""
+"""A gateway has one process for the texts of each served model, whichever clients ask for it or hang up."""
 
 import asyncio
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ async def gateway(sandbox_server):
 
 @pytest.fixture
 def processes(sandbox_server):
-    """How many have come and are here."""
+    """Count the new processes."""
     server = psutil.Process(sandbox_server._process.pid)
     before = {each.pid for each in server.children()}
 

@@ -1,4 +1,4 @@
-"""When a better placement is taken, when a ring has retired, and when a node may leave."""
+"""When a better placement is adopted, when a ring has retired, and when a node may leave."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_a_busy_ring_has_its_time_to_finish_from_when_another_is_ready():
     assert handover.remaining(early, 0.0) == BOTH
     assert handover.remaining(busy, 100.0) == BOTH
     assert handover.remaining(busy, 99.9 + FINISH_S) == BOTH
-    assert handover.remaining(early, 100.0 + FINISH_S) == BOTH  # the other has trouble: the time begins anew
+    assert handover.remaining(early, 100.0 + FINISH_S) == BOTH  # the other ring has failed, so the time begins anew
     assert handover.remaining(busy, 101.0 + FINISH_S) == BOTH
     assert handover.remaining(busy, 101.0 + 2 * FINISH_S) == (NEW,)
 

@@ -1,4 +1,4 @@
-"""What the head answers while it is still looking for models."""
+"""The head's answers while it is still looking for models."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 
 
 class Specs:
-    """Finds no model but those of `huge/`, which fit nowhere, and of `small/`, of which one fits, once it is let go on."""
+    """Finds only models of `huge/`, which fit nowhere, and of `small/`, of which one fits, once `go_on` is set."""
 
     def __init__(self):
         self.go_on = asyncio.Event()
@@ -54,7 +54,7 @@ def head_and(specs) -> tuple[Head, Agent]:
 
 @contextlib.asynccontextmanager
 async def elected(monkeypatch):
-    """A head, alone, and what it asks about models."""
+    """A single node as head, and its requests for descriptions of models."""
     monkeypatch.setattr("node.cluster.election.Election.is_head", True)
     specs = Specs()
     head, agent = head_and(specs)
@@ -78,7 +78,7 @@ async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
 
 
 async def hung_up(head, models):
-    """Ask for models and hang up at once."""
+    """Ask for models, and cancel at once."""
     tasks = [asyncio.create_task(head.want(model)) for model in models]
     await asyncio.sleep(0)
     for task in tasks:
@@ -126,7 +126,7 @@ async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
 
 
 async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):
-    """As one that has just taken over, and waits for nodes that bring rings."""
+    """As a head that has just taken over, and waits for nodes that bring rings."""
     monkeypatch.setattr("node.cluster.election.Election.is_head", True)
     head, agent = head_and(Specs())
     agent.touch()
@@ -143,7 +143,7 @@ async def test_no_other_head_says_where_epochs_begin(monkeypatch):
 
 
 async def test_nothing_is_worked_out_twice(monkeypatch):
-    """The head looks each second; most often nothing has happened."""
+    """The head plans every second; mostly nothing has changed."""
     placed = []
     monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
     monkeypatch.setattr("node.cluster.head.REPLAN_S", 0.001)
@@ -165,7 +165,7 @@ async def test_nothing_is_worked_out_twice(monkeypatch):
 
 
 async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
-    """Else those who wait for one and those who wait for the other would take the room from each other without end."""
+    """Otherwise requests for one model and for the other would evict each other's model without end."""
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
     async with elected(monkeypatch) as (head, agent, specs):
         specs.go_on.set()
@@ -174,6 +174,6 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         with pytest.raises(NoCapacity):
             await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/first"]
-        monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # nobody waits for it any more
+        monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # no request waits for it any more
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]

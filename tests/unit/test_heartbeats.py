@@ -1,4 +1,4 @@
-"""Which nodes are called, where and when: hints, adverts, --peer, heartbeats, and connections that are lost."""
+"""Which nodes are called, where and when: hints, adverts, --peer, heartbeats, and lost connections."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ MIXED = ("192.168.1.5", "8.8.8.8", "127.0.0.1", "100.64.0.9", "2a02::5", "fd00::
 
 
 class Client:
-    """Remembers who was called; those of `answers` do."""
+    """Records calls; only peers in `answers` answer."""
 
     def __init__(self, answers=()):
         self.answers = answers
@@ -78,7 +78,7 @@ def book(client=None, *, interfaces=(ETHERNET,), anywhere=False):
 
 
 def agent(**more):
-    """In place of an Agent, for which all nodes are alive."""
+    """In place of an Agent; by default all nodes are alive."""
     usual = {
         "info": report("me").info,
         "news": Signal(),
@@ -117,7 +117,7 @@ async def until(ask):
     ],
 )
 def test_addresses_that_may_be_called(anywhere, interface, kept):
-    """Without a secret those of one's own network; names, which a peer could have lead anywhere, never."""
+    """Without a secret, only addresses of one's own network; never names, which a peer could make lead anywhere."""
     known = book(interfaces=(interface,), anywhere=anywhere)
     known.add(PeerHint("peer", MIXED, 7001))
     assert known.hint_of("peer").addresses == kept
@@ -136,7 +136,7 @@ async def test_an_advert_does_not_take_away_a_way_that_works():
 
 
 async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
-    """Without mDNS nobody else tells."""
+    """Without mDNS, only the node itself can say where it is."""
     client = Client(["192.168.1.5:7001"])
     known, own = book(client), agent()
     known.add(PeerHint("peer", ("192.168.1.5",), 7001))
@@ -171,7 +171,7 @@ def test_of_a_node_that_started_anew_at_another_port_no_connection_is_left():
     ("answered", "refusing", "gone"), [(True, True, True), (True, False, False), (False, True, False)]
 )
 async def test_a_node_is_gone_when_its_port_is_closed_where_it_once_answered(answered, refusing, gone):
-    """Elsewhere another machine may have the address by now."""
+    """If it never answered there, another machine may have the address."""
     told = asyncio.Queue()
     own = agent(unreachable=lambda _, gone_at=None: told.put_nowait(gone_at))
     client = Client(["192.168.1.5:7001"] if answered else [])
@@ -206,7 +206,7 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
 
 
 async def test_invented_nodes_are_tried_one_after_the_other(monkeypatch):
-    """So many at once; those that are heard do not wait for them."""
+    """A limited number at once; nodes that were heard before do not wait for them."""
     monkeypatch.setattr(module, "UNHEARD_INTERVAL_S", 1000.0)
     client = Client()
     own = agent(state_of=lambda node: NodeState.ALIVE if node == "peer" else None)
@@ -248,7 +248,7 @@ async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
 
 
 async def test_of_an_address_that_a_node_has_no_longer_no_connection_for_heartbeats_is_left():
-    """A ring may still use it."""
+    """Other connections stay: a ring may still use them."""
     client = Client()
     known = book(client)
     known.add(PeerHint("peer", ("192.168.1.5", "192.168.1.6"), 7001))
@@ -274,7 +274,7 @@ async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
             known.forget("peer")
             assert known.links() == ()
             known.add(hint)
-            own.news.notify()  # of the old tasks some would see the new hint, and some not
+            own.news.notify()  # some old tasks would see the new hint, and some would not
             await until(known.links)
             await until(lambda: contact_tasks() == first)
         known.forget("peer")
@@ -282,7 +282,7 @@ async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
 
 
 async def test_a_node_may_be_forgotten_while_it_is_heard():
-    """As when it is told that too many others are there."""
+    """As happens when too many other nodes are added."""
     client = Client(["192.168.1.5:7001"])
     known = book(client)
     own = agent(heard=lambda _: known.forget("peer"))
@@ -368,7 +368,7 @@ async def test_an_advert_that_is_passed_over_is_told_of_once_and_not_for_ever(ca
 
 
 async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
-    """Under `--peer` any member may answer in any name; its state is heard where it has to prove that name."""
+    """At a `--peer` any member may answer in any name. Its state counts only where it has to prove that name."""
     told, called = [], []
 
     class Member(Client):
@@ -385,7 +385,7 @@ async def test_what_is_said_where_anybody_may_be_is_a_hint_only():
 
 
 class Cables(Client):
-    """At some addresses nobody says anything any more, as after a cable was pulled: each call there ends by its timeout."""
+    """Some addresses fall silent, as after a cable was pulled: each call there times out."""
 
     def __init__(self, answers):
         super().__init__(answers)
@@ -405,7 +405,7 @@ THREE = ("169.254.1.5", "169.254.1.6", "192.168.1.5")
 
 
 async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up():
-    """And what waits on the way that is lost is told so, once it is sure that the other one works."""
+    """Calls that wait on the lost path are ended as soon as another one works."""
     peers = [f"{address}:7001" for address in THREE]
     client, heard = Cables(peers), asyncio.Event()
     own = agent(heard=lambda _: heard.set())

@@ -152,7 +152,7 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, text):
         open_data_directory(tmp_path)
     assert "Delete it" in caught.value.hint
     (tmp_path / "node.json").unlink()
-    open_data_directory(tmp_path).close()  # the error left no lock behind
+    open_data_directory(tmp_path).close()  # the failed call released its lock
 
 
 @pytest.mark.parametrize("count", [-1, (1 << 53) - 1, 1 << 52, 1 << 64])

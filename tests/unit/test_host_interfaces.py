@@ -122,7 +122,7 @@ def test_linux_kinds(tmp_path, made, kind):
 
 
 def test_this_machine():
-    """Whatever it is, it has addresses, they are its own, and it knows the way to itself."""
+    """On any machine: it has addresses, they are its own, and it finds the interface to itself."""
     found = local_interfaces()
     assert all(can_bind(address) for interface in found for address in interface.addresses)
     loopback = local_interfaces(host="127.0.0.1")

@@ -1,4 +1,4 @@
-"""How a process is told to end, and ends though its loop or its threads never do."""
+"""How a process is told to stop, and ends although its loop or its threads never do."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 WITHIN_S = 20.0
-"""Generous: the process has a second."""
+"""Generous: the process has one second."""
 BEGIN = """
 import asyncio, concurrent.futures, threading, time
 from node.host.shutdown import exit_within, on_signals
@@ -71,7 +71,7 @@ def test_the_second_ends_a_process_whose_loop_is_held_up():
     with running(BLOCKED) as process:
         for number in (signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
-        # Two that come at the same moment are two.
+        # Two signals at the same moment count as two.
         assert process.wait(WITHIN_S) == 0
 
 

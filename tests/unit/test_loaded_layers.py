@@ -1,4 +1,4 @@
-"""Layers that nodes have in memory already are taken before any are loaded."""
+"""Layers that nodes have in memory are used before others are loaded."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ from tests.unit.test_placement import (
 
 
 def holding(nodes: Sequence[NodeReport], *rings: Ring) -> list[NodeReport]:
-    """The nodes, with the layers of these rings in memory though none of the rings is any more."""
+    """The nodes, with the layers of these ended rings still in memory."""
 
     def shards(name: str) -> tuple[Shard, ...]:
         return tuple(Shard(r.model, s.start, s.end) for r in rings for s in r.stages if s.node == name)

@@ -1,4 +1,4 @@
-"""What is said by others must not look like a line of the log, nor move the cursor of who reads it."""
+"""Text of others must not look like a line of the log, nor move the reader's cursor."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""Which revision of a model is served, and that nothing of another one comes into its rings."""
+"""The revision of a served model: no part of another one gets into its rings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -171,7 +171,7 @@ async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_he
 
 
 class Sender:
-    """A peer that has one directory under one revision."""
+    """A peer that serves one directory under one revision."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.files = Files(catalogue, Hub(), self, lambda _: [], Pools())

@@ -45,7 +45,7 @@ def model(
     kv: int = 4096,
     max_context: int = 131072,
 ) -> ModelSpec:
-    """By default 6.4 GB of layers, 128 KB of cache a token."""
+    """By default 6.4 GB of layers and 128 KB of cache per token."""
     cuts = tuple(range(1, layers))
     return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, cuts, max_context, head_bytes=ends)
 
@@ -331,7 +331,7 @@ def test_a_node_that_joins_gets_a_replica_and_moves_nothing():
     assert first.rings[0] in second.rings
     assert {r.driver: len(r.stages) for r in second.rings} == {"a": 2, "c": 1}
     third = again([model()], [*nodes, node("c", 64 * GB)], second, max_rings=None)
-    assert shape(third.rings[0]) == [("c", 0, 32)]  # the better one counts as the first now
+    assert shape(third.rings[0]) == [("c", 0, 32)]  # the better one now counts as the first
     assert set(third.rings) == set(second.rings)
 
 
@@ -521,7 +521,7 @@ def clusters(draw: st.DrawFn) -> list[NodeReport]:
 
 
 def stage_cost(spec: ModelSpec, start: int, end: int, context: int, sessions: int, driver: bool) -> int:
-    """Bytes of a stage, reckoned without the code under test."""
+    """Bytes of a stage, computed without the code under test."""
     cache = [kv.fixed + kv.per_token * (min(context, kv.window) if kv.window else context) for kv in spec.kv]
     reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
     ends = spec.ends_bytes if driver else 0
@@ -529,7 +529,7 @@ def stage_cost(spec: ModelSpec, start: int, end: int, context: int, sessions: in
 
 
 def every_ring(spec: ModelSpec, nodes: Sequence[NodeReport], context: int, sessions: int) -> Iterator[int]:
-    """Numbers of stages of all rings that fit, by trying everything."""
+    """Yield the number of stages of every ring that fits, by trying all of them."""
     for count in range(1, min(len(nodes), len(spec.cuts) + 1) + 1):
         for cuts in itertools.combinations(spec.cuts, count - 1):
             bounds = list(itertools.pairwise((0, *cuts, spec.layers)))
@@ -621,8 +621,8 @@ def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, mi
     assert again(models, shuffled, first, **rules) == second
     assert placed(models, rng.sample(before, len(before)), **rules) == first
     third = second
-    for _ in range(4):  # a model may move to where another just left, so it can take some rounds
-        rings = tuple(r for r in third.rings if not r.retiring)  # these are done with by then
+    for _ in range(4):  # a model may move to a place that another has just left, so it can take some rounds
+        rings = tuple(r for r in third.rings if not r.retiring)  # these have finished by then
         third = again(models, after, dataclasses.replace(second := third, rings=rings), **rules)
     assert third.rings == second.rings
 

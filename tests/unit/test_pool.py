@@ -1,4 +1,4 @@
-"""Pools of threads: bounded, by purpose, and honest about jobs that do not end."""
+"""Pools of threads: bounded, separate by purpose, and they report jobs that do not end."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from node.core.pool import Pool, Pools
 
 
 class Blocked:
-    """Jobs that wait until they are let go; ends them at the latest when the test ends."""
+    """Jobs that wait until they are released, at the latest at the end of the test."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -25,7 +25,7 @@ class Blocked:
         return value
 
     async def running(self, jobs: int) -> None:
-        """Wait until so many more have begun."""
+        """Wait until this many more jobs have begun."""
         for _ in range(jobs):
             assert await asyncio.to_thread(self._begun.acquire, timeout=60)
 

@@ -1,4 +1,4 @@
-"""The status JSON. `golden/status.json` beside the CLI's tests is what clients see: change it with care."""
+"""The status JSON. Clients depend on `golden/status.json` beside the CLI's tests: change it with care."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def view(*peers, rings=(), refused=(), head="id-1"):
 
 
 def home_view():
-    """A cluster as people meet it: three nodes of one ring, one still loading, one of another version."""
+    """A typical cluster: three nodes of one ring, one of them loading, and a node of another version."""
     model = "mlx-community/Qwen3-32B-4bit"
     spans = {"mini-1": (0, 22), "mini-2": (22, 44), "mini-3": (44, 64)}
     hops = {
@@ -269,7 +269,7 @@ def test_open_cluster_is_told_when_asked():
 
 
 def test_nodes_of_another_secret_are_shown_as_refused():
-    """Also one that was in the cluster; but no advert takes out of it who is there."""
+    """Also a node that was in the cluster before. But an advert never removes a node that is here."""
     strangers = [peer(node, NodeState.REFUSED) for node in ("1", "2", "9")]
     status = build_status(view(peer("1"), peer("2", NodeState.FAILED)), other_secret=strangers)
     shown = [(node["id"], node["state"], node["reason"]) for node in status["nodes"]]

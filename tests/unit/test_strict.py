@@ -1,4 +1,4 @@
-"""That tests/strict.py lets nothing through which OpenAI would not send."""
+"""tests/strict.py refuses everything that OpenAI would not send."""
 
 import copy
 import json

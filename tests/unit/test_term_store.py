@@ -1,4 +1,4 @@
-"""A node whose disk takes no term follows heads, and becomes none until the disk works."""
+"""A node that can't write terms to its disk follows heads, and does not become head until the disk works."""
 
 import errno
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""Any tokens, any stops: the stream joins to the plain answer, which is the tokens' text up to the leftmost stop."""
+"""For any tokens and stop strings: the joined stream equals the plain answer, the tokens' text up
+to the leftmost stop.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Stop strings: whatever pieces a text arrives in, it is cut before the leftmost stop string, and nothing else is lost."""
+"""Stop strings: however a text is divided, it ends before the leftmost stop string, and nothing else is lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Nodes that do not hear each other are told apart from those that are about to meet."""
+"""Nodes that can't reach each other are told apart from nodes that have not met yet."""
 
 import math
 from collections.abc import Collection
@@ -58,7 +58,7 @@ def placed(nodes: Collection[NodeReport], current: Placement | None = None) -> P
 
 
 def test_a_ring_goes_where_its_nodes_reach_each_other() -> None:
-    """Two of three hold the model. Of a ring of two, each is the other's next and last."""
+    """Two of three hold the model. In a ring of two, each node is both next and previous to the other."""
     assert {stage.node for stage in placed([replace(each) for each in BROKEN]).rings[0].stages} in (
         {"a", "b"},
         {"a", "c"},
