@@ -1,24 +1,14 @@
-"""The first stage of a ring: takes requests, sends steps round, samples from the results, and emits tokens."""
+"""The first stage of a ring: sends the steps of its sessions round, samples from the results, and emits tokens."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from node.core.clock import now
-from node.core.errors import (
-    BadRequest,
-    ModelUnsupported,
-    Overloaded,
-    PippinError,
-    RingLost,
-    as_pippin_error,
-    error_from,
-)
-from node.core.evaluation import ChunkResult, EvaluateRequest, Evaluation
+from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
+from node.core.evaluation import ChunkResult
 from node.core.frames import Frame, Held
-from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Ring, RingLoad
 from node.engine.compute import Compute
 from node.engine.runner import Runner
@@ -29,7 +19,6 @@ from node.ring.pipeline import NextHop, Pipeline
 from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session, Slot
-from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +31,7 @@ RowResult = Sampled | ChunkResult | PippinError
 
 
 class Driver:
-    """Runs one ring, once: any failure ends it, and the head makes another. `run` is its task.
-
-    `generate` and `evaluate` may be called by any number of gateways.
-    """
+    """Runs one ring, once: any failure ends it, and the head makes another. `run` is its task."""
 
     def __init__(
         self,
@@ -59,7 +45,6 @@ class Driver:
         step_timeout_s: float,
         numbers: Iterator[int],
         left: Mapping[int, tuple[int, ...]],
-        grammars: Grammars,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
@@ -69,7 +54,7 @@ class Driver:
         self._on_ended = on_ended
         self._step_timeout = step_timeout_s
         self._compute = compute
-        self._runner = runner
+        self.runner = runner
         self._alone = next_hop is None
         self._pipeline = Pipeline(ring, next_hop, self._end)
         self._scheduler = Scheduler(
@@ -81,7 +66,6 @@ class Driver:
             trimmable=runner.plan.trimmable,
             grid=GRID if runner.plan.chunked else 0,
         )
-        self._grammars = grammars
         self._wake = asyncio.Event()
         """There may be a step to send."""
         self._ended: PippinError | None = None
@@ -100,7 +84,7 @@ class Driver:
 
     @property
     def kv_bytes(self) -> int:
-        return self._runner.kv_bytes
+        return self.runner.kv_bytes
 
     def give_up(self, reason: PippinError) -> None:
         """End all requests with `reason`, also later ones, and the links."""
@@ -115,61 +99,13 @@ class Driver:
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns the tokens of the KV kept."""
         self.give_up(reason)
-        await self._compute.run(self._runner.leave if keep else self._runner.reset)
+        await self._compute.run(self.runner.leave if keep else self.runner.reset)
         return self._left if keep else {}
 
-    # --- requests ---------------------------------------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields each new token once, in order. Closing it cancels the session.
-
-        Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
-        """
-        self._check(request.prompt + request.resume)
-        constraint = None
-        if request.grammar:
-            constraint = await self._grammars.begin(self._runner.constraints, request.grammar, request.resume)
-        with closing(constraint) if constraint else nullcontext():
-            session = Session(request, constraint)
-            self._submit(session)
-            try:
-                while True:
-                    match await session.events.get():
-                        case PippinError() as error:
-                            raise error
-                        case TokenEvent() as event:
-                            yield event
-                            if event.finish:
-                                return
-            finally:
-                self._finish(session, keep=True)  # after a stop string or a hang-up: the client may ask again
-
-    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
-        """Cancelling it cancels the session.
-
-        Raises ModelUnsupported for a model without embeddings, and the errors of `generate`.
-        """
-        if request.top is None and not self._runner.plan.embeds:
-            raise ModelUnsupported(f"The architecture of {request.model} gives no embeddings.")
-        self._check(request.prompt)
-        session = Session.of_evaluation(request)
-        self._submit(session)
-        try:
-            event = await session.events.get()
-            if isinstance(event, PippinError):
-                raise event
-            assert isinstance(event, Evaluation)
-            return event
-        finally:
-            self._finish(session, keep=False)
-
-    def _check(self, tokens: Sequence[int]) -> None:
-        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self._runner.plan.vocabulary:
-            raise BadRequest(
-                f"A token of the prompt is outside the model's vocabulary of {self._runner.plan.vocabulary}."
-            )
-
-    def _submit(self, session: Session) -> None:
+    def submit(self, session: Session) -> None:
+        """Queue a session. Raises the errors of Scheduler.submit, and RingLost after the ring's end."""
         if self._ended:
             raise self._ended
         if replaced := self._scheduler.submit(session):
@@ -177,7 +113,7 @@ class Driver:
             self._fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
         self._wake.set()
 
-    def _finish(self, session: Session, *, keep: bool) -> None:
+    def finish(self, session: Session, *, keep: bool) -> None:
         """Free the session's slot, and its KV unless `keep` and there is room."""
         if not session.finished:
             self._scheduler.finish(session, keep=keep)
@@ -186,7 +122,7 @@ class Driver:
     def _fail(self, session: Session, error: PippinError) -> None:
         if not session.finished:
             session.events.put_nowait(error)
-            self._finish(session, keep=False)
+            self.finish(session, keep=False)
 
     # --- steps out --------------------------------------------------------------------------------------------------
 
@@ -220,7 +156,7 @@ class Driver:
             elif step := self._scheduler.next():
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
-                await self._compute.run(self._runner.apply, ops)
+                await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
             else:
                 return
@@ -233,7 +169,7 @@ class Driver:
             return
         self._pipeline.open()
         try:
-            frame = await self._compute.run(self._runner.begin, frame, step.tokens)
+            frame = await self._compute.run(self.runner.begin, frame, step.tokens)
         except PippinError as error:
             self._fail_step(step, error)
         else:
@@ -242,7 +178,7 @@ class Driver:
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         work = step.tokens, step.draws(), step.chunk_requests()
         try:
-            results = await self._compute.run(self._runner.run_alone, frame, *work)
+            results = await self._compute.run(self.runner.run_alone, frame, *work)
         except PippinError as error:
             self._fail_step(step, error)
         else:
@@ -274,10 +210,10 @@ class Driver:
         results: Sequence[RowResult] = ()
         try:
             if step.evaluations:
-                results = await self._compute.run(self._runner.evaluate, frame, step.chunk_requests())
+                results = await self._compute.run(self.runner.evaluate, frame, step.chunk_requests())
             elif draws := step.draws():
                 go_on = self._scheduler.goes_on(step)
-                results, next_frame = await self._compute.run(self._runner.finish, frame, draws, go_on=go_on)
+                results, next_frame = await self._compute.run(self.runner.finish, frame, draws, go_on=go_on)
         except PippinError as error:
             self._fail_step(step, error)
             return
@@ -307,7 +243,7 @@ class Driver:
                 if slot.evaluation and (evaluation := slot.evaluation.add(result)):
                     session.events.put_nowait(evaluation)
                     # A client often generates from the text that it had scored.
-                    self._finish(session, keep=bool(evaluation.scores))
+                    self.finish(session, keep=bool(evaluation.scores))
             case Sampled():
                 self._sampled_at.append(now())
                 if session.constraint and session.constraint.error:
@@ -316,7 +252,7 @@ class Driver:
                 event = session.accept(result.token, result.logprob, result.top)
                 session.events.put_nowait(event)
                 if event.finish:
-                    self._finish(session, keep=True)
+                    self.finish(session, keep=True)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
         """Fail the step's sessions. The stages may have come to differ, so the ring ends for all others, too."""
@@ -330,7 +266,7 @@ class Driver:
     async def _inherit(self) -> None:
         """Take over what earlier rings left at this stage. Without any of it, what the other stages have is of no use."""
         left = tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
-        self._held = await self._compute.run(self._runner.inherit, left)
+        self._held = await self._compute.run(self.runner.inherit, left)
         if not self._ended and (self._alone or not self._held):
             self._restore(self._held)
 

@@ -25,6 +25,7 @@ from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
 from node.model.weights import Weights
 from node.placement.footprint import ring_bytes
+from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.kv import Limits
 from node.ring.pipeline import NextHop
@@ -108,11 +109,11 @@ class Rings:
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive the ring."""
-        return self._driver(ring).generate(request)
+        return requests.generate(self._driver(ring), self._grammars, request)
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         """Raises StaleFence when this node does not drive the ring."""
-        return await self._driver(ring).evaluate(request)
+        return await requests.evaluate(self._driver(ring), request)
 
     def _driver(self, ring: str) -> Driver:
         part = self._parts.get(ring)
@@ -281,7 +282,6 @@ class Rings:
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
             left=loaded.left,
-            grammars=self._grammars,
         )
         loaded.left = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")

@@ -21,6 +21,7 @@ from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.driver import Driver
 from node.ring.kv import Limits
+from node.ring.requests import generate
 from node.text.constraint import Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar
 from node.text.tokenizer import Tokenizer
@@ -81,7 +82,6 @@ def driving(directory, tokenizer, grammars):
             step_timeout_s=60,
             numbers=count(1 << 16),
             left={},
-            grammars=grammars,
         )
         task = asyncio.create_task(driver.run())
 
@@ -96,7 +96,7 @@ def driving(directory, tokenizer, grammars):
                 grammar=grammar,
                 resume=tuple(resume),
             )
-            return [event async for event in driver.generate(request)]
+            return [event async for event in generate(driver, grammars, request)]
 
         yield ask
         task.cancel()

@@ -18,9 +18,11 @@ from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
 from node.ring.kv import Limits
+from node.ring.requests import generate
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN = 13, 14
+NO_GRAMMARS: Any = None
 numbers = count(1 << 16)
 ended: list[PippinError] = []
 """Reasons with which the last driver called `on_ended`."""
@@ -74,7 +76,6 @@ async def driven(
         step_timeout_s=60,
         numbers=numbers,
         left=left or {},
-        grammars=None,
     )
     task = asyncio.create_task(driver.run())
     yield driver
@@ -83,12 +84,12 @@ async def driven(
 
 
 async def answer(driver: Driver, prompt: tuple[int, ...], max_tokens: int) -> list[TokenEvent]:
-    return [event async for event in driver.generate(GenerateRequest("x", "m", prompt, max_tokens))]
+    return [event async for event in generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", prompt, max_tokens))]
 
 
 async def test_in_a_full_queue_of_one_client_another_client_replaces_the_last_session() -> None:
     def ask(client: str, first: int, max_tokens: int) -> AsyncGenerator[TokenEvent, None]:
-        return driver.generate(GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
+        return generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", (first, 1, 2), max_tokens, client=client))
 
     async with driven() as driver:
         running = [ask("a", first, 4000) for first in range(20, 24)]
@@ -127,7 +128,7 @@ async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other
     """
     runner, prompt = FakeRunner(), tuple(range(20, 120))
     async with driven(runner) as driver:
-        stream = driver.generate(GenerateRequest("x", "m", prompt, 60))
+        stream = generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", prompt, 60))
         tokens = [(await anext(stream)).token]
         with pytest.raises(StepFailed):
             await answer(driver, (7, BAD), 5)
@@ -142,7 +143,7 @@ async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other
     computed = runner.computed
     async with driven(runner, left) as driver:
         resumed = GenerateRequest("x", "m", prompt, 60, resume=tuple(tokens))
-        events = [event async for event in driver.generate(resumed)]
+        events = [event async for event in generate(driver, NO_GRAMMARS, resumed)]
     assert tokens + [event.token for event in events] == [100 + position for position in range(60)]
     assert events[0].cached_tokens == 0, "its own KV does not count as that of another session"
     assert 0 < runner.computed - computed <= 60 - len(tokens) + 2

@@ -47,7 +47,6 @@ def driver() -> Driver:
         step_timeout_s=60,
         numbers=count(),
         left={},
-        grammars=None,
     )
 
 
