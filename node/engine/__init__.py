@@ -1,1 +1,1 @@
-"""MLX: the compute thread, cutting models, caches, steps, sampling. No other room imports MLX."""
+"""Computes with MLX: compute thread, partial models, caches, steps, sampling. No other package imports MLX."""

@@ -1,6 +1,7 @@
-"""Which architectures Pippin runs, by the names of mlx-lm's modules: those that the tests prove to be the same cut as whole.
+"""Supported architectures, named as mlx-lm's modules: those that give the same results in stages as in one piece in
+tests.
 
-`tests/engine/configurations.py` has a model of each, and a test that this list holds no others.
+`tests/engine/configurations.py` has a model of each; a test checks that this list contains no others.
 """
 
 from collections.abc import Mapping
@@ -167,26 +168,27 @@ UNPADDED: Mapping[str, str] = dict.fromkeys(
     ),
     "its recurrent state takes padding for tokens",
 )
-"""Architectures that prefill sessions of different lengths one by one; in a batch mlx-lm's code gives wrong results."""
+"""Architectures whose prompts of different lengths are prefilled one by one; padded, mlx-lm's code gives wrong
+results."""
 
 CHUNKED: Mapping[str, str] = {
     "phi3small": "the blocks of its sparse attention are counted from the end of each chunk",
     "plamo3": "its window is one token wider inside of a chunk than in the cache",
 }
-"""Architectures whose answer depends, in mlx-lm's code, on how a prompt is divided into chunks: it is always done alike."""
+"""Architectures whose answer depends on the chunks of the prompt in mlx-lm's code: they always get the same chunks."""
 
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
     ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
     "mlx-lm's code has no place between its final norm and its head",
 )
-"""Architectures whose hidden states after the final norm can't be had."""
+"""Architectures whose hidden states after the final norm are inaccessible."""
 
 
 def check_supported(config: Mapping[str, Any]) -> str:
-    """The name of the mlx-lm module that runs a model of this config.
+    """Name of the mlx-lm module for a model of this config.
 
-    Raises ModelUnsupported, with the reason, when there is none or no test proves it. mlx-lm's module is not imported
-    before it is known to be good: some do more than define a model.
+    Raises ModelUnsupported, with the reason, unless the module is in SUPPORTED. Other modules of mlx-lm are never
+    imported, as some do more than define a model.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -196,7 +198,7 @@ def check_supported(config: Mapping[str, Any]) -> str:
     name = _module(model_type, config.get("architectures"))
     if name in SUPPORTED:
         return name
-    reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not know it")
+    reason = REFUSED.get(name, "no test proves that cutting it is right, or mlx-lm does not support it")
     raise ModelUnsupported(f"Models of type {model_type} are not supported: {reason}.")
 
 

@@ -1,4 +1,4 @@
-"""A lane's caches: what mlx-lm's cache classes have in common, and what they lack."""
+"""A common interface to mlx-lm's cache classes."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from node.core.types import KvCost
 
 
 def kind(cache: Any) -> tuple[Any, ...]:
-    """Caches of one kind are at the same position whenever a step begins, so either can tell a mask."""
+    """Key of caches that are at the same position at the beginning of each step, so each gives the same masks."""
     if isinstance(cache, CacheList):
         return (CacheList, *(kind(part) for part in cache.caches))
     slots = len(cache.cache) if isinstance(cache, ArraysCache) else 0
@@ -19,7 +19,7 @@ def kind(cache: Any) -> tuple[Any, ...]:
 
 
 def parts(cache: Any) -> Iterator[Any]:
-    """The cache itself, or of a list of caches each."""
+    """Yield the cache itself, or each cache of a CacheList."""
     if isinstance(cache, CacheList):
         for part in cache.caches:
             yield from parts(part)
@@ -33,17 +33,17 @@ def can_merge(cache: Any) -> bool:
 
 
 def batched(cache: Any) -> Any:
-    """The cache as one that others can be appended to."""
+    """Convert to a cache that others can be appended to."""
     if all(hasattr(part, "extend") for part in parts(cache)):
         return cache
     return cache.merge([cache])
 
 
 def single(cache: Any, row: int) -> Any:
-    """A copy of one session's part of the cache, as that session would have it alone."""
+    """Copy one row, as the cache of a session that is alone."""
     if isinstance(cache, CacheList):
         return CacheList(*(single(part, row) for part in cache.caches))
-    if isinstance(cache, ArraysCache):  # its own `extract` fails on slots that are still empty
+    if isinstance(cache, ArraysCache):  # its `extract` fails on empty slots
         alone = copy.copy(cache)
         alone.cache = [None if slot is None else slot[row : row + 1] for slot in cache.cache]
         alone.left_padding = alone.lengths = None
@@ -52,13 +52,13 @@ def single(cache: Any, row: int) -> Any:
 
 
 def can_go_back(cache: Any) -> bool:
-    """Whether any earlier position can be had by trimming: a window that is full has lost what went before."""
+    """Whether the cache can be trimmed to any earlier position; windows cannot, as they drop old tokens."""
     bounds = ("max_size", "chunk_size")
     return all(part.is_trimmable() and not any(getattr(part, name, None) for name in bounds) for part in parts(cache))
 
 
 def advance_shadow(cache: Any, rows: int, length: int) -> None:
-    """Move a cache that no layer of ours fills as far as its layers, which are elsewhere, move theirs."""
+    """Advance a shadow, a cache that no layer of this stage fills, by one step."""
     for part in parts(cache):
         if isinstance(part, ArraysCache):
             part.cache = [mx.zeros((rows, 1)) if slot is None else slot for slot in part.cache]
@@ -68,12 +68,12 @@ def advance_shadow(cache: Any, rows: int, length: int) -> None:
 
 
 def states(caches: Iterable[Any]) -> list[Any]:
-    """All that has to be evaluated after a step, so that the next one does not drag this one's graph along."""
+    """Arrays to evaluate after a step, so that the graph does not grow from step to step."""
     return [cache.state for cache in caches if not cache.empty()]
 
 
 def cost(cache: Any) -> KvCost:
-    """What the cache takes for one session, read off shapes after a short step that need not be evaluated."""
+    """Bytes of one session's cache, computed from shapes after a short step, which need not be evaluated."""
     per_token = fixed = 0
     windows = set()
     for part in parts(cache):
@@ -82,21 +82,21 @@ def cost(cache: Any) -> KvCost:
         elif part.keys is not None:
             row = part.nbytes // part.keys.shape[2]
             window = getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0
-            # mlx-lm allocates in steps of 256 tokens; a window is exceeded by the step that is being appended.
+            # mlx-lm allocates in steps of 256 tokens; while a step is appended, a window exceeds its size.
             fixed += row * type(part).step
             per_token += row
             windows.add(window)
-    # A config may have `true` where a number belongs, which Python takes for 1 and a heartbeat does not take.
+    # int(): a config may have `true` in place of a number, which a heartbeat cannot carry.
     return KvCost(int(per_token), int(fixed), int(windows.pop()) if len(windows) == 1 else 0)
 
 
 def total_bytes(caches: Iterable[Any]) -> int:
-    """Bytes that the caches take now."""
+    """Bytes that the caches take at present."""
     return sum(part.nbytes for cache in caches for part in parts(cache) if not part.empty())
 
 
 def right_pad(caches: Iterable[Any], lengths: Sequence[int], width: int) -> None:
-    """Tell the caches that the rows of the coming step are valid only up to these lengths."""
+    """Prepare the caches for a step of `width` tokens whose rows are valid only up to these lengths."""
     padding = [width - length for length in lengths]
     for cache in caches:
         cache.prepare(lengths=list(lengths), right_padding=padding)

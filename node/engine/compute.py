@@ -1,8 +1,8 @@
-"""The one thread that owns MLX.
+"""The compute thread, the only one that uses MLX.
 
 MLX's streams are thread-local: an array that is not evaluated yet can only be used in the thread that made it. So one
-thread loads, runs, samples and turns arrays into bytes, and everything else asks it to. What takes long is cut into
-pieces, so that a ring never waits for more than one of another's.
+thread loads, runs, samples and converts arrays to bytes. Long jobs are divided into pieces, so that a ring waits for
+at most one piece of another ring's job.
 """
 
 import asyncio
@@ -25,32 +25,28 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What the thread is at: one for each time that it begins something."""
+    """A job of the thread. Each job, and each piece of a long one, has its own object."""
 
     piece: bool = False
-    """Of something long, as a load: it may wait for a slow disk."""
+    """Whether it is a piece of a long job such as a load, which may wait for a slow disk."""
 
 
 class Compute:
-    """Runs functions one after the other, in the order given, in one thread of its own.
-
-    An executor of one worker is just that: a queue, a thread, futures that can be cancelled before their job begins,
-    and one `call_soon_threadsafe` for the way back.
-    """
+    """Runs functions in a thread, one after the other, in order of submission."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self.job: Job | None = None
-        """The one that runs; those that were queued after it wait for its end."""
+        """The job that runs; None if the thread is idle."""
 
     def start(self) -> None:
-        """Start the thread. Does nothing when it runs already."""
+        """Start the thread, unless it runs already."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=wire_memory)
-            self._executor.submit(int)  # the worker starts now and not with the first token
+            self._executor.submit(int)  # starts the worker now instead of with the first token
 
     def stop(self) -> None:
-        """Finish the jobs that were queued and end the thread. Blocks until it has ended."""
+        """Finish the queued jobs and end the thread. Blocks until it has ended."""
         if self._executor is not None:
             # A stream that outlives its thread aborts the process at exit.
             self._executor.submit(mx.clear_streams)
@@ -58,10 +54,7 @@ class Compute:
             self._executor = None
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a job from any thread.
-
-        Raises NotReady when the thread does not run.
-        """
+        """Queue a job, from any thread. Raises NotReady if the thread is not running."""
         executor = self._executor
         if executor is None:
             raise NotReady("The compute thread is not running.")
@@ -82,24 +75,24 @@ class Compute:
             self.job = None
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a job and wait for its result; its exception is raised here.
+        """Run a job and return its result, or raise its exception.
 
-        Cancelling the waiting task skips a job that has not begun; one that has begun runs to its end unheard.
+        Cancelling it drops a job that has not begun; a job that has begun completes, and its result is discarded.
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     async def run_pieces(self, pieces: Generator[V, None, T], on_yield: Callable[[V], object] = lambda _: None) -> T:
-        """Run a long job that pauses wherever it yields: each piece is a job, so that others get their turn in between.
+        """Run a generator in pieces, each of which ends at a `yield`, so that other jobs can run in between.
 
-        `on_yield` is called, here, with all that it yields; what it returns is the result, and its exception is raised here.
-        Cancelling the waiting task closes the generator, in the thread, as soon as the piece that runs has ended.
+        Calls `on_yield` in this task with each value that it yields. Returns the generator's result, or raises its
+        exception. Cancelling it closes the generator, in the thread, after the current piece.
         """
 
         def piece() -> V | StopIteration:
             self.job = Job(piece=True)
             try:
                 return next(pieces)
-            except StopIteration as end:  # which no future may have as its exception
+            except StopIteration as end:  # a future cannot raise it
                 return end
 
         try:

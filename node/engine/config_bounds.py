@@ -1,4 +1,4 @@
-"""Bounds on the numbers of a config.json, which may be anyone's, before a model is built of it."""
+"""Bounds on the numbers of a config.json, which is untrusted, before a model is built from it."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,40 +10,41 @@ from node.core.errors import ModelBroken
 from node.engine.graph import weights_in
 
 MOST_LAYERS = 1024
-"""The largest models have some 130."""
+"""The largest known models have some 130."""
 MOST_EXPERTS = 4096
 MOST_HEADS = 16_384
 MOST_PARTS = 100_000
-"""Layers times experts, of which some models make as many modules. Kimi K2 has 23,000."""
+"""Maximum layers times experts, as some models have a module for each. Kimi K2 has 23,000."""
 LARGEST = 2**53
-"""Of any other whole number: up to it all are exact in JSON as everyone reads it."""
+"""Maximum of any other integer: up to it, integers are exact in all JSON parsers."""
 MOST_PER_BYTE = 16
-"""Weights for each byte of the files. In 2 bits there are 4, and a head that is tied to the embedding is made, too."""
+"""Maximum weights for each byte of the files. Weights of 2 bits are 4 for each byte; a head tied to the embedding adds
+some."""
 
 _MOST = {"layer": MOST_LAYERS, "expert": MOST_EXPERTS, "head": MOST_HEADS}
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raises ModelBroken when a number is larger than that of any model."""
+    """Raises ModelBroken if a number exceeds its bound."""
     found = dict.fromkeys(_MOST, 0)
     for name, value in _numbers(config):
         if kind := _kind_of(name):
             _check_number(name, value, _MOST[kind])
             found[kind] = max(found[kind], value)
-        elif "max_" not in name:  # some configs have 10**30 as the longest text, which is cut to what can be
+        elif "max_" not in name:  # some configs have 10**30 as the maximum length, which `max_context` bounds
             _check_number(name, value, LARGEST)
     _check_number("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
 
 
 def check_weight_count(model: Module, weight_bytes: int) -> None:
-    """Raises ModelBroken when a model that was built is far larger than its files, before anything is made of it."""
+    """Raises ModelBroken if a model, which is built but not evaluated, has far more weights than its files can hold."""
     weights = 0
     for _, weight in weights_in(model):
         weights += math.prod(weight.shape)
     if weights > MOST_PER_BYTE * max(weight_bytes, 1):
         raise ModelBroken(
             f"The model of config.json has {weights:,} weights, but its files have {weight_bytes:,} bytes.",
-            hint="Fetch the model again, or see whether config.json belongs to these files.",
+            hint="Fetch the model again, or check that config.json belongs to these files.",
         )
 
 
@@ -53,14 +54,14 @@ def _check_number(name: str, value: int, most: int) -> None:
 
 
 def _kind_of(name: str) -> str | None:
-    """What a number of this name counts: layers for `num_hidden_layers`, experts for `moe_n_experts`."""
+    """Kind of a number by its name: layer for `num_hidden_layers`, expert for `moe_n_experts`; None for any other."""
     *before, last = name.split("_")
     kind = last.removesuffix("s")
     return kind if kind in _MOST and not {"num", "n"}.isdisjoint(before) else None
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Each whole number of the config with the name that is nearest to it."""
+    """Yield each integer of the config with its key, or the key of the list that contains it."""
     todo: list[tuple[str, Any]] = [("", config)]
     while todo:
         name, value = todo.pop()

@@ -1,4 +1,4 @@
-"""What MLX knows about the device it computes on."""
+"""The device that MLX computes on, and its memory."""
 
 import gc
 import time
@@ -8,14 +8,14 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 PIECE_S = 0.05
-"""What takes longer than a ring's step is done in pieces of this length, so that other rings get their turn."""
+"""Length of the pieces of long jobs, between which the steps of rings run."""
 
 
 def device_memory() -> int | None:
-    """Bytes that the device may use for models; None when MLX has no figure of its own (a CPU).
+    """Bytes that the device may use for models; None if MLX gives no figure (CPU).
 
-    Metal: what macOS recommends as the working set, about three quarters of the unified memory; beyond it the system
-    pages and everything crawls. CUDA: the card's memory.
+    Metal: the working set recommended by macOS, about 75 % of the unified memory; beyond it the system pages. CUDA: the
+    card's memory.
     """
     info = mx.device_info()
     for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
@@ -26,12 +26,12 @@ def device_memory() -> int | None:
 
 
 def device_name() -> str:
-    """The device's name as MLX gives it, such as "Apple M3 Max"; "cpu" when it gives none."""
+    """Name of the device according to MLX, such as "Apple M3 Max"; "cpu" if it has none."""
     return str(mx.device_info().get("device_name") or "cpu")
 
 
 def wire_memory() -> None:
-    """Keep the model's memory resident (Metal): otherwise macOS may page weights out after a second without work."""
+    """Wire the memory of models (Metal): otherwise macOS may page weights out after a second without work."""
     if mx.metal.is_available():
         limit = mx.device_info().get("max_recommended_working_set_size")
         if isinstance(limit, int):
@@ -39,27 +39,27 @@ def wire_memory() -> None:
 
 
 def release_memory(models: list[Module]) -> Generator[float, None, None]:
-    """Free these models, which are of no use then, and all that nobody holds any more. A generator of pieces.
+    """Free the weights of these models, which become unusable. A generator of pieces for `Compute.run_pieces`.
 
-    Weights go one by one: to free a gigabyte takes 0.15 s (measured on Linux), in which no other thread can run Python.
+    Frees one weight after the other: freeing a gigabyte takes 0.15 s (measured on Linux) and holds the GIL.
     """
     begun = time.perf_counter()
     for module in [module for model in models for module in model.modules()]:  # type: ignore[no-untyped-call]
         for name in [name for name, value in module.items() if isinstance(value, mx.array)]:
             del module[name]
-            mx.clear_cache()  # MLX would keep it for reuse (Metal)
+            mx.clear_cache()  # MLX would keep the buffer for reuse (Metal)
             if time.perf_counter() - begun >= PIECE_S:
                 yield 0.0
                 begun = time.perf_counter()
     models.clear()
-    gc.collect()  # a stage and its layers refer to each other, so they do not go by themselves
+    gc.collect()  # a stage and its layers refer to each other, so reference counting does not free them
     mx.clear_cache()
 
 
 def prefill_chunk() -> int:
-    """Tokens of a prompt to run in one step: enough to keep the device busy, few enough to share it with other sessions.
+    """Tokens of a prompt in one step: enough to keep the device busy, few enough to share it with other sessions.
 
-    A GPU needs some hundreds for full speed. A CPU is as fast with few, and then the stages of a ring overlap better:
-    see docs/performance.md.
+    A GPU needs some hundreds for full speed. A CPU is as fast with fewer, and then the stages of a ring overlap better
+    (see docs/performance.md).
     """
     return 128 if mx.default_device() == mx.cpu else 512

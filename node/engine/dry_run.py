@@ -1,4 +1,4 @@
-"""Runs a model on a few tokens without computing anything, and reads off what each layer depends on."""
+"""Runs a model on a few tokens without computing anything, to find the dependencies of each layer."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -15,11 +15,13 @@ from node.engine.graph import arrays_in, sources
 
 ROWS, LENGTH = -1, -2
 _PREFILL, _LONG, _DECODE = 5, 300, 1
-"""Lengths of the steps: models may go other ways for a decode, and for a prompt that is longer than a window."""
+"""Lengths of the steps: models may run other code for a decode, and for a prompt that is longer than a window."""
 
 
 class WeightGroup(NamedTuple):
-    """Some of a model's weights: those of the layers named, or else those of one module outside of them."""
+    """Weights of the same dtype: all of one layer (or shared by several), or those of one module outside of the
+    layers.
+    """
 
     layers: tuple[int, ...]
     module: str
@@ -27,16 +29,16 @@ class WeightGroup(NamedTuple):
 
 
 class DryRun:
-    """The findings. Layers are called as always, but each gets stand-ins for the outputs of those before it.
+    """Dependencies of each layer. The model runs its layers as usual, but each gets stand-ins for earlier outputs.
 
-    So what a layer's output depends on ends at the stand-ins, and tells exactly which earlier outputs, weights, tokens and
-    caches that layer needs.
+    So the graph of a layer's output ends at the stand-ins, and shows exactly which earlier outputs, weights, tokens
+    and caches the layer needs.
     """
 
     def __init__(self, model: Module, caches: list[Any], dtype: mx.Dtype) -> None:
-        """Runs the steps, which fill `caches`. The model's weights are replaced by ones of `dtype` without memory.
+        """Run the steps, which fill `caches`. Replaces the model's weights by zeros of `dtype` that take no memory.
 
-        Raises ModelUnsupported for a model whose layers don't run once each, in order.
+        Raises ModelUnsupported for a model that does not run its layers once each, in order.
         """
         self._caches = caches
         self._live = find_layers(model)
@@ -47,7 +49,7 @@ class DryRun:
         self._outputs: list[list[list[mx.array]]] = []  # per step, per layer
         self._stand_ins: dict[tuple[int, int], mx.array] = {}  # scalars, by layer and leaf
         self._stand_in_keys: dict[int, tuple[int, int]] = {}  # the stand-ins themselves, by id
-        self._alive: list[mx.array] = []  # so that no id is used twice
+        self._alive: list[mx.array] = []  # keeps ids unique
         self._inputs: list[set[tuple[int, int]]] = [set() for _ in layers]
         self._patterns: list[Any] = []
         weights = replace_weights(model, layers, dtype)
@@ -73,8 +75,8 @@ class DryRun:
         return logits
 
     def _is_slow(self, tokens: mx.array) -> bool:
-        """Whether each token of a step takes time even here: of recurrent layers, whose code goes through the tokens one by
-        one, and of a model that evaluates its first layer's input (dbrx), which then has no graph any more.
+        """Whether the dry run takes time for each token: with recurrent layers, whose code loops over the tokens, and
+        if the model evaluates its first layer's input (dbrx), which then has no graph.
         """
         recurrent = any(isinstance(part, ArraysCache) for cache in self._caches for part in parts(cache))
         return recurrent or not sources(self._outputs[0][:1], [tokens])[0]
@@ -104,7 +106,7 @@ class DryRun:
     def _find_dependencies(
         self, weights: dict[WeightGroup, mx.array], tokens: list[mx.array], logits: list[mx.array]
     ) -> None:
-        """Find for each layer, and for the tail as the last, all that it depends on."""
+        """Find the dependencies of each layer, and of the tail as the last entry."""
         ends = [[array for step in self._outputs for array in step[k]] for k in range(self.count)]
         for k, used in enumerate(self._used):
             ends[k].extend(arrays_in([self._caches[c].state for c in sorted(used)]))
@@ -114,7 +116,7 @@ class DryRun:
         found = sources(ends, [*self._stand_ins.values(), *weights.values(), *tokens])
         self._needs = [{made[key] for key in ids if key in made} for ids in found]
         for k, given in enumerate(self._inputs):
-            if not self._needs[k]:  # the layer evaluates something (dbrx), and what is evaluated has no graph any more
+            if not self._needs[k]:  # the layer evaluates an array (dbrx), which then has no graph
                 self._needs[k] = given
         self._weights = [{named[key] for key in ids if key in named} for ids in found]
         self._reads = [any(id(array) in ids for array in tokens) for ids in found]
@@ -132,17 +134,17 @@ class DryRun:
         return int(self._outputs[0][-1][0].shape[-1])
 
     def shared(self) -> frozenset[str]:
-        """Modules outside of all layers that layers after the first depend on."""
+        """Paths of the modules outside of the layers that layers after the first depend on."""
         return frozenset(w.module for weights in self._weights[1 : self.count] for w in weights if not w.layers)
 
     def reads_tokens(self) -> bool:
-        """Whether layers after the first depend on the tokens in another way than by their input."""
+        """Whether layers after the first read the token ids."""
         return any(self._reads[1 : self.count])
 
     def cuts(self) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
-        """The legal cuts; and for each of them and for the end of the layers, which arrays have to travel.
+        """The legal cuts; and for each of them and the end of the layers, the indexes of the arrays to send.
 
-        Raises ModelUnsupported when even the tail (norm and head) cannot be parted from the layers.
+        Raises ModelUnsupported if not even the tail (norm and head) can be separated from the layers.
         """
         carried: dict[int, tuple[int, ...]] = {}
         for cut in range(1, self.count + 1):
@@ -154,16 +156,18 @@ class DryRun:
         return tuple(cut for cut in carried if cut < self.count), carried
 
     def _carried(self, cut: int) -> tuple[int, ...] | None:
-        """Which arrays of layer cut-1's output are needed after it; None when they would not be enough."""
+        """Indexes of the arrays of layer cut-1's output that are needed after it; None if later layers need more than
+        these.
+        """
         crossing = {key for needs in self._needs[cut:] for key in needs if key[0] < cut}
         leaves = tuple(sorted(leaf for _, leaf in crossing))
         if not leaves or any(layer != cut - 1 for layer, _ in crossing):
             return None
-        # What grows with the context is a cache in disguise, and does not travel.
+        # An array without these axes grows with the context like a cache, so it is not sent.
         return leaves if all({ROWS, LENGTH} <= set(shape) for shape in self.shapes(cut, leaves)) else None
 
     def _has_shared_state(self, cut: int) -> bool:
-        """Whether layers on both sides share a cache, or one side computes with weights of the other's layers."""
+        """Whether layers on both sides of a cut share a cache, or one side uses weights of the other side's layers."""
         if set[int]().union(*self._used[:cut]) & set[int]().union(*self._used[cut:]):
             return True
         before = {layer for weights in self._weights[:cut] for w in weights for layer in w.layers}
@@ -171,7 +175,9 @@ class DryRun:
         return max(before, default=-1) >= cut or min(after, default=cut) < cut
 
     def shapes(self, cut: int, leaves: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """Of what travels at the cut: the axis that follows the step's length is LENGTH, that before it ROWS."""
+        """Shapes of the arrays sent at the cut: the axis that varies with the step's length is LENGTH, the one before
+        it ROWS.
+        """
         found = []
         for leaf in leaves:
             shapes = [step[cut - 1][leaf].shape for step in self._outputs]
@@ -186,9 +192,9 @@ class DryRun:
 
 
 def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dict[WeightGroup, mx.array]:
-    """Replace all weights by zeros that take no memory, whatever a model may evaluate in its forward pass.
+    """Replace each weight by a broadcast scalar zero, which takes no memory, even if the model evaluates it.
 
-    Each is a scalar, broadcast. The scalars are returned: one for all weights of a layer, one for each module elsewhere.
+    Returns the scalars: one for each WeightGroup.
     """
     owners: dict[int, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
@@ -207,7 +213,7 @@ def replace_weights(model: Module, layers: list[Module], dtype: mx.Dtype) -> dic
 
 
 def _caches_among(caches: list[Any], values: Any) -> set[int]:
-    """Which of the caches, or of the caches that they consist of, are among the values."""
+    """Indexes of the caches of which the cache itself or a part of it is among the values."""
     given = {id(value) for value in values}
     for value in values:
         if isinstance(value, tuple | list):

@@ -1,8 +1,8 @@
-"""Takes the place of layers, so that a model's own forward pass runs only some of them.
+"""Replaces layers of a model by ghosts, so that the model's own forward pass runs only some of them.
 
-Models index layers and caches absolutely and read attributes of layers that may be elsewhere. So the list of layers
-keeps its full length, and a layer that is not ours is a ghost: it answers every question about itself as the original
-does, and instead of computing it returns what came over the wire.
+Models index layers and caches by absolute number, and read attributes of layers that may be on other nodes. So the
+list of layers keeps its full length. A layer of another stage is a ghost: it has the attributes of the original, and
+when called it returns the received arrays instead of computing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from node.engine.graph import arrays_in
 
 
 class Leaf:
-    """Stands in the pattern of a layer's output for the k-th array."""
+    """Placeholder of the k-th array in the pattern of a layer's output."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
-class Reached(Exception):  # noqa: N818, RUF100  (no error: how the last layer of a stage ends the forward pass)
+class Reached(Exception):  # noqa: N818, RUF100  (not an error: it ends the forward pass)
     """Raised by the last layer of a stage with its output."""
 
     def __init__(self, output: Any) -> None:
@@ -32,7 +32,7 @@ class Reached(Exception):  # noqa: N818, RUF100  (no error: how the last layer o
 
 
 class LayerProxy:
-    """Wraps a layer: attributes are the original's; a call goes to `act` with the original and its arguments."""
+    """Wrapper of a layer with the same attributes. A call becomes `act(original, *arguments)`."""
 
     def __init__(self, original: Module, act: Callable[..., Any]) -> None:
         self._original = original
@@ -45,14 +45,14 @@ class LayerProxy:
         return getattr(self._original, name)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # some models tell their layers apart by isinstance
+    def __class__(self) -> type:  # some models distinguish layers by isinstance
         return type(self._original)
 
 
 def find_layers(model: Module) -> list[Any]:
-    """The very list that the model's forward pass walks; what is put into it is what runs.
+    """The list object that the model's forward pass iterates over; changes to it change the layers that run.
 
-    Raises ModelUnsupported when there is none.
+    Raises ModelUnsupported if there is none.
     """
     layers = list(getattr(model, "layers", ()))
     for module in model.modules():  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ def find_layers(model: Module) -> list[Any]:
 
 
 def pattern_of(output: Any) -> Any:
-    """A layer's output with each array replaced by its Leaf; numbers, which could be stale later, by None."""
+    """A layer's output with each array replaced by its Leaf, and anything else by None, as it may be stale later."""
     count = 0
 
     def replace(value: Any) -> Any:
@@ -79,7 +79,7 @@ def pattern_of(output: Any) -> Any:
 
 
 def fill(pattern: Any, arrays: dict[int, mx.array]) -> Any:
-    """The output that has the pattern and these arrays; arrays not given are None."""
+    """The output with this pattern and these arrays, by index; missing arrays are None."""
     if isinstance(pattern, Leaf):
         return arrays.get(pattern.index)
     if isinstance(pattern, tuple | list):
@@ -88,7 +88,7 @@ def fill(pattern: Any, arrays: dict[int, mx.array]) -> Any:
 
 
 class PartialModel:
-    """A model of which only the layers [start, end) run; `start == end == N` leaves its tail: norm and head."""
+    """Runs only the layers [start, end) of a model of N layers; with `start == end == N` only its tail, norm and head."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PartialModel:
         patterns: Sequence[Any],
         carried: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """`layers` are the originals; `carried[c]` says which arrays of layer c-1's output go on to layer c."""
+        """`layers`: the originals. `carried[c]`: indexes of the arrays of layer c-1's output that layer c needs."""
         self._model = model
         self._live = find_layers(model)
         self._originals = layers
@@ -115,9 +115,9 @@ class PartialModel:
         ]
 
     def __call__(self, tokens: mx.array, caches: list[Any], received: Sequence[mx.array] = ()) -> tuple[mx.array, ...]:
-        """Run the layers. `tokens` int32 [rows, length]; they may be zeros on a stage whose layers don't read them.
+        """Run the layers. `tokens`: int32 [rows, length], which may be zeros if the layers do not read them.
 
-        Returns what goes on to the next layer, or of a tail the logits [rows, length, vocab].
+        Returns the arrays for the next layer, or of a tail the logits [rows, length, vocabulary].
         """
         self._received = dict(zip(self._enter, received, strict=True))
         self._live[:] = self._layers

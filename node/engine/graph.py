@@ -1,4 +1,4 @@
-"""Which arrays an array that is not evaluated depends on."""
+"""Reads the graph of operations of arrays that are not evaluated."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +9,13 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 _NAMES = 500
-"""How many inputs one export names: MLX takes up to 1024 names."""
+"""Inputs named in one export; MLX accepts up to 1024 names."""
 
 
 def sources(outputs: Sequence[Sequence[mx.array]], inputs: Sequence[mx.array]) -> list[set[int]]:
-    """For each group of outputs, the ids (Python's) of the inputs that any of it is computed from.
+    """For each group of outputs, the ids (Python's `id`) of the inputs that it depends on.
 
-    The graph of operations is read as MLX exports it; nothing is evaluated. An output may be an input itself.
+    Parses the graph that MLX exports; evaluates nothing. An array may be both output and input.
     """
     anchor = mx.zeros((1,))
     ends = {f"o{k}": mx.depends([anchor], list(group))[0] for k, group in enumerate(outputs)}
@@ -42,10 +42,10 @@ def _ancestors(name: str, into: Mapping[str, list[str]]) -> set[str]:
 
 
 def _edges(dot: str) -> dict[str, list[str]]:
-    """For each array, by name, the arrays that the operation which makes it reads.
+    """Names of the inputs of the operation that makes each array, by the array's name.
 
-    An operation's lines come together: its label, `input -> operation` for each input, `operation -> output` for each
-    output. Compiled functions repeat an operation's id for each call, so ids alone would mix up their calls.
+    The lines of an operation are adjacent: its label, `input -> operation` for each input, `operation -> output` for
+    each output. Compiled functions repeat an operation's id in each call, so ids alone would mix up their calls.
     """
     into: dict[str, list[str]] = {}
     reads: list[str] = []
@@ -62,7 +62,7 @@ def _edges(dot: str) -> dict[str, list[str]]:
 
 
 def arrays_in(tree: Any) -> Iterator[mx.array]:
-    """The arrays in nested tuples, lists and dicts, in order; everything else is passed over."""
+    """Yield the arrays in nested tuples, lists and dicts, in order; skip anything else."""
     if isinstance(tree, mx.array):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -74,6 +74,6 @@ def arrays_in(tree: Any) -> Iterator[mx.array]:
 
 
 def weights_in(module: Module) -> list[tuple[str, mx.array]]:
-    """A module's weights by path, such as `model.layers.0.mlp.up_proj.weight`."""
+    """A module's weights with their paths, such as `model.layers.0.mlp.up_proj.weight`."""
     flat: Any = tree_flatten(module.parameters())  # type: ignore[no-untyped-call]
     return [(path, weight) for path, weight in flat]

@@ -1,6 +1,7 @@
-"""A model's hidden states after its final norm, as its head gets them.
+"""Finds a model's hidden states after its final norm, the input of its head.
 
-mlx-lm's models hold their layers in a module of its own, which returns just that, and most have more modules around it.
+mlx-lm's models have their layers in a module of their own, which returns these states; most have more modules around
+it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from node.engine.graph import arrays_in
 
 @contextmanager
 def record_outputs(model: Module) -> Iterator[list[mx.array]]:
-    """Inside, all arrays that the modules around the layers return are recorded, those of the outermost last."""
+    """Inside, record the arrays that the modules around the layers return, those of the outermost module last."""
     seen: list[mx.array] = []
 
     def record(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +36,7 @@ def record_outputs(model: Module) -> Iterator[list[mx.array]]:
 
 
 def _around(module: Module, layers: list[Any]) -> list[tuple[Module, str, Module]] | None:
-    """From the outside in, the modules inside of `module` that hold the list, each after its parent and its name there."""
+    """The modules in `module` that contain the list, from the outside in, each with its parent and its name there."""
     for name, value in module.items():
         if value is layers:
             return []

@@ -1,6 +1,6 @@
-"""Loads a stage: of a model's files only what its layers need, into memory once.
+"""Loads a stage: reads only the weights of its layers, each into memory once.
 
-It is done in pieces, each of them evaluated, as a node computes for its other rings in the same thread.
+Loading is divided into pieces, as the node's other rings compute in the same thread.
 """
 
 import json
@@ -29,14 +29,14 @@ from node.engine.stage import Stage
 from node.model.config import read_config
 
 _WARM_UP = (8, 1)
-"""Lengths of the steps that a new stage runs: a prefill and a decode use other kernels."""
+"""Lengths of the steps that a new stage runs: a prefill and a decode use different kernels."""
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
     "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
     "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
-"""What MLX makes of the dtypes of safetensors; it loads no others."""
+"""MLX's dtype for each dtype of safetensors; MLX loads no others."""
 
 
 def load_stage(
@@ -44,12 +44,12 @@ def load_stage(
 ) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
-    Only the files that hold these need to be there; `tensors` are all of the model's, by name. A generator, to be run in
-    the compute thread: yields the share that is done, from 0 to 1, whenever other work may be done in between, and
-    returns the stage. Closing it lets go of everything.
+    Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. A generator of
+    pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it frees all
+    memory.
 
-    Raises ModelUnsupported for a model or a cut that Pippin does not run, ModelBroken, naming what is at fault, when files
-    are damaged, lack tensors or have others than the model takes.
+    Raises ModelUnsupported for an unsupported model or cut, and ModelBroken, which names the file or tensor, for
+    damaged files and for missing or unknown tensors.
     """
     config = read_config(directory)
     plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()))
@@ -73,7 +73,7 @@ def load_stage(
     try:
         yield from _read(weights, directory)
         yield from _warm_up(model, plan, start, end, dtype)
-    except BaseException:  # closed, too
+    except BaseException:  # GeneratorExit, too
         weights.clear()
         for _ in release_memory([model]):
             pass
@@ -82,12 +82,12 @@ def load_stage(
 
 
 def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]) -> Module:
-    """The model as mlx-lm loads it whole, with weights that are not read yet.
+    """Load the complete model with mlx-lm, without reading weights.
 
-    Each tensor whose file is not here is a stand-in of its shape and dtype, made of one of the `scalars`: mlx-lm guesses a
-    checkpoint's format, and which modules are quantized, from the tensors that it sees.
+    A tensor whose file is missing is replaced by a broadcast one of the `scalars`: mlx-lm guesses a checkpoint's
+    format, and which modules are quantized, from the tensors that it gets.
 
-    Raises ModelBroken, as mlx-lm does, unless the files have just the tensors that the model takes.
+    Raises ModelBroken unless the files have exactly the tensors of the model.
     """
     held = _lazy_tensors(directory, tensors, scalars)
 
@@ -117,14 +117,14 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
     except FAILURES as error:
         raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
     finally:
-        held.clear()  # which the model's class would hold on to
+        held.clear()  # the model's class refers to it
     return model
 
 
 def _lazy_tensors(
     directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]
 ) -> dict[str, mx.array]:
-    """All tensors of the model, not read yet, with stand-ins for those that are in files which are not here."""
+    """All tensors of the model, not read yet, with stand-ins for those in missing files."""
     held: dict[str, mx.array] = {}
     for file in sorted({tensor.file for tensor in tensors.values()}):
         if (directory / file).is_file():
@@ -144,7 +144,7 @@ def _lazy_tensors(
 def _check_tensors(
     directory: Path, tensors: Mapping[str, TensorHeader], given: Mapping[str, mx.array], taken: Mapping[str, mx.array]
 ) -> None:
-    """Raise ModelBroken unless the tensors given are, by name and shape, those that the model takes."""
+    """Raises ModelBroken unless the `given` tensors have the names and shapes of the model's, which are `taken`."""
     if missing := [name for name in taken if name not in given]:
         raise ModelBroken(
             f"{directory.name} lacks {len(missing)} of {len(taken)} tensors: {_examples(missing, tensors)}"
@@ -153,7 +153,7 @@ def _check_tensors(
         raise ModelBroken(
             f"{directory.name} has {len(surplus)} tensors that the model of its config.json does not take: "
             f"{_examples(surplus, tensors)}",
-            hint="Fetch the model again, or see whether config.json belongs to these files.",
+            hint="Fetch the model again, or check that config.json belongs to these files.",
         )
     for name, value in given.items():
         if value.shape != taken[name].shape:
@@ -164,12 +164,12 @@ def _check_tensors(
 
 
 def _examples(names: Sequence[str], tensors: Mapping[str, TensorHeader]) -> str:
-    """Some of the names, with the files that they are in."""
+    """The first names, with their files, for an error."""
     return ", ".join(f"{name} (in {tensors[name].file})" if name in tensors else name for name in names[:3])
 
 
 def _own_names(model: Module, layers: list[Module], plan: Plan, start: int, end: int) -> list[str]:
-    """The names of the stage's tensors: those of its layers, and those outside of layers that it needs."""
+    """Names of the stage's weights: those of its layers, and those outside of layers that it needs."""
     layer_of = {id(value): index for index, layer in enumerate(layers) for _, value in weights_in(layer)}
 
     def is_own(name: str, value: mx.array) -> bool:
@@ -182,10 +182,7 @@ def _own_names(model: Module, layers: list[Module], plan: Plan, start: int, end:
 
 
 def _replace_other_weights(model: Module, own: set[str]) -> None:
-    """Let go of all other weights: zeros without memory take their place.
-
-    A stage computes nothing with them, but models look at their shapes and dtypes on the way.
-    """
+    """Free all other weights: replace them by broadcast zeros, as models read their shapes and dtypes."""
     rest = [
         (name, mx.broadcast_to(mx.zeros((), value.dtype), value.shape))
         for name, value in weights_in(model)
@@ -195,13 +192,13 @@ def _replace_other_weights(model: Module, own: set[str]) -> None:
 
 
 def _dtype(weights: Iterable[mx.array]) -> mx.Dtype:
-    """Of the activations: what most of the model's weights are in that are not packed integers."""
+    """Dtype of the activations: the most frequent floating dtype of the model's weights."""
     counts = Counter(weight.dtype for weight in weights if mx.issubdtype(weight.dtype, mx.floating))
     return counts.most_common(1)[0][0] if counts else mx.float32
 
 
 def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
-    """Read the weights, in pieces, so that also what a conversion takes beside them is freed in between."""
+    """Read the weights one by one, so that memory for a conversion is freed after each."""
     total = sum(weight.nbytes for weight in weights) or 1
     done, begun = 0, time.perf_counter()
     for weight in weights:
@@ -218,7 +215,7 @@ def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
 
 
 def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
-    """Run two steps, so that kernels are compiled before the first token is waited for: of each layer alone, in pieces."""
+    """Run two steps of each layer, in pieces, so that kernels are compiled before the first request."""
     cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
     for first, last in pairwise(cuts):
         layer, lane = Stage(model, plan, first, last, 0), -1
@@ -238,6 +235,6 @@ def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -
 
 
 def _zeros(plan: Plan, cut: int, length: int, dtype: mx.Dtype) -> list[mx.array]:
-    """What travels at a cut, of one row."""
+    """Zeros with the shapes of the arrays sent at a cut, for one row."""
     sizes = {ROWS: 1, LENGTH: length}
     return [mx.zeros([sizes.get(size, size) for size in shape], dtype) for shape in plan.shapes[cut]]

@@ -1,7 +1,8 @@
-"""What a model's architecture allows: where it may be cut, what travels at a cut, what its caches cost.
+"""Plan of a model: where it may be cut, which arrays are sent at a cut, and the size of its caches.
 
-It is found by a dry run: the model is built from its config alone, run on a few tokens, and the graph of operations that
-this would need is read; nothing is computed and no weight exists. This also finds what would be silently wrong.
+Found by a dry run: the model is built from its config alone and run on a few tokens, and the resulting graph of
+operations is read. Nothing is computed, and no weights are needed. The plan refuses models that would give wrong
+results in stages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,50 +25,51 @@ from node.engine.dry_run import DryRun
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 _LONGEST = 2**31 - 1
-"""Tokens of a context, whatever a config says."""
+"""Maximum tokens of a context, even if a config has a larger number."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the engine knows of a model before it has its weights."""
+    """Properties of a model that are known without its weights."""
 
     model_type: str
     layers: int
     cuts: tuple[int, ...]
     """Layers before which a stage may start, ascending, without 0."""
     caches_of: tuple[tuple[int, ...], ...]
-    """For each layer, the indexes of the caches that it uses."""
+    """Indexes of the caches that each layer uses."""
     caches: int
-    """Caches of a session, over all layers; those that no layer uses are the driver's."""
+    """Number of caches of a session, over all layers; caches that no layer uses are the driver's."""
     carried: Mapping[int, tuple[int, ...]]
-    """For each cut, and for the end of the layers: which arrays of the output before it travel. Usually (0,)."""
+    """For each cut, and for the end of the layers: indexes of the arrays to send, in the previous layer's output.
+    Usually (0,)."""
     shapes: Mapping[int, tuple[tuple[int, ...], ...]]
-    """For each cut, the shapes of what travels, with ROWS and LENGTH where they depend on the step."""
+    """Shapes of the arrays sent at each cut, with ROWS and LENGTH for the axes that depend on the step."""
     patterns: tuple[Any, ...]
-    """For each layer, its output's nesting with a Leaf for every array."""
+    """Nesting of each layer's output, with a Leaf for every array."""
     shared: frozenset[str]
-    """Modules outside of the layers, by path, that layers after the first read (such as per-layer embeddings)."""
+    """Paths of modules outside of the layers that layers after the first read, such as per-layer embeddings."""
     reads_tokens: bool
     """Whether layers after the first need the step's token ids."""
     batchable: bool
-    """Whether sessions can share a lane; otherwise a lane holds one session."""
+    """Whether sessions can share a lane; otherwise each lane has one session."""
     pads: bool
-    """Whether the rows of a prefill may be right-padded."""
+    """Whether the rows of a prefill may be padded on the right."""
     chunked: bool
-    """Whether the answer depends on how a prompt is divided into chunks."""
+    """Whether the answer depends on the chunks that a prompt is divided into."""
     trimmable: bool
-    """Whether a session's caches can go back to any earlier position."""
+    """Whether a session's caches can be trimmed to any earlier position."""
     embeds: bool
-    """Whether the hidden states after the final norm can be had."""
+    """Whether the hidden states after the final norm are accessible."""
     kv: tuple[KvCost, ...]
-    """For each layer, what its cache takes for one session."""
+    """Size of each layer's cache for one session."""
     max_context: int
     width: int
-    """Of the hidden states."""
+    """Width of the hidden states."""
     vocabulary: int
 
     def check_stage(self, start: int, end: int) -> None:
-        """Raises ModelUnsupported when [start, end) is no stage of this model."""
+        """Raises ModelUnsupported unless the model can be cut at `start` and `end`."""
         starts, ends = (0, *self.cuts), (*self.cuts, self.layers)
         if start not in starts or end not in ends or start >= end:
             raise ModelUnsupported(
@@ -77,10 +79,10 @@ class Plan:
 
 
 def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None) -> Plan:
-    """The plan of a model, from its config.json as a dict. Takes about 0.1 s; must run in the compute thread.
+    """Make the plan of a model from its config.json. Takes about 0.1 s; must run in the compute thread.
 
-    Raises ModelUnsupported, with the reason, for a model that Pippin does not run, and ModelBroken when a number is out of
-    all proportion, by itself or to the bytes of the weights.
+    Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of
+    bounds, or that does not fit `weight_bytes`, the size of the weights.
     """
     model_type = check_supported(config)
     check_config(config)
@@ -130,9 +132,9 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
 
 
 def build(config: Mapping[str, Any]) -> Module:
-    """The model with weights that are not evaluated, so that it takes no memory.
+    """Build the model. Its weights are not evaluated, so it takes no memory.
 
-    Raises ModelUnsupported when mlx-lm cannot make one of the config.
+    Raises ModelUnsupported if mlx-lm cannot build a model of this config.
     """
     try:
         model_class, args_class = _get_classes(dict(config))
@@ -146,7 +148,7 @@ def build(config: Mapping[str, Any]) -> Module:
 
 
 def max_context(config: Mapping[str, Any]) -> int:
-    """The longest sequence in tokens that the model was made for; 32768 when its config does not say."""
+    """Maximum sequence length of the model in tokens; 32768 if its config has none."""
     for part in (config, config.get("text_config"), config.get("llm_config")):
         if isinstance(part, Mapping):
             for key in (
@@ -166,7 +168,7 @@ def max_context(config: Mapping[str, Any]) -> int:
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
-    """Of activations, as the config tells it; float32, the largest, when it does not."""
+    """Dtype of the activations according to the config; float32, the largest, if it has none."""
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping):
             name = str(part.get("dtype") or part.get("torch_dtype")).removeprefix("torch.")
@@ -176,7 +178,7 @@ def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 6 as "1-3, 6"."""
+    """Format 1, 2, 3, 6 as "1-3, 6"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

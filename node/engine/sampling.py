@@ -1,11 +1,11 @@
-"""Draws the next token of each row.
+"""Samples the next token of each row.
 
-The order of things, all in float32: penalties and bias change the logits; what a grammar forbids goes; temperature
-scales them; top_k, top_p and min_p restrict them, top_p and min_p looking at what is left; then a token is drawn.
-Log-probabilities are of the model's own distribution, before all of that.
+In this order, in float32: penalties and bias are added to the logits; tokens that the grammar forbids are excluded;
+the logits are divided by the temperature; top_k, top_p and min_p exclude tokens, top_p and min_p among the remaining
+ones; a token is drawn. Log-probabilities are of the model's own distribution, before all of this.
 
-Drawing adds Gumbel noise to the logits and takes the largest. The noise belongs to token ids, so tiny differences between
-machines in the logits change the outcome only where it was a near tie. It is made from (seed, position) alone.
+Drawing adds Gumbel noise to the logits and takes the largest. Each token id has its own noise, which depends on (seed,
+position) alone, so small differences of the logits between machines change the token only at near ties.
 """
 
 from collections import Counter
@@ -19,20 +19,22 @@ from node.core.generation import Sampling
 
 
 class History(NamedTuple):
-    """The tokens of a session so far."""
+    """Tokens of a session so far."""
 
     prompt: Sequence[int] = ()
     generated: Sequence[int] = ()
 
 
 NO_TOKEN = -1
-"""In place of a token, where the logits are no numbers to draw from."""
+"""Stands for a token if the logits are not finite."""
 MIN_LOGPROB = -9999.0
-"""The log-probability of a token that cannot be, in JSON, which has no infinity."""
+"""Log-probability of an impossible token, as JSON has no infinity."""
 
 
 class Sampled(NamedTuple):
-    """A token that was drawn, or NO_TOKEN; `logprob` and `top` (likeliest first) only where `Sampling.logprobs` asks for them."""
+    """A sampled token, or NO_TOKEN. `logprob` and `top` (likeliest first) are set if `Sampling.logprobs` requests
+    them.
+    """
 
     token: int
     logprob: float | None = None
@@ -46,19 +48,19 @@ def sample(
     histories: Sequence[History],
     allowed: Sequence[bytes | None] = (),
 ) -> list[Sampled]:
-    """Draw one token for each row of logits [rows, vocabulary] of any floating dtype.
+    """Sample one token for each row of logits [rows, vocabulary] of any floating dtype.
 
-    `positions` are those of the tokens to draw, counted from 0 at the first generated one: with the seed they are the
-    state of the random numbers, so the same request draws the same tokens wherever and however often it runs. `allowed`
-    has a bit for each token of the vocabulary, from the lowest of each byte, for the rows that are not free to draw all.
+    `positions`: positions of these tokens, 0 for the first generated one. Seed and position are the state of the random
+    numbers, so a request gets the same tokens on every node and in every run. `allowed`: for each row a bit mask of the
+    tokens that may be drawn, lowest bit of each byte first; None: all.
     """
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     if all(map(_is_plain, params)):
-        # As mlx-lm does it, so that ties that rounding makes fall alike: on log-probabilities in the model's own dtype.
+        # On log-probabilities in the model's own dtype, as in mlx-lm, so that ties due to rounding are resolved alike.
         tokens = mx.argmax(_forbid(logits - total, allowed), axis=-1)
     else:
         tokens = _draw(logits, params, positions, histories, allowed)
-    # In the same evaluation: a row of which any logit is NaN or infinite, or all are -inf, has no finite total.
+    # In the same evaluation: a row with any NaN or +inf, or with only -inf, has no finite total.
     ids = cast(list[int], mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NO_TOKEN).tolist())
     wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NO_TOKEN]
     if not wanted:
@@ -76,7 +78,7 @@ def sample(
 def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
     """Log-probabilities of given tokens, one for each row of logits [rows, vocabulary], and of the `top` likeliest.
 
-    They are NaN where the logits are no numbers, and MIN_LOGPROB at least.
+    They are at least MIN_LOGPROB, and NaN if the logits are not finite.
     """
     raw = logits.astype(mx.float32)
     logprobs = mx.maximum(raw - mx.logsumexp(raw, axis=-1, keepdims=True), MIN_LOGPROB)
@@ -95,7 +97,7 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
 
 
 def _is_plain(sampling: Sampling) -> bool:
-    """Greedy, and the model's logits as they are."""
+    """Whether the sampling is greedy on unmodified logits."""
     return sampling.temperature == 0 and not sampling.logit_bias and not sampling.penalizes
 
 
@@ -119,7 +121,8 @@ def _draw(
 def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
     """Apply penalties and bias to logits [vocabulary].
 
-    Repetition as Hugging Face does (prompt and generated tokens), presence and frequency as OpenAI (generated ones).
+    Repetition penalty as in transformers (prompt and generated tokens), presence and frequency penalty as in OpenAI's
+    API (generated tokens).
     """
     if sampling.repetition_penalty != 1 and (seen := sorted({*history.prompt, *history.generated})):
         ids = mx.array(seen, mx.int32)
@@ -139,7 +142,7 @@ def _adjust(row: mx.array, sampling: Sampling, history: History) -> mx.array:
 
 
 def _forbid(x: mx.array, allowed: Sequence[bytes | None]) -> mx.array:
-    """Put -inf where a row's bits are 0, in x [rows, vocabulary]; rows without bits stay as they are."""
+    """Set x [rows, vocabulary] to -inf where a row's bit is 0; rows without a mask are unchanged."""
     if not any(allowed):
         return x
     return mx.stack([row if bits is None else _keep(row, bits) for row, bits in zip(x, allowed, strict=True)])
@@ -151,7 +154,7 @@ def _keep(row: mx.array, bits: bytes) -> mx.array:
 
 
 def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
-    """Put -inf where top_k, top_p and min_p exclude tokens. The likeliest token always stays."""
+    """Set tokens that top_k, top_p and min_p exclude to -inf. The likeliest token always stays."""
     size = x.shape[-1]
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         order = mx.argsort(-x, axis=-1)
@@ -159,7 +162,7 @@ def _restrict(x: mx.array, params: Sequence[Sampling]) -> mx.array:
         rank = mx.arange(size)[None]
         best = mx.where(rank < mx.array([[p.top_k if p.top_k > 0 else size] for p in params]), best, -mx.inf)
         before = mx.cumsum(mx.softmax(best, axis=-1, precise=True), axis=-1, inclusive=False)
-        # Rounding may let the sum reach 1 early: a top_p of 1 keeps all.
+        # Due to rounding the sum may reach 1 early, but a top_p of 1 must keep all tokens.
         top_p = mx.array([[p.top_p if p.top_p < 1 else 2.0] for p in params])
         best = mx.where((before < top_p) | (rank == 0), best, -mx.inf)
         x = mx.put_along_axis(x, order, best, axis=-1)
@@ -180,7 +183,7 @@ def _noise(size: int, params: Sequence[Sampling], positions: Sequence[int]) -> m
 
 
 def _mix(seed: int, position: int) -> int:
-    """64 bits that differ wildly between neighbouring seeds and positions (the finisher of splitmix64, twice)."""
+    """Hash seed and position to 64 bits (finalizer of splitmix64, applied twice)."""
     mask = (1 << 64) - 1
     value = seed & mask
     for step in (0, position):

@@ -1,7 +1,4 @@
-"""A node's layers of a model: what they do in a step.
-
-Everything here runs in the compute thread.
-"""
+"""A stage: the layers of a model on one node, and their steps. Runs in the compute thread."""
 
 import copy
 from collections.abc import Sequence
@@ -22,9 +19,9 @@ from node.engine.plan import Plan
 
 
 class Stage:
-    """The layers [start, end) of a model. The one with start 0, the driver's, has embedding, norm and head as well.
+    """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
 
-    `model`, `plan`, `start`, `end` and `weight_bytes` are constant; `lanes` are its caches, `kept` what rings left of theirs.
+    `model`, `plan`, `start`, `end` and `weight_bytes` are constant. `lanes`: its caches. `kept`: caches of ended rings.
     """
 
     def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
@@ -41,21 +38,22 @@ class Stage:
         self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
 
     def sibling(self) -> "Stage":
-        """Another with the same weights and caches of its own, for another ring; what they leave is kept in one place."""
+        """A stage of another ring, with the same weights, the same `kept`, and caches of its own."""
         other = copy.copy(self)
         other.lanes = self.lanes.sibling()
         return other
 
     def _choose_caches(self) -> None:
-        """Choose which caches this stage has, and which of them stands in for each that it has not.
+        """Choose the caches of this stage, and an alias or a shadow for each cache of another stage.
 
-        Models make masks from caches of layers that may be elsewhere. One of ours of the same kind tells the same; a kind
-        that we don't have gets a shadow: a cache of tiny zeros that only counts.
+        Models make masks from caches of layers that may be on another node. A cache of the same kind on this stage
+        gives the same mask. For a kind without one, a shadow is made: a cache of tiny zeros that only counts
+        positions.
         """
         used = {cache for layer in self.plan.caches_of for cache in layer}
         own = {cache for layer in self.plan.caches_of[self.start : self.end] for cache in layer}
         if self.start == 0:
-            own |= set(range(self.plan.caches)) - used  # an embedding's
+            own |= set(range(self.plan.caches)) - used  # caches of an embedding
         self._own = sorted(own)
         kinds = [caches.kind(cache) for cache in make_prompt_cache(self.model)]
         have = {kinds[k]: entry for entry, k in reversed(list(enumerate(self._own)))}
@@ -70,13 +68,13 @@ class Stage:
     # --- steps ---
 
     def begin(self, lane: int, tokens: mx.array, lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
-        """The driver's half of a step: embed tokens, int32 [rows, length], and run its layers.
+        """The driver's first part of a step: embed tokens, int32 [rows, length], and run its layers.
 
-        `lengths` are the valid tokens of each row of a right-padded prefill; empty when all rows are full.
-        Returns hidden states [rows, length, width] and whatever else the architecture carries between layers; computed
-        or being computed.
+        `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows are full. Returns hidden
+        states [rows, length, width] and any other arrays that the architecture sends between layers; their evaluation
+        has begun.
 
-        Raises PippinError when the lane is unknown or has another number of rows.
+        Raises PippinError if the lane is unknown or has another number of rows.
         """
         if self.start != 0:
             raise PippinError(f"Layers {self.start} to {self.end} are not a driver's.")
@@ -87,11 +85,12 @@ class Stage:
     def run(
         self, lane: int, tensors: Sequence[mx.array], tokens: mx.array | None = None, lengths: Sequence[int] = ()
     ) -> tuple[mx.array, ...]:
-        """A stage's part of a step: what `begin` or `run` of the stage before gave, to what the next one needs.
+        """Another stage's part of a step: from the result of the previous stage's `begin` or `run` to the next stage's
+        input.
 
-        `tokens`, int32 [rows, length], are needed when `plan.reads_tokens`.
+        `tokens`: int32 [rows, length], required if `plan.reads_tokens`.
 
-        Raises PippinError when the lane is unknown or the tensors don't fit it.
+        Raises PippinError if the lane is unknown or the tensors do not fit it.
         """
         rows, length = self._check_shapes(self.start, tensors)
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
@@ -101,12 +100,12 @@ class Stage:
         return self._step(lane, mx.zeros((rows, length), mx.int32) if tokens is None else tokens, tensors, lengths)
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
-        """The driver's second half of a step: final norm and head over what the last stage gave.
+        """The driver's second part of a step: final norm and head on the result of the last stage.
 
-        Returns logits, not evaluated: [rows, vocabulary] of each row's last valid token, or [rows, length, vocabulary]
-        of `every` token.
+        Returns logits, not evaluated: [rows, vocabulary] of each row's last valid token, or with `every`
+        [rows, length, vocabulary] of all tokens.
 
-        Raises PippinError when the tensors don't fit the model.
+        Raises PippinError if the tensors do not fit the model.
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         if not every:
@@ -116,9 +115,10 @@ class Stage:
         return logits if every else logits[:, -1]
 
     def hidden(self, tensors: Sequence[mx.array]) -> mx.array:
-        """What the head would get of what the last stage gave: [rows, length, width] after the final norm, not evaluated.
+        """Hidden states [rows, length, width] after the final norm, the input of the head, not evaluated.
 
-        Raises ModelUnsupported when the architecture does not tell it, PippinError when the tensors don't fit the model.
+        Raises ModelUnsupported if they are inaccessible in this architecture, PippinError if the tensors do not fit
+        the model.
         """
         rows, length = self._check_shapes(self.plan.layers, tensors)
         shape = (rows, length, self.plan.width)
@@ -130,7 +130,7 @@ class Stage:
         return found
 
     def part(self, tensors: Sequence[mx.array], row: int, begin: int, end: int) -> tuple[mx.array, ...]:
-        """Of what the last stage gives, only the tokens [begin, end) of one row."""
+        """Slice the result of the last stage: the tokens [begin, end) of one row."""
         rows, tokens = mx.array([row]), mx.arange(begin, end)
         return tuple(
             mx.take(mx.take(tensor, rows, shape.index(ROWS)), tokens, shape.index(LENGTH))
@@ -138,8 +138,9 @@ class Stage:
         )
 
     def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> mx.array:
-        """Of what `begin` or `run` gave, bool [rows]: whether each row's last valid token is finite numbers. On its way
-        to be computed.
+        """Whether the hidden states of each row's last valid token, from `begin` or `run`, are finite.
+
+        Returns bool [rows], whose evaluation has begun.
         """
         shape = self.plan.shapes[self.end][0]
         found = mx.isfinite(_last_tokens(tensors[0], shape, lengths))
@@ -148,7 +149,7 @@ class Stage:
         return found
 
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
-        """Of what the last stage gives, only each row's last valid token: all that `finish` needs to draw from."""
+        """Slice the result of the last stage: each row's last valid token, which suffices for `finish`."""
         shapes = self.plan.shapes[self.plan.layers]
         return tuple(_last_tokens(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
 
@@ -175,15 +176,15 @@ class Stage:
                     cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
         if length == 1:
-            # The thread goes on to build what comes next (head, sampling) while the device computes.
+            # The thread builds the next graph (head, sampling) while the device computes.
             mx.async_eval(output, caches.states(lane.caches))  # type: ignore[no-untyped-call]
         else:
             mx.eval(output, caches.states(lane.caches))
-            mx.clear_cache()  # a prefill's buffers have sizes that do not come again
+            mx.clear_cache()  # buffers of a prefill have sizes that are not reused
         return output
 
     def _check_shapes(self, cut: int, tensors: Sequence[mx.array]) -> tuple[int, int]:
-        """Rows and length of what travels at a cut. Raises PippinError when it has another shape."""
+        """Rows and length of the arrays sent at a cut. Raises PippinError if their shapes are wrong."""
         shapes = self.plan.shapes[cut]
         got = [tuple(tensor.shape) for tensor in tensors]
         if len(got) == len(shapes) and len(got[0]) == len(shapes[0]):
@@ -196,13 +197,13 @@ class Stage:
 
 
 def _fresh(model: Module, wanted: Sequence[int]) -> list[Any]:
-    """Empty caches, those of the whole model that are wanted. Not a method: lanes would hold on to their stage."""
+    """Make the empty caches with these indexes. Not a method, as lanes would then refer to their stage."""
     new = make_prompt_cache(model)
     return [new[k] for k in wanted]
 
 
 def _last_tokens(tensor: mx.array, shape: Sequence[int], lengths: Sequence[int]) -> mx.array:
-    """Of what travels, only each row's last valid token."""
+    """Slice an array that is sent between stages: each row's last valid token."""
     axis = shape.index(LENGTH)
     length = tensor.shape[axis]
     if length == 1:

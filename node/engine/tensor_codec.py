@@ -1,4 +1,4 @@
-"""Between MLX arrays and the bytes of the wire."""
+"""Converts between MLX arrays and the tensors of frames, which are raw little-endian bytes."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from node.core.errors import PippinError
 from node.core.frames import Tensor
 
-# numpy has no bfloat16: its bits travel as uint16 and are viewed, not converted, at both ends.
+# numpy has no bfloat16: its bits are viewed as uint16 at both ends.
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     "bool": np.dtype(np.bool_),
     "uint8": np.dtype("<u1"),
@@ -29,14 +29,14 @@ _DIMENSION_LIMIT = 1 << 31  # MLX counts a dimension in 32 bits
 
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
-    """The arrays' bytes, one copy each. Waits until they are computed, so call it in the compute thread."""
+    """Copy the arrays' bytes. Waits until the arrays are computed, so call it in the compute thread."""
     return tuple(_pack(array) for array in arrays)
 
 
 def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
-    """The arrays of a frame, evaluated; one copy each.
+    """Copy a frame's tensors into evaluated arrays.
 
-    Raises PippinError when a tensor's dtype is unknown or its bytes do not fill its shape: they come from the network.
+    Tensors are untrusted: raises PippinError for an unknown dtype, and for bytes that do not match the shape.
     """
     return tuple(_unpack(tensor) for tensor in tensors)
 
@@ -44,7 +44,7 @@ def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
 def _pack(array: mx.array) -> Tensor:
     dtype = str(array.dtype).rpartition(".")[2]
     if dtype not in _NUMPY:
-        raise PippinError(f"Arrays of {dtype} do not travel between nodes.")
+        raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
     bits = array.view(mx.uint16) if dtype == "bfloat16" else array
     buffer: Any = bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
     return Tensor(dtype, tuple(array.shape), bytes(memoryview(buffer)))
@@ -67,6 +67,6 @@ def _unpack(tensor: Tensor) -> mx.array:
 
 
 def token_array(rows: Sequence[Sequence[int]]) -> mx.array:
-    """Token ids as int32 [rows, length]; shorter rows are filled with zeros on the right."""
+    """Token ids as int32 [rows, length]; shorter rows are padded with zeros on the right."""
     length = max(map(len, rows))
     return mx.array([[*row, *[0] * (length - len(row))] for row in rows], mx.int32)

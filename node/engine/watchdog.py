@@ -1,4 +1,4 @@
-"""How long the compute thread has been at one job, and when that job will never end."""
+"""Watchdog of the compute thread: detects a job that does not end."""
 
 import asyncio
 import faulthandler
@@ -12,12 +12,11 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 LONGEST_PIECE_S = 600.0
-"""Of a piece of a load: one tensor, read from a disk that may have to wake up or be on the network, or a kernel that is
-compiled."""
+"""Time limit of a piece of a load: it reads one tensor, maybe from a sleeping or remote disk, or compiles a kernel."""
 
 
 class ComputeStuck(PippinError):
-    """A job of the compute thread does not end. Nothing can end it but the end of the process."""
+    """A job of the compute thread does not end. It cannot be stopped without ending the process."""
 
     code = "compute_stuck"
     status = 503
@@ -25,17 +24,17 @@ class ComputeStuck(PippinError):
 
 
 class Watchdog:
-    """Looks once a second. Only time in which this process ran counts: a machine that slept was at nothing."""
+    """Checks the job once a second. Counts only time in which this process ran, not time in which the machine slept."""
 
     def __init__(self, compute: Compute, step_timeout_s: float) -> None:
-        """`step_timeout_s`: a job may take so long, unless it is a piece of a long one."""
+        """`step_timeout_s`: time limit of a job; a piece of a long job has at least LONGEST_PIECE_S."""
         self._compute = compute
         self._step_timeout = step_timeout_s
         self.age_s = 0.0
-        """Of the job that runs; 0 if it began since the last look."""
+        """Age of the running job; 0 if it began since the last check."""
 
     async def stuck(self) -> ComputeStuck:
-        """Returns when a job has run for too long, with where it is in the log."""
+        """Wait until a job exceeds its time limit. Logs the stacks of all threads."""
         job, looked_at = self._compute.job, now()
         while True:
             await asyncio.sleep(LOOK_S)

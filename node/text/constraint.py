@@ -32,7 +32,8 @@ class Constraint:
         """The error that ends the session; tokens drawn after it are invalid."""
 
     def allowed(self, generated: Sequence[int]) -> bytes | None:
-        """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None after an error or `close`.
+        """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None after an error or
+        `close`.
 
         `generated`: all tokens of the session so far.
         """
@@ -70,7 +71,8 @@ class Constraints:
         self._lock = threading.Lock()
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
-        """Create the constraint of a session with these tokens. A sandbox must have tried the grammar: see `Grammars.begin`.
+        """Create the constraint of a session with these tokens. A sandbox must have tried the grammar: see
+        `Grammars.begin`.
 
         Raises BadRequest for an invalid grammar and for tokens that do not follow it; ModelBroken.
         """

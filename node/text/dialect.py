@@ -1,7 +1,9 @@
-"""The output format of a model family: markers of reasoning and tool calls, from mlx-lm, and from harmony.py for gpt-oss.
+"""The output format of a model family: markers of reasoning and tool calls, from mlx-lm, and from harmony.py for
+gpt-oss.
 
-An answer is in one channel at a time; markers, which are strings of the family, switch to another. Channels have mlx-lm's
-names: `normal` is the text that users see, `reasoning` the reasoning, `tool` a tool call. Other channels are hidden.
+An answer is in one channel at a time; markers, which are strings of the family, switch to another. Channels have
+mlx-lm's names: `normal` is the text that users see, `reasoning` the reasoning, `tool` a tool call. Other channels are
+hidden.
 """
 
 import json
@@ -23,7 +25,9 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`transitions`: the markers of each channel, each with the channel that follows it. `initial`: the first channel of an answer."""
+    """`transitions`: the markers of each channel, each with the channel that follows it. `initial`: the first channel
+    of an answer.
+    """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]]
     initial: str

@@ -33,8 +33,8 @@ class Encoder:
     def encode(self, text: str) -> list[int]:
         """Encode a raw prompt. It begins with one BOS if the tokenizer adds one.
 
-        Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: the sender of a raw prompt
-        writes the template himself.
+        Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: the sender of a raw
+        prompt writes the template himself.
         """
         with self._lock, panics_as_errors():
             tokens: list[int] = self._hf.encode(text, add_special_tokens=False)

@@ -1,8 +1,8 @@
 """Makes grammars in llguidance's format, for JSON schemas and for tool calls.
 
-The gateway makes and checks the text of a grammar, and the driver follows the same text. In two points a grammar is stricter
-than its JSON schema, so that weak models finish their answers, too: white space is that of `json.dumps`, and anything that the
-schema leaves unbounded by omission (further properties, number of digits) is bounded.
+The gateway makes and checks the text of a grammar, and the driver follows the same text. In two points a grammar is
+stricter than its JSON schema, so that weak models finish their answers, too: white space is that of `json.dumps`, and
+anything that the schema leaves unbounded by omission (further properties, number of digits) is bounded.
 """
 
 import json

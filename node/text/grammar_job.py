@@ -1,7 +1,8 @@
 """A sandbox's job: makes grammars, or takes finished ones, and tries them before the node compiles them.
 
-llguidance recurses or computes forever for some grammars of a few bytes, which would end the node. The cost of a grammar
-depends only on the grammar, the tokens and the limits, so a grammar that stays within the limits here does so at a driver.
+llguidance recurses or computes forever for some grammars of a few bytes, which would end the node. The cost of a
+grammar depends only on the grammar, the tokens and the limits, so a grammar that stays within the limits here does so
+at a driver.
 """
 
 import json

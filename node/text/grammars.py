@@ -1,4 +1,6 @@
-"""Makes grammars for the gateway and constraints for the driver. A sandbox compiles each grammar before this process does."""
+"""Makes grammars for the gateway and constraints for the driver. A sandbox compiles each grammar before this process
+does.
+"""
 
 import asyncio
 import json
@@ -98,7 +100,9 @@ class Grammars:
     # --- for the driver -----------------------------------------------------------------------------------------------
 
     async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
-        """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded, NotReady."""
+        """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
+        NotReady.
+        """
         memory = max(_LEAST_HELD, await self._tried(grammar))
         await self._check_tokenizer(constraints.directory)
         held = [each.memory for each in self._held if each.memory] + self._being_compiled

@@ -1,7 +1,8 @@
 """Sandboxes: processes with limits, in which untrusted grammars, templates and tokenizers are compiled and run.
 
-They are forked by a server process without threads that starts before everything else, as a process that runs gRPC cannot
-fork on macOS. A sandbox limits time, memory and the size of a reply. It is no protection against code execution.
+They are forked by a server process without threads that starts before everything else, as a process that runs gRPC
+cannot fork on macOS. A sandbox limits time, memory and the size of a reply. It is no protection against code
+execution.
 """
 
 import asyncio
@@ -76,7 +77,9 @@ class SandboxServer:
         return self._process.poll() is not None
 
     async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
-        """Fork a sandbox; returns its process id and socket. Waits for the server's imports. Raises NotReady, Overloaded."""
+        """Fork a sandbox; returns its process id and socket. Waits for the server's imports. Raises NotReady,
+        Overloaded.
+        """
         return await self._forks.run(self._fork, job, memory)
 
     def _fork(self, job: str, memory: int) -> tuple[int, socket.socket]:

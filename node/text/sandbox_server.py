@@ -1,7 +1,7 @@
 """The server process that forks sandboxes, and the code that runs in a sandbox.
 
-The server has no threads and does nothing but fork, which is therefore safe on macOS, too. It has imported all modules of
-the jobs, so a fork takes milliseconds.
+The server has no threads and does nothing but fork, which is therefore safe on macOS, too. It has imported all modules
+of the jobs, so a fork takes milliseconds.
 """
 
 import importlib

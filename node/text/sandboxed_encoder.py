@@ -25,7 +25,8 @@ class SandboxedEncoder:
     """The encoder of one model. Encodes one text at a time, in order of arrival. Call `open` first."""
 
     tokenizer: Tokenizer
-    """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with it."""
+    """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with
+    it."""
 
     def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
         self.pool = pool

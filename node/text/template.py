@@ -1,8 +1,8 @@
 """Keeps text that users typed apart from the control strings of a chat template.
 
-A template joins its control strings ("<|im_end|>") with the text of the messages, and in the result they look alike. So each
-control string inside the messages is wrapped in two private-use characters before the template is rendered. In the rendered
-chat, a wrapped one was typed by a user, any other is the template's.
+A template joins its control strings ("<|im_end|>") with the text of the messages, and in the result they look alike.
+So each control string inside the messages is wrapped in two private-use characters before the template is rendered. In
+the rendered chat, a wrapped one was typed by a user, any other is the template's.
 """
 
 import json
@@ -36,7 +36,9 @@ class Marks:
     """Two characters that do not occur in a request, to wrap control strings in."""
 
     def __init__(self, controls: Iterable[ControlString], request: Any) -> None:
-        """`request`: all input of the template, as JSON values. Raises BadRequest if it uses all private-use characters."""
+        """`request`: all input of the template, as JSON values. Raises BadRequest if it uses all private-use
+        characters.
+        """
         longest_first = sorted(controls, key=lambda control: len(control.text), reverse=True)
         self._controls = {control.text: control for control in longest_first}
         taken = set(json.dumps(request, ensure_ascii=False))
@@ -66,8 +68,8 @@ class Marks:
     def segments(self, rendered: str) -> Iterator[Segment]:
         """Split a rendered chat at the template's control strings, so that each `typed` part is a segment of its own.
 
-        Every other segment begins at the start of the text or with a control string, so it has the same tokens by itself
-        as in its place.
+        Every other segment begins at the start of the text or with a control string, so it has the same tokens by
+        itself as in its place.
         """
         plain = ""
         for stretch, control in self._stretches(rendered):

@@ -57,7 +57,8 @@ class Tokenizer(Encoder):
         self.control = self.eos | {token for token, entry in added.items() if entry.special}
         """Ids of the control tokens, whose text is never shown."""
         self.markup = self.control | {token for token, entry in added.items() if _is_markup(entry.content, written)}
-        """Ids of the tokens that templates use: the control tokens, and others such as <tool_call>, whose text is shown."""
+        """Ids of the tokens that templates use: the control tokens, and others such as <tool_call>, whose text is
+        shown."""
         self.control_strings = [
             ControlString(entry.content, entry.lstrip, entry.rstrip)
             for token, entry in added.items()
@@ -129,7 +130,9 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """Detokenizer for tokens whose text depends on their neighbours: decodes a short window with and without the new ones."""
+    """Detokenizer for tokens whose text depends on their neighbours: decodes a short window with and without the new
+    ones.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -151,7 +154,8 @@ class _WindowDetokenizer:
 
 
 def _is_markup(text: str, written: Iterable[str]) -> bool:
-    """Whether an added token that is not marked special occurs in the template or is a marker, such as Qwen's <tool_call>.
+    """Whether an added token that is not marked special occurs in the template or is a marker, such as Qwen's
+    <tool_call>.
 
     Others are ordinary text, such as Gemma's runs of blanks and HTML tags.
     """
@@ -174,7 +178,9 @@ def _eos_ids(directory: Path) -> frozenset[int]:
 
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:
-    """Function from a token's name to its bytes; None unless the tokenizer's decoder is of one of the two common kinds."""
+    """Function from a token's name to its bytes; None unless the tokenizer's decoder is of one of the two common
+    kinds.
+    """
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return None

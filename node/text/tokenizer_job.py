@@ -26,8 +26,8 @@ _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100
 
 
 def make_job() -> Job:
-    """Create the job. A request is marshalled: name of a method of `_TokenizerJob`, its arguments, maximum tokens of the
-    result, and the parameter that contains the text, for errors.
+    """Create the job. A request is marshalled: name of a method of `_TokenizerJob`, its arguments, maximum tokens of
+    the result, and the parameter that contains the text, for errors.
     """
     tokenizer = _TokenizerJob()
 
