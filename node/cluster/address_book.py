@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from node.cluster.topology import Topology
+from node.cluster.paths import Paths
 from node.core.addresses import is_near, join_host_port
 from node.core.clock import now
 from node.core.signal import Signal
@@ -44,7 +44,7 @@ class AddressBook:
         self.anywhere = anywhere
         self.entries: dict[str, Entry] = {}
         """By node."""
-        self.topology = Topology()
+        self.paths = Paths()
         self.added = Signal()
         """A node was added, or its hint changed."""
         self.own_hints: asyncio.Queue[PeerHint] = asyncio.Queue(MOST_OWN_HINTS)
@@ -61,7 +61,7 @@ class AddressBook:
         are ignored unless this node uses loopback, too: a machine whose cable is pulled advertises nothing else.
         """
         known = self.hint_of(hint.id)
-        if known and known.grpc_port == hint.grpc_port and (best := self.topology.best(hint.id, now())):
+        if known and known.grpc_port == hint.grpc_port and (best := self.paths.best(hint.id, now())):
             reached = best.address
         addresses = dict.fromkeys([*([reached] if reached else []), *filter(self._may_call, hint.addresses)])
         hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
@@ -75,7 +75,7 @@ class AddressBook:
     def add_advert(self, hint: PeerHint) -> None:
         """Add a node that advertises itself. As anybody can forge adverts, one never removes a path that works."""
         known = self.hint_of(hint.id)
-        if known and known.grpc_port != hint.grpc_port and self.topology.best(hint.id, now()):
+        if known and known.grpc_port != hint.grpc_port and self.paths.best(hint.id, now()):
             return
         is_far = not self.anywhere and hint.id != self._self_id and not any(map(is_near, hint.addresses))
         if is_far and hint not in self._ignored and len(self._ignored) < MAX_NODES:
@@ -98,7 +98,7 @@ class AddressBook:
         if entry is None:
             if len(self.entries) >= MAX_NODES:
                 present = now()
-                silent = next((node for node in self.entries if not self.topology.best(node, present)), None)
+                silent = next((node for node in self.entries if not self.paths.best(node, present)), None)
                 if silent is None:
                     return
                 self.forget(silent)
@@ -114,7 +114,7 @@ class AddressBook:
 
     def forget(self, node: str) -> None:
         self.disconnect(node)
-        self.topology.forget(node)
+        self.paths.forget(node)
         entry = self.entries.pop(node, None)
         if entry and entry.task:
             entry.task.cancel()
@@ -145,7 +145,7 @@ class AddressBook:
         hint = self.hint_of(node)
         if hint is None:
             return None
-        best = self.topology.best(node, now())
+        best = self.paths.best(node, now())
         return address_at(hint, best.address if best else hint.addresses[0])
 
     def note_caller(self, node: str, address: str) -> None:
@@ -161,7 +161,7 @@ class AddressBook:
         return entry is not None and caller.address in (*entry.hint.addresses, entry.caller)
 
     def links(self) -> tuple[Link, ...]:
-        return self.topology.links(now())
+        return self.paths.links(now())
 
 
 def address_at(hint: PeerHint, address: str) -> Address:

@@ -22,7 +22,7 @@ from node.cluster.election import (
     HeadLost,
     PersistTerm,
     SteppedDown,
-    within_reach,
+    cap_term,
 )
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
@@ -61,12 +61,12 @@ class Agent:
         info: NodeInfo,
         term: int,
         book: AddressBook,
-        facts: Callable[[], NodeReport],
+        local_report: Callable[[], NodeReport],
         save_term: Callable[[int], None],
         *,
         fail_after_s: float = FAIL_AFTER_S,
     ) -> None:
-        """`facts`: returns this node's report without the agent's part, which is election, placement, links and peers.
+        """`local_report`: returns this node's report without the agent's part, which is election, placement, links and peers.
 
         `save_term`: writes a term to disk; may raise OSError.
         """
@@ -74,7 +74,7 @@ class Agent:
         self.placement = Placement()
         self.leaving = False
         self.draining = False
-        self.joined_at = -math.inf
+        self.last_joined_at = -math.inf
         """Time at which a node joined last."""
         self.reconciliation = Reconciliation()
         """Rings of other heads' placements; used by the head."""
@@ -87,7 +87,7 @@ class Agent:
         self.head_due = Signal()
         """The head has a reason to plan again."""
         self._book = book
-        self._facts = facts
+        self._local_report = local_report
         self._term_store = TermStore(save_term)
         self._membership = Membership(info, fail_after_s=fail_after_s)
         self.lag_s = 0.0
@@ -187,7 +187,7 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """Process a peer's heartbeat, received in a call or in an answer."""
-        self._handle_changes(self._membership.heard(within_reach(heartbeat.report, self.term), now()))
+        self._handle_changes(self._membership.heard(cap_term(heartbeat.report, self.term), now()))
         for hint in heartbeat.report.peers:
             if self._book.hint_of(hint.id) is None:
                 self._book.add(hint)
@@ -258,8 +258,8 @@ class Agent:
         for change in changes:
             match change:
                 case Joined(node):
-                    self.joined_at = now()
-                    self.reconciliation.joined(node, self.joined_at)
+                    self.last_joined_at = now()
+                    self.reconciliation.joined(node, self.last_joined_at)
                     log.info("%s joined", self._name(node))
                 case Changed(node, state, reason):
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
@@ -303,7 +303,7 @@ class Agent:
     def _report(self) -> NodeReport:
         hints = (self._book.hint_of(report.info.id) for report in self.alive())
         return replace(
-            self._facts(),
+            self._local_report(),
             term=self.term,
             head=self.head,
             fence=self.placement.fence,

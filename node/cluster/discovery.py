@@ -212,7 +212,7 @@ class Discovery:
         if state_change is ServiceStateChange.Removed:
             self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
             return
-        if not name.endswith(f".{SERVICE}") or not self._limiter.count(name):
+        if not name.endswith(f".{SERVICE}") or not self._limiter.admit(name):
             return
         advert = AsyncServiceInfo(service_type, name)
         if advert.load_from_cache(zeroconf):

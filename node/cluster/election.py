@@ -10,7 +10,7 @@ never both command one stage under the same fence.
 All nodes of a fully connected group agree on the same head and term. Where A reaches B and B reaches C but A not C, a
 node that cannot reach its neighbours' head stays without one instead of competing with it.
 
-Terms of nodes that were separated differ by the elections that each side held. A peer's term is capped at `REACH` above
+Terms of nodes that were separated differ by the elections that each side held. A peer's term is capped at `MAX_TERM_LEAD` above
 this node's own: a node further behind catches up in a few heartbeats, and nobody can raise terms to where peers would
 refuse the next one (that takes 2⁴³ heartbeats).
 """
@@ -65,12 +65,12 @@ class HeadLost:
 Effect = PersistTerm | BecameHead | Follow | SteppedDown | HeadLost
 
 
-REACH = 1024
+MAX_TERM_LEAD = 1024
 
 
-def within_reach(report: NodeReport, term: int) -> NodeReport:
+def cap_term(report: NodeReport, term: int) -> NodeReport:
     """A peer's report with its term capped for a node of this term."""
-    return replace(report, term=min(report.term, term + REACH))
+    return replace(report, term=min(report.term, term + MAX_TERM_LEAD))
 
 
 def rank(report: NodeReport) -> tuple[int, str]:

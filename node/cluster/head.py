@@ -82,7 +82,7 @@ class Head:
         self._agent.head_due.notify()
         await self._planned.wait()
         while refusal := next((each for each in self._agent.placement.refused if each.model == model), None):
-            left = self._agent.joined_at + MEET_S - now()  # more nodes may be about to join
+            left = self._agent.last_joined_at + MEET_S - now()  # more nodes may be about to join
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
             await self._agent.adopted.wait(left)

@@ -178,11 +178,11 @@ class Heartbeats:
             rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
         except PippinError as error:
             log.debug("probe of %s: %s", peer, error)
-            self._book.topology.failed(hint.id, address)
+            self._book.paths.failed(hint.id, address)
         else:
             interface = interface_towards(address, self._book.interfaces)
             name, kind = (interface.name, interface.kind) if interface else ("", "")
-            self._book.topology.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
+            self._book.paths.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ class _Exchange:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Try all addresses within the time after which silence means failure. `group` outlives the exchange."""
-        best = self.book.topology.best(self.hint.id, now())
+        best = self.book.paths.best(self.hint.id, now())
         addresses = dict.fromkeys((*([best.address] if best else []), *self.hint.addresses))
         if await happy_eyeballs([partial(self._try, address) for address in addresses], group):
             return
@@ -224,7 +224,7 @@ class _Exchange:
         except PippinError as error:
             log.debug("heartbeat to %s: %s", peer, error)
             self.refused |= not isinstance(error, PeerTimeout)
-            if self.book.topology.failed(node, address) and self.answered:
+            if self.book.paths.failed(node, address) and self.answered:
                 self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
             return False
         if answer.report.info.id != node:

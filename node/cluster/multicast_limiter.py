@@ -31,8 +31,8 @@ class MulticastLimiter:
         self._measured_at = time.monotonic()
         self.tried = Retried("A packet of multicast DNS could not be read")
 
-    def count(self, name: str) -> bool:
-        """Count an advert's name. Returns whether it may be remembered."""
+    def admit(self, name: str) -> bool:
+        """Count an advert's name. Returns False if it must not be remembered."""
         if name not in self._names and len(self._names) >= MOST_NAMES:
             self.excess = self.excess or f"more than {MOST_NAMES} names"
         if not self.excess:

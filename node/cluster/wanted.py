@@ -147,7 +147,7 @@ class WantedModels:
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.
-            is_new = wanted.spec is None and self._agent.joined_at > wanted.retry_at - RETRY_S
+            is_new = wanted.spec is None and self._agent.last_joined_at > wanted.retry_at - RETRY_S
             if wanted.failure and (is_new or wanted.retry_at < now()):
                 wanted.failure = None
             if not wanted.spec and not wanted.failure:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from node.cluster.election import REACH, BecameHead, Effect, Election, Follow, PersistTerm, within_reach
+from node.cluster.election import MAX_TERM_LEAD, BecameHead, Effect, Election, Follow, PersistTerm, cap_term
 from node.cluster.membership import Membership
 from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, NodeState
 
@@ -80,7 +80,7 @@ class Machine:
 
     def hear(self, report: NodeReport) -> None:
         if self.process:
-            self.process.membership.heard(within_reach(report, self.process.election.term), self.world.net.now)
+            self.process.membership.heard(cap_term(report, self.process.election.term), self.world.net.now)
             self.process.decide()
 
     def unreachable(self, node: str, gone_at: float | None) -> None:
@@ -202,7 +202,7 @@ class World:
             opinions = {(p.election.head, p.election.term) for p in side}
             assert len(opinions) == 1, f"no agreement: {opinions}"
             assert opinions.pop()[0] in {p.machine.name for p in side}
-            assert all(p.election.term < 1000 * REACH for p in side)
+            assert all(p.election.term < 1000 * MAX_TERM_LEAD for p in side)
             for p in side:
                 assert {r.info.id for r in p.membership.alive()} == {q.machine.name for q in side}
 
@@ -375,7 +375,7 @@ def test_a_term_after_which_none_can_come_is_no_end(head):
     world.check_agreement()
     ((name, term),) = heads(world)
     assert name != "stranger"
-    assert term < 4 * REACH
+    assert term < 4 * MAX_TERM_LEAD
 
 
 def test_a_stranger_that_goes_on_and_on_moves_terms_by_little():
@@ -386,10 +386,10 @@ def test_a_stranger_that_goes_on_and_on_moves_terms_by_little():
         world.run(0.05)
     world.run(8)
     world.check_agreement()
-    assert {term for _, term in heads(world)}.pop() < 2000 * REACH
+    assert {term for _, term in heads(world)}.pop() < 2000 * MAX_TERM_LEAD
 
 
-@pytest.mark.parametrize("ahead", [REACH - 1, REACH, REACH + 1, 8 * REACH + 7])
+@pytest.mark.parametrize("ahead", [MAX_TERM_LEAD - 1, MAX_TERM_LEAD, MAX_TERM_LEAD + 1, 8 * MAX_TERM_LEAD + 7])
 def test_nodes_that_were_apart_for_any_number_of_elections_agree_on_the_later_head(ahead):
     world = started(5)
     world.net.side = {"n3": 1, "n4": 1}

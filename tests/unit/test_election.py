@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.cluster.election import (
-    REACH,
+    MAX_TERM_LEAD,
     BecameHead,
     Election,
     Follow,
     HeadLost,
     PersistTerm,
     SteppedDown,
-    within_reach,
+    cap_term,
 )
 from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport
 
@@ -162,8 +162,8 @@ def test_whatever_peers_tell_terms_stay_such_as_peers_take(told):
     election = settled(5)
     for now, (term, head) in enumerate(told):
         before = election.term
-        election.tick(float(now), [node("b"), within_reach(node("c", 99, term, head), before)])
-        assert before <= election.term <= before + REACH + 1
+        election.tick(float(now), [node("b"), cap_term(node("c", 99, term, head), before)])
+        assert before <= election.term <= before + MAX_TERM_LEAD + 1
 
 
 def test_a_node_whose_disk_fails_leaves_the_claim_to_others():

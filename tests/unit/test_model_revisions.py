@@ -80,9 +80,9 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
             return ModelSpec(name, (1, 1), 1, (KvCost(0), KvCost(0)), (1,), 1000, revision=revisions.pop())
 
         head._wanted._specs = SimpleNamespace(find=find)
-        report, loads = agent._facts(), []
+        report, loads = agent._local_report(), []
         memory = replace(report.memory, total=1 << 40, usable=1 << 40)
-        monkeypatch.setattr(agent, "_facts", lambda: replace(report, memory=memory, loads=tuple(loads)))
+        monkeypatch.setattr(agent, "_local_report", lambda: replace(report, memory=memory, loads=tuple(loads)))
         agent.touch()
         await asyncio.sleep(0)
         await head.want("org/m")

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from node.cluster.election import REACH
+from node.cluster.election import MAX_TERM_LEAD
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import (
@@ -207,7 +207,7 @@ class World:
         """Check that no term comes near the highest one."""
         for process in self.processes():
             fence = process.agent.placement.fence
-            if max(process.agent.term, fence.term, fence.epoch) > 1000 * REACH:
+            if max(process.agent.term, fence.term, fence.epoch) > 1000 * MAX_TERM_LEAD:
                 self.timeline.violated(f"{process.name} is in term {process.agent.term} and follows {fence}")
 
     def check_left_over(self) -> None:

@@ -19,7 +19,7 @@ class _Path:
     failures: int = 0
 
 
-class Topology:
+class Paths:
     """Measured paths to each peer. Feed it every probe of every address that the peer advertises."""
 
     def __init__(self, *, stale_after_s: float = 15.0) -> None:  # a few rounds of probes; after a sleep all are redone
