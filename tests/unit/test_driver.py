@@ -1,4 +1,4 @@
-"""A driver of a ring of one node, with a runner that fails on demand."""
+"""A driver of a ring of one node, with a runner that fails at chosen tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.computed = 0
-        """Number of tokens."""
+        """Tokens."""
 
     def run_alone(
         self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
@@ -123,9 +123,7 @@ async def test_a_failed_row_ends_only_its_session() -> None:
 
 
 async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other_sessions() -> None:
-    """The failed session gets the error; the others are returned, and continue with the next ring
-    of the same layers.
-    """
+    """Its own session gets the error. The others get `ring_lost` and continue on the next ring of the same layers."""
     runner, prompt = FakeRunner(), tuple(range(20, 120))
     async with driven(runner) as driver:
         stream = generate(driver, NO_GRAMMARS, GenerateRequest("x", "m", prompt, 60))

@@ -1,4 +1,4 @@
-"""Admit the next request, which costs this many tokens."""
+"""The next session is of the client with the fewest computed tokens, and the first of its sessions that came."""
 
 import random
 from collections import Counter

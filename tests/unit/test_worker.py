@@ -96,7 +96,7 @@ async def test_the_stage_before_gets_the_reason_although_the_node_leaves_the_rin
 
 
 async def test_a_ring_inherits_kv_and_leaves_its_own():
-    """The first frame carries the wanted KV and returns with the KV that exists."""
+    """The first frame asks for sequences, and goes on with those that are there."""
     runner, next_hop = Runner(), NextHop()
     worker = Worker(RING, Compute(), runner, next_hop, Ended())
     asked = (Held(1, 5), Held(2, 6))
