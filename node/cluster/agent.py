@@ -14,16 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.address_book import AddressBook
-from node.cluster.election import (
-    BecameHead,
-    Effect,
-    Election,
-    Follow,
-    HeadLost,
-    PersistTerm,
-    SteppedDown,
-    cap_term,
-)
+from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.term_store import TermStore

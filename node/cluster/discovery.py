@@ -14,13 +14,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from zeroconf import (
-    Error,
-    InterfaceChoice,
-    IPVersion,
-    ServiceStateChange,
-    Zeroconf,
-)
+from zeroconf import Error, InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from node.cluster.cluster_name import ClusterName, bare
@@ -28,16 +22,7 @@ from node.cluster.multicast_limiter import MulticastLimiter
 from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import (
-    MAX_ADDRESSES,
-    MAX_NODES,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-    PeerView,
-)
+from node.core.types import MAX_ADDRESSES, MAX_NODES, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000

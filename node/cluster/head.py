@@ -14,14 +14,7 @@ from node.cluster.wanted import WantedModels
 from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, error_from
 from node.core.signal import Signal
-from node.core.types import (
-    Fence,
-    LoadState,
-    NodeReport,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.types import Fence, LoadState, NodeReport, Placement, Ring, StageSpec
 from node.placement.normalize import Normalizer
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS

@@ -203,7 +203,7 @@ class _Exchange:
         """Try all addresses within the time after which silence means failure. `group` outlives the exchange."""
         best = self.book.paths.best(self.hint.id, now())
         addresses = dict.fromkeys((*([best.address] if best else []), *self.hint.addresses))
-        if await happy_eyeballs([partial(self._try, address) for address in addresses], group):
+        if await happy_eyeballs([partial(self._call, address) for address in addresses], group):
             return
         if self.refused:  # mere slowness is measured by membership
             asked_at = now()
@@ -211,30 +211,27 @@ class _Exchange:
             gone = best is not None and await self.client.refuses(address_at(self.hint, best.address))
             self.agent.unreachable(self.hint.id, asked_at if gone else None)
 
-    async def _try(self, address: str) -> bool:
-        with self.tried:
-            return await self._call(address)
-        return False
-
     async def _call(self, address: str) -> bool:
         """Whether the node answered there."""
         node, peer = self.hint.id, address_at(self.hint, address)
-        try:
-            answer = await self.client.exchange(peer, self.agent.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
-        except PippinError as error:
-            log.debug("heartbeat to %s: %s", peer, error)
-            self.refused |= not isinstance(error, PeerTimeout)
-            if self.book.paths.failed(node, address) and self.answered:
-                self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
-            return False
-        if answer.report.info.id != node:
-            return False
-        self.answered = True
-        try:
-            self.agent.heard(answer)
-        except PippinError as error:
-            log.warning("heartbeat: %s", error)
-        return True
+        with self.tried:
+            try:
+                answer = await self.client.exchange(peer, self.agent.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
+            except PippinError as error:
+                log.debug("heartbeat to %s: %s", peer, error)
+                self.refused |= not isinstance(error, PeerTimeout)
+                if self.book.paths.failed(node, address) and self.answered:
+                    self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
+                return False
+            if answer.report.info.id != node:
+                return False
+            self.answered = True
+            try:
+                self.agent.heard(answer)
+            except PippinError as error:
+                log.warning("heartbeat: %s", error)
+            return True
+        return False
 
 
 async def _addresses_of(host: str) -> list[str]:
