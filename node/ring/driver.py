@@ -23,6 +23,7 @@ from node.ring.session import Session, Slot
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+"""How often the driver checks whether a step takes too long."""
 RATE_S = 5.0
 """Window of the token rate: long enough to be read by a person, short enough to show a stall."""
 

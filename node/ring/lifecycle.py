@@ -37,7 +37,7 @@ from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
-BEGINS_S = 2.0
+FRAMES_WAIT_S = 2.0
 """How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
@@ -125,7 +125,7 @@ class Rings:
         first = await anext(frames, None)
         if first is None:
             return
-        deadline = now() + BEGINS_S
+        deadline = now() + FRAMES_WAIT_S
         while first.ring not in self._parts and await self._began.wait(deadline - now()):
             pass
         part = self._parts.get(first.ring)
