@@ -24,7 +24,7 @@ MB = 1_000_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model's directory; a 400 MB one is written when none is given")
+    parser.add_argument("--model", type=Path, help="a model's directory (default: write a model of 400 MB)")
     parser.add_argument("--layers", type=int, nargs=2, metavar=("START", "END"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.layers:

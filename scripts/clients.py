@@ -156,7 +156,7 @@ def show(result: Result) -> None:
 
 def _options(clients: Collection[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(clients)}; without: all")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(clients)} (default: all)")
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes split the model (default 1)")
     parser.add_argument("--url", help="ask this API, which serves pippin-demo, instead of starting nodes")
     kept = "keep the clients' environments here, and use those there are"

@@ -30,14 +30,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--requests", type=int, default=100_000, metavar="N", help="HTTP requests (default: %(default)s)")
-    add("--schemas", type=int, default=100_000, metavar="N", help="JSON schemas to answer by (default: %(default)s)")
+    add("--schemas", type=int, default=100_000, metavar="N", help="JSON schemas of answers (default: %(default)s)")
     add("--streams", type=int, default=10_000, metavar="N", help="gRPC calls and connections (default: %(default)s)")
     add("--models", type=int, default=1_000, metavar="N", help="damaged model folders (default: %(default)s)")
     add("--cluster", choices=("both", "open", "secret"), default="both", help="default: %(default)s")
-    add("--seed", type=int, default=0, metavar="N", help="of all that is sent (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of all attacks (default: %(default)s)")
     add("--health-p99-ms", type=float, default=50.0, metavar="MS", help="default: %(default)s")
     add("--health-max-ms", type=float, default=250.0, metavar="MS", help="default: %(default)s")
-    add("--growth", type=float, default=1.5, metavar="N", help="of a node's memory at most (default: %(default)s)")
+    add("--growth", type=float, default=1.5, metavar="N", help="maximum growth of memory (default: %(default)s)")
     add("--keep", type=Path, metavar="DIR", help="keep logs and broken models there")
     return parser.parse_args()
 

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
     parser.add_argument("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
     parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
-    parser.add_argument("--api-key-file", metavar="FILE", help="has the API keys of all nodes")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file of accepted API keys, one per line")
     options, rest = parser.parse_known_args()
     stages = min(options.stages or options.nodes, options.nodes)
     try:

@@ -26,7 +26,7 @@ import raw_client
 from figures import Row, at_least, at_most, header, machine, percentile, report, write_json
 from processes import Child
 
-HELP = "what HTTP and the gateway cost, with an engine that costs nothing"
+HELP = "the cost of HTTP and the gateway, with an engine that computes nothing"
 TTFT_TARGET_MS = 3.0
 TOKENS_TARGET = 5000.0
 
@@ -35,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--streams", type=int, default=64, metavar="N", help="default: %(default)s")
     add("--max-tokens", type=int, default=512, metavar="N", help="of each stream (default: %(default)s)")
-    add("--requests", type=int, default=300, metavar="N", help="one after the other, for TTFT (default: %(default)s)")
+    add("--requests", type=int, default=300, metavar="N", help="in sequence, for TTFT (default: %(default)s)")
     add("--prompt-words", type=int, default=64, metavar="N", help="default: %(default)s")
     add("--driver", choices=("here", "elsewhere"), help="only this one")
     add("--profile", type=Path, metavar="FILE", help="with --driver: cProfile of the gateway's process, which slows it")
-    add("--quick", action="store_true", help="a short run: whether it runs, not how fast")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--quick", action="store_true", help="a short run: a check; figures mean nothing")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -125,5 +125,5 @@ def _processor_s(child: Child | None) -> float:
 
 
 def _tell_profile(path: Path, tokens: int) -> None:
-    print(f"Divide by {tokens:,} tokens, and a little for those of the warm-up and TTFT.")
+    print(f"Divide by {tokens:,} tokens; the warm-up and TTFT add a few.")
     pstats.Stats(str(path)).sort_stats("tottime").print_stats(30)

@@ -32,7 +32,7 @@ from figures import Row, header, machine, percentile, report, write_json
 from sse import Answer, Json
 from victims import Cluster, Victim
 
-HELP = "nodes are lost while streams run: how long the streams pause"
+HELP = "the pause of streams when a node is lost"
 KINDS = ("worker", "driver", "head", "hang", "leave")
 PARTS = ("detect", "elect", "plan", "load", "replay")
 TOKENS = 160
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kinds", default=",".join(KINDS), metavar="K,K", help="default: %(default)s")
     add("--losses", type=int, default=20, metavar="N", help="of each kind (default: %(default)s)")
     add("--streams", type=int, default=4, metavar="N", help="that run meanwhile (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
 def run(options: argparse.Namespace) -> None:

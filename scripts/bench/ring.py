@@ -56,15 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-tokens", type=int, default=48, metavar="N", help="part b, of each answer (default: %(default)s)")
     add("--prefill-tokens", type=int, default=2048, metavar="N", help="part c, 4000 at most (default: %(default)s)")
     add("--trips", type=int, default=3000, metavar="N", help="part d, round trips (default: %(default)s)")
-    add("--quick", action="store_true", help="one short pair of each: whether it runs, not how fast")
+    add("--quick", action="store_true", help="one short pair of each: a check; figures mean nothing")
     add(
         "--models-dir",
         type=Path,
         default=MODELS,
         metavar="DIR",
-        help="where made models are kept (default: %(default)s)",
+        help="directory of generated models (default: %(default)s)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
 def _numbers(text: str) -> list[int]:

@@ -25,16 +25,16 @@ OPTIONAL: tuple[Json, ...] = ({"ignore_eos": True}, {"stream_options": {"include
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--base-url", required=True, metavar="URL", help="as http://localhost:52415/v1")
+    add("--base-url", required=True, metavar="URL", help="such as http://localhost:52415/v1")
     add("--model", metavar="ID", help="default: the first that the server lists")
     add(
         "--streams", type=numbers, default=[1, 4, 16, 64], metavar="N,N", help="requests at a time (default: 1,4,16,64)"
     )
-    add("--prompt-tokens", type=int, default=64, metavar="N", help="about so long (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=64, metavar="N", help="approximate length (default: %(default)s)")
     add("--max-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
     add("--requests", type=int, metavar="N", help="for each number of streams (default: as many, but 4 at least)")
     add("--long-prompt", type=int, metavar="N", help="send a prompt of N tokens while the streams run: the stall")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
 def numbers(text: str) -> list[int]:

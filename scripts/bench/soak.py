@@ -28,7 +28,7 @@ from figures import Row, header, machine, report, write_json
 from sse import Json
 from victims import Cluster, Victim
 
-HELP = "mixed load while random nodes are lost: nothing lost, wrong, hung or grown"
+HELP = "mixed load while random nodes are lost: no answer lost, wrong or hung, and no growth"
 HANG_S = 60.0
 """Seconds after which an answer counts as hung. A lost node delays it by a few seconds only."""
 GROWTH = 1.25
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=10.0, metavar="N", help="default: %(default)s")
     add("--every", type=float, default=20.0, metavar="S", help="seconds between two losses (default: %(default)s)")
     add("--clients", type=int, default=8, metavar="N", help="default: %(default)s")
-    add("--seed", type=int, default=0, metavar="N", help="of what is asked and lost (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--seed", type=int, default=0, metavar="N", help="of the requests and losses (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
 @dataclass(slots=True)
