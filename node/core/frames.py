@@ -10,7 +10,7 @@ from node.core.types import Fence
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A dense array as bytes: row-major, little-endian. `dtype` is MLX's name: float32, bfloat16, float16, int32, ..."""
+    """A dense array as bytes: row-major, little-endian. `dtype` is MLX's name, for example bfloat16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Append the sessions (rows) of `source` to those of `lane`; `source` is freed. If `lane` does not exist it is made."""
+    """Append the sessions (rows) of `source` to those of `lane`; `source` is freed. An absent `lane` is made."""
 
     lane: int
     source: int
@@ -125,7 +125,8 @@ class Frame:
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None
     faults: tuple[Fault, ...] = ()
-    """For each row that is not finite, the first stage after which it was not, so that the error can name the layers."""
+    """For each row that is not finite, the first stage after which it was not; the error names its layers."""
     held: tuple[Held, ...] = ()
-    """In a ring's first frame: KV of earlier rings that all stages so far have. Each stage removes the sequences that it does
-    not have, makes prefixes of the others, and frees its remaining old KV. The driver gets those that all stages have."""
+    """In a ring's first frame: KV of earlier rings that all stages so far have. Each stage removes the sequences that
+    it does not have, makes prefixes of the others, and frees its remaining old KV. The driver gets those that all
+    stages have."""

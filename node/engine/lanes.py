@@ -1,4 +1,4 @@
-"""The caches of a stage: lanes, in which sessions step together, and prefixes for later sessions with the same beginning.
+"""The caches of a stage: lanes, in which sessions step together, and prefixes, kept for later sessions.
 
 Everything here runs in the compute thread.
 """
@@ -46,7 +46,7 @@ class Kept:
 
 
 class Lanes:
-    """The lanes and prefixes of one ring at this stage. The operations in frames change them, and the stage steps them."""
+    """The lanes and prefixes of one ring at this stage, changed by the operations in its frames."""
 
     def __init__(self, fresh: Callable[[], list[Any]], plan: Plan, where: str) -> None:
         """`fresh` makes empty caches for one session; `where` is the stage's name in errors."""
@@ -101,7 +101,7 @@ class Lanes:
     def take_from(self, kept: Kept, held: Sequence[Held]) -> tuple[Held, ...]:
         """Make prefixes of the sequences in `held` that earlier rings left in `kept`, and free the rest of `kept`.
 
-        Returns the sequences that this stage has, each with the number of tokens that it has, at most as many as asked for.
+        Returns the sequences that this stage has, each with at most the tokens that it has.
         """
         wanted = {each.number for each in held}
         self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
@@ -112,7 +112,7 @@ class Lanes:
         return tuple(here for each in held if (here := self._available(each)))
 
     def _split(self, lane: Lane, wanted: Container[int]) -> None:
-        """Make prefixes of the wanted rows, one cache after the other: there is no memory for two copies of all of them."""
+        """Make prefixes of the wanted rows, one cache after the other: all at once would need twice the memory."""
         rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
         parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
         while lane.caches:

@@ -46,7 +46,7 @@ class Draw:
 
 
 class Runner:
-    """Runs one ring's steps on a stage. Raises StepFailed when a step can't be computed, and the codec's errors for a frame."""
+    """Runs one ring's steps on a stage. Raises StepFailed when a step can't be computed, and the codec's errors."""
 
     def __init__(self, stage: Stage, directory: Path) -> None:
         """`directory`: of the model's files; a driver reads the tokenizer there."""
@@ -155,7 +155,7 @@ class Runner:
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
     ) -> Sequence[Sampled | ChunkResult | StepFailed]:
-        """A whole step of a ring of one stage. Returns a token for each of `draws`, or a result for each of `chunks`."""
+        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
@@ -220,8 +220,8 @@ class Runner:
     # --- the other stages ---
 
     def relay(self, frame: Frame, *, last: bool) -> Frame:
-        """Apply the operations and run this stage's layers; returns the frame for the next stage, or for the driver from
-        the `last` one.
+        """Apply the operations and run this stage's layers; returns the frame for the next stage, or for the driver
+        from the `last` one.
 
         A failed step passes as it is.
         """

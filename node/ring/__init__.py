@@ -1,4 +1,4 @@
-"""The rings that this node is part of: `lifecycle` makes and ends them, `driver` runs a first stage, `worker` any other.
+"""This node's part in rings: `lifecycle` begins and ends it, `driver` runs the first stage, `worker` a later one.
 
 `requests` brings generations and evaluations to a driver, `pipeline` its frames to the next stage.
 Pure: `scheduler` and its parts (`lane`, `prefill`, `session`, `fair_queue`, `kv`).

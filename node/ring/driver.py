@@ -49,7 +49,8 @@ class Driver:
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
-        node.ring.scheduler.sequence_numbers. `left`: the tokens whose KV a ring of the same layers left, by sequence number.
+        node.ring.scheduler.sequence_numbers. `left`: the tokens whose KV a ring of the same layers left, by sequence
+        number.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -98,7 +99,7 @@ class Driver:
             self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns the tokens of the KV kept."""
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns its tokens."""
         self.give_up(reason)
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
         return self._left if keep else {}
@@ -265,7 +266,7 @@ class Driver:
     # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
 
     async def _inherit(self) -> None:
-        """Take over what earlier rings left at this stage. Without any of it, what the other stages have is of no use."""
+        """Take over what earlier rings left at this stage. If it has none, that of the others is of no use."""
         left = tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
         self._held = await self._compute.run(self.runner.inherit, left)
         if not self._ended and (self._alone or not self._held):

@@ -1,8 +1,9 @@
 """The queue of a ring: fair among clients, in order of arrival within each. Pure.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) with tokens as the shared resource, as in Sheng et al., "Fairness in
-Serving Large Language Models" (2024): each client has a count of the tokens computed for it, and the client with the lowest
-count is next. A new client starts at the count at which the last session was admitted: idle time gives no credit.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) with tokens as the shared resource, as in Sheng et al., "Fairness
+in Serving Large Language Models" (2024): each client has a count of the tokens computed for it, and the client with the
+lowest count is next. A new client starts at the count at which the last session was admitted: idle time gives no
+credit.
 """
 
 from collections import deque
@@ -82,8 +83,8 @@ class FairQueue:
         return None
 
     def replaceable(self, newcomer: Session) -> Session | None:
-        """The session that a newcomer replaces when the queue is full: the last one that has not begun of the client with
-        the most sessions waiting. None if the newcomer's client would then have as many waiting, or more.
+        """The session that a newcomer replaces when the queue is full: the last one that has not begun of the client
+        with the most sessions waiting. None if the newcomer's client would then have as many waiting, or more.
         """
         most = max(self._lines.values(), key=len, default=None)
         if most is None or len(most) <= len(self._lines.get(newcomer.request.client, ())) + 1:

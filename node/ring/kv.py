@@ -1,7 +1,7 @@
 """KV as the driver accounts for it: a ring's limits, and the prefixes that the stages keep for later sessions. Pure.
 
-The KV itself is at the stages, under the prefix's number. Prefixes are compared as bytes: 15 comparisons find the common
-prefix of two sequences of 32k tokens, so a list serves as well as a tree.
+The KV itself is at the stages, under the prefix's number. Prefixes are compared as bytes: 15 comparisons find the
+common prefix of two sequences of 32k tokens, so a list serves as well as a tree.
 """
 
 from array import array

@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(slots=True)
 class Lane:
-    """Slots that step together. The stages have the rows of `rows`, which changes only by `prepare` and its operations."""
+    """Slots that step together. `rows` are the rows at the stages; only `prepare` and its operations change them."""
 
     number: int
     rows: list[Slot] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Makes this node follow the placement: it loads and unloads stages, and runs a driver or a worker for each ring.
 
 A ring has one life: when it loses a link or a step, each of its nodes reports that it ended, and the head places its
-successor. Weights without a ring, and the KV that a ring left, stay in memory until the placement needs that memory. So a
-successor loads nothing, and computes only the KV that some stage lost.
+successor. Weights without a ring, and the KV that a ring left, stay in memory until the placement needs that memory. So
+a successor loads nothing, and computes only the KV that some stage lost.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ FRAMES_WAIT_S = 2.0
 """How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
 Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
-"""Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls back
-with the share done. Returns their directory and a description of all weights of the model. Cancelled, it keeps the bytes that
-have come."""
+"""Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls
+back with the share done. Returns their directory and a description of all weights of the model. Cancelled, it keeps the
+bytes that have come."""
 
 
 class Rings:

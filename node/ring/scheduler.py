@@ -1,15 +1,16 @@
 """Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
-A session waits until there is KV for it, in an order that is fair among clients; while LONG_PROMPTS long prompts run, short
-ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are
-short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages, and whose rows
-step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait.
+A session waits until there is KV for it, in an order that is fair among clients; while LONG_PROMPTS long prompts run,
+short ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when
+they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
+and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
+streams wait.
 
-KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens that
-its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of finished
-sessions for later ones with the same beginning. When a session grows beyond the budget, the last one that joined the largest
-lane goes back to the queue, and its tokens are replayed later. So does the last session of the client with the most slots
-when the session that is next is of a client without any.
+KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
+that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
+finished sessions for later ones with the same beginning. When a session grows beyond the budget, the last one that
+joined the largest lane goes back to the queue, and its tokens are replayed later. So does the last session of the
+client with the most slots when the session that is next is of a client without any.
 """
 
 from collections import Counter, deque
@@ -37,16 +38,18 @@ FIRST_NUMBER = 1 << 16
 def sequence_numbers(info: NodeInfo) -> Iterator[int]:
     """Numbers for the sequences of all rings that a node's process drives.
 
-    They begin at a hash of 62 bits, so that no two processes use the same: stages keep KV under numbers of earlier drivers.
+    They begin at a hash of 62 bits, so that no two processes use the same: stages keep KV under numbers of earlier
+    drivers.
     """
     digest = sha256(f"{info.id} {info.incarnation} {info.started_at}".encode()).digest()
     return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))
 
 
 class Scheduler:
-    """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can share a
-    lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier position.
-    `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many tokens; else 0.
+    """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
+    share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
+    position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
+    tokens; else 0.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Scheduler:
         return [*(slot.session for lane in self._lanes for slot in lane.slots()), *self._waiting]
 
     def submit(self, session: Session) -> Session | None:
-        """Queue a session. Returns the one that it replaces, if the queue is full and another client has more sessions in it.
+        """Queue a session. If the queue is full, it may replace one of another client, which is returned.
 
         Raises BadRequest, ContextExceeded, or Overloaded when the queue is full and no session is replaced.
         """
@@ -139,7 +142,7 @@ class Scheduler:
         return self._prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
 
     def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
-        """Make prefixes of the KV that an earlier ring left: `left` has the tokens, `held` the KV that all stages have."""
+        """Make prefixes of KV that an earlier ring left: `left` has its tokens, `held` what all stages have."""
         here = {each.number: each.tokens for each in held}
         for number, tokens in left.items():
             if MIN_TOKENS <= here.get(number, 0) <= len(tokens):
@@ -169,7 +172,7 @@ class Scheduler:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
     def landed(self, step: Step, seconds: float) -> None:
-        """A step came back and delayed others by `seconds`. Call it after the step's sessions have accepted their tokens."""
+        """A step came back after `seconds`, in which others waited. Its sessions have accepted their tokens."""
         if lane := self._lane(step):
             lane.busy = False
             self._chunk_size.decode_s = seconds
@@ -184,7 +187,7 @@ class Scheduler:
         self._clear_prefills()
 
     def goes_on(self, step: Step) -> bool:
-        """Whether the lane's next step can follow at once: with the same rows, and no other step or operation before it."""
+        """Whether the lane's next step can follow at once, with the same rows and no operation before it."""
         lane = self._lane(step)
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
@@ -196,7 +199,7 @@ class Scheduler:
         assert lane
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-            # A slot that has gone meanwhile did not get the token of this step: caches that can't go back have one too many.
+            # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
         lane.busy = True
         return replace(step, ops=(), tokens=())
@@ -315,7 +318,7 @@ class Scheduler:
         return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        # With a grid, another session's KV may differ from the KV computed here; an evaluation needs every token computed.
+        # With a grid, the KV of another session may differ; an evaluation needs every token computed.
         match = None if self._grid or session.evaluate_request else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         lane = next(self._numbers)

@@ -1,4 +1,4 @@
-"""The layers that this node has in memory. They stay until their memory is needed, so that the next ring loads nothing."""
+"""The layers that this node has in memory. Idle ones stay until their memory is needed, for the next ring."""
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -75,7 +75,8 @@ class Stages:
         await self._compute.run(loaded.stage.kept.clear)
 
     async def make_room(self, used: Container[Shard], room: int, *, collect: bool) -> None:
-        """Unload idle shards until the others fit in `room` bytes, first the KV that rings left, then the least recently used.
+        """Unload idle shards until the others fit in `room` bytes, first the KV that rings left, then the least
+        recently used.
 
         `collect`: free memory also if nothing is unloaded.
         """

@@ -80,7 +80,7 @@ class Worker:
             self._upstream.cancel()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
-        """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns no tokens: only a driver knows them."""
+        """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver returns tokens."""
         self.give_up(reason)
         await self._compute.run(self._runner.leave if keep else self._runner.reset)
         return {}
