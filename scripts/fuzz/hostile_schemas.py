@@ -88,7 +88,9 @@ async def attack(target: Target, count: int, seed: int) -> None:
 def _body(schema: Any, where: str, stream: bool) -> tuple[str, dict[str, Any]]:
     if where == "responses":
         text = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
-        return "/v1/responses", {"model": MODEL, "input": "Hello", "text": text, "max_output_tokens": MAX_TOKENS}
+        # Not stored: stored responses hold their schemas, up to MAX_RESPONSES_BYTES, which would hide a leak.
+        options = {"max_output_tokens": MAX_TOKENS, "store": False}
+        return "/v1/responses", {"model": MODEL, "input": "Hello", "text": text, **options}
     body: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hello"}],
