@@ -76,7 +76,9 @@ class Adapter(BaseModel):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if not self.templates.model_fields_set:
-            raise PydanticCustomError("adapter", 'Input should have texts, as {"user": {"start": "...", "end": "..."}}')
+            raise PydanticCustomError(
+                "adapter", 'Input should have texts, like {"user": {"start": "...", "end": "..."}}'
+            )
         return self
 
     @property

@@ -28,10 +28,10 @@ class ApiKeys:
             return None
         scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("This server asks for an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
+            raise Unauthorized("This server requires an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
         given = _digest(key.strip())
         if not any([hmac.compare_digest(given, known) for known in self._digests]):  # noqa: C419 - no short cut
-            raise Unauthorized("The API key is not one of this server's.")
+            raise Unauthorized("The API key is not accepted by this server.")
         return key.strip()
 
 

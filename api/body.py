@@ -81,7 +81,7 @@ class Bodies:
         request[HELD] += size
         self._held += size
         if request[HELD] > SMALL_BODY and self._held > BODIES_HELD * self.limit:
-            raise Overloaded(f"Requests of {self._held:,} bytes are under way already.", hint="Try again soon.")
+            raise Overloaded(f"Requests of {self._held:,} bytes are already in flight.", hint="Try again soon.")
 
     async def _receive(self, request: web.Request) -> bytes:
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class Bodies:
                     patience.reschedule(begun + self._body_s + len(body) / BODY_RATE)
         except TimeoutError as error:
             raise BodyTimeout(
-                f"{len(body):,} bytes of the body came in {loop.time() - begun:.0f} s; that is too slow."
+                f"{len(body):,} bytes of the body arrived in {loop.time() - begun:.0f} s, which is too slow."
             ) from error
         except web.RequestPayloadError as error:
             raise BadRequest("The body is truncated.") from error
@@ -133,5 +133,5 @@ def _decompressed(data: bytes, window: int, limit: int) -> bytes:
     if data and not stream.eof:
         raise BadRequest("The compressed body is truncated.")
     if stream.unused_data:
-        raise BadRequest("Something follows the compressed body.")
+        raise BadRequest("The compressed body is followed by other data.")
     return body

@@ -48,8 +48,8 @@ class Callers:
     def _check_address(self, caller: str, own: str) -> None:
         if not is_near(caller) and not share_link(caller, own):
             raise NotAdmitted(
-                f"Without API keys, requests are taken from private and link-local addresses only, not from {caller}.",
-                hint="Start the node with --api-key-file, or with --open-api if anybody may use it.",
+                f"Without API keys, requests are accepted from private and link-local addresses only, not from {caller}.",
+                hint="Start the node with --api-key-file, or with --open-api to let anybody use it.",
             )
 
     def _check_host(self, authority: str) -> None:
@@ -64,8 +64,8 @@ class Callers:
         if not authority or (host and (is_address(host) or is_local_name(host) or host in self._names)):
             return
         raise HostNotAllowed(
-            f"This node is not called {authority[:100]!r}, as far as it knows.",
-            hint="Start it with --allow-host NAME if the name is its own.",
+            f"{authority[:100]!r} is not a known name of this node.",
+            hint="If it is one, start the node with --allow-host NAME.",
         )
 
 

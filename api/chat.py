@@ -40,7 +40,7 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
         if constraint.grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:
-        raise BadRequest("The model's chat template makes nothing of these messages.", param="messages")
+        raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
     job = Job(
         id=job_id,
         client=request[CLIENT],

@@ -74,7 +74,7 @@ async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequen
         return tokens
     start = model.tokenizer.start
     if start is None:
-        raise BadRequest("The text is empty, and the model has no token to begin a text with.", param=param)
+        raise BadRequest("The text is empty, and the model has no token that begins a text.", param=param)
     return [start]
 
 

@@ -64,7 +64,7 @@ class Connections:
             self._count_of[address] += 1
         elif now >= self._warned_at + WARN_INTERVAL_S:
             self._warned_at = now
-            log.warning("a connection is refused: %s with requests under way", full)
+            log.warning("a connection was refused: there are %s, all with requests in flight", full)
         return not full
 
     def remove(self, connection: Connection) -> None:

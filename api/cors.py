@@ -103,7 +103,7 @@ class Cors:
         if request.path.startswith(CLUSTER) and method not in READING:
             raise OriginNotAllowed(
                 f"Pages of {origin[:100]!r} may not change the cluster.",
-                hint="Only those may that are named with --cors-origin, not with '*'.",
+                hint="Only pages of origins named with --cors-origin may, not those allowed by '*'.",
             )
         if not self._may_ask(origin):
             self._log_once(origin)
@@ -133,4 +133,4 @@ class Cors:
         """Log a refused origin: a browser shows its user only that the request failed."""
         if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
             self._logged.add(origin)
-            log.warning("a page of %r was refused; --cors-origin would allow it", origin[:100])
+            log.warning("a page of %r was refused; start the node with --cors-origin to allow it", origin[:100])

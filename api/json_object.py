@@ -156,7 +156,7 @@ def _finite(digits: str) -> float:
 
 def _short(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits; {MAX_DIGITS} are the most")
+        raise ValueError(f"a number has {len(digits)} digits; the maximum is {MAX_DIGITS}")
     return int(digits)
 
 
@@ -199,4 +199,4 @@ def _check_unicode(value: Any) -> None:
                     if isinstance(text, str):
                         text.encode()
     except UnicodeEncodeError as error:
-        raise BadRequest("The JSON has an escape for half a character (a lone surrogate).") from error
+        raise BadRequest("The JSON contains a lone surrogate (half a character).") from error

@@ -31,14 +31,14 @@ class Metrics:
         )
         self.duration = Histogram(
             "pippin_http_request_seconds",
-            "Until the answer was made, or the last event sent",
+            "Time to the complete answer, or to the last event of a stream",
             ["route"],
             buckets=SECONDS,
             registry=registry,
         )
         self.first_token = Histogram(
             "pippin_first_token_seconds",
-            "From asking the ring to the first token, waiting in the queue included",
+            "Time from the request to a ring to the first token, including the queue",
             ["model"],
             buckets=SECONDS,
             registry=registry,
@@ -108,20 +108,24 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         work, status = self._backend.work(), self._backend.status()
-        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches that this node holds", work.kv_bytes)
+        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches of this node", work.kv_bytes)
         yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", work.memory_bytes)
         yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", work.lag_s)
         yield GaugeMetricFamily(
-            "pippin_compute_job_seconds", "How long the compute thread has been at one job", work.job_s
+            "pippin_compute_job_seconds", "Duration of the compute thread's current job", work.job_s
         )
-        yield GaugeMetricFamily("pippin_tasks", "What the event loop has under way", len(asyncio.all_tasks()))
+        yield GaugeMetricFamily("pippin_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
         yield CounterMetricFamily(
-            "pippin_recoveries", "Requests of this gateway that went on after their ring was lost", work.recoveries
+            "pippin_recoveries", "Requests of this gateway that were resumed on another ring", work.recoveries
         )
         for name, text, values in (
             ("running", "Sessions that this node's rings are computing", [ring.running for ring in work.rings]),
-            ("queued", "Sessions that wait for this node's rings", [ring.queued for ring in work.rings]),
-            ("tokens_per_second", "Of this node's rings, lately", [ring.tokens_per_second for ring in work.rings]),
+            ("queued", "Sessions waiting for this node's rings", [ring.queued for ring in work.rings]),
+            (
+                "tokens_per_second",
+                "Recent tokens per second of this node's rings",
+                [ring.tokens_per_second for ring in work.rings],
+            ),
         ):
             family = GaugeMetricFamily(f"pippin_ring_{name}", text, labels=["ring"])
             for ring, value in zip(work.rings, values, strict=True):

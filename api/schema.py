@@ -241,14 +241,14 @@ class ChatRequest(GenerationRequest):
             return self
         called = any(message.tool_calls or message.function_call for message in self.messages)
         if self.tools or self.functions or called:
-            raise BadRequest("An 'adapter' has no way to write tools and their calls.", param="adapter")
+            raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
         self.stop = [*self.stop, *self.adapter.stops]
         return self
 
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
         if "audio" in self.modalities or self.audio is not None:
-            raise Unsupported("The only one of 'modalities' that is supported is text.", param="modalities")
+            raise Unsupported("Only text is supported in 'modalities'.", param="modalities")
         return self
 
     @model_validator(mode="after")
@@ -312,7 +312,7 @@ class CompletionRequest(GenerationRequest):
                 f"'best_of' ({self.best_of}) greater than 'n' ({self.n}) cannot be streamed.", param="best_of"
             )
         if self.suffix:
-            raise Unsupported("'suffix' is not supported: no text can be put before a given end.", param="suffix")
+            raise Unsupported("'suffix' is not supported.", param="suffix")
         return self
 
 

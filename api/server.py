@@ -187,7 +187,7 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
-        said = f"This is no HTTP request that can be read: {(message or 'it is odd').splitlines()[0].rstrip(':')}."
+        said = f"The HTTP request is invalid: {(message or 'it cannot be parsed').splitlines()[0].rstrip(':')}."
         response = web.json_response(
             error_object(status, said if status < 500 else "The server failed."), status=status
         )

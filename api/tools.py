@@ -146,7 +146,7 @@ def tool_use(tools: Sequence[FunctionTool], choice: CallsWanted | None, *, many:
         raise BadRequest(f"Invalid '{param}': the name '{twice}' is given twice.", param=param)
     choice = choice or CallsWanted("auto")
     if not tools and choice.mode == "required":
-        raise BadRequest(f"'{chooser}' asks for a call, but there are no '{param}'.", param=chooser)
+        raise BadRequest(f"'{chooser}' requires a call, but there are no '{param}'.", param=chooser)
     if unknown := next((name for name in choice.names or () if name not in names), None):
         raise BadRequest(f"Invalid '{chooser}': there is no function '{unknown}' in '{param}'.", param=chooser)
     if not tools or choice.mode == "none" or choice.names == []:

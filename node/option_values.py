@@ -26,7 +26,7 @@ def nonempty(text: str) -> str:
 def name(text: str) -> str:
     """Checked here, as other nodes refuse nodes with longer names."""
     if len(text) > MAX_NAME_CHARS:
-        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; {MAX_NAME_CHARS} are the most")
+        raise argparse.ArgumentTypeError(f"has {len(text):,} characters; the maximum is {MAX_NAME_CHARS}")
     return nonempty(text)
 
 

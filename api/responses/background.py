@@ -41,8 +41,8 @@ class Background:
         """Reserve a place for a response to a request of `size` bytes. Raises Overloaded."""
         if self._count >= self._most or self._bytes + size > self._most_bytes:
             raise Overloaded(
-                f"{self._count} responses in the background, to requests of {self._bytes:,} bytes, are under way already.",
-                hint="Ask again when some of them are done.",
+                f"{self._count} background responses, to requests of {self._bytes:,} bytes, are already in flight.",
+                hint="Try again when some of them are done.",
             )
         self._count += 1
         self._bytes += size
@@ -94,7 +94,7 @@ class Background:
                 await turn.run(self._inference)
         except Exception as error:
             if limit.expired():
-                turn.fail(PippinError(f"It was not done within {self._most_s:,.0f} s."))
+                turn.fail(PippinError(f"The response took longer than {self._most_s:,.0f} s."))
                 return
             if not isinstance(error, PippinError):
                 log.exception("response %s failed", turn.output.id)

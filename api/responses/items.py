@@ -91,7 +91,7 @@ def items_of(value: Any) -> list[Item]:
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("input", "Input should be a text or a list of items that is not empty")
+        raise PydanticCustomError("input", "Input should be a text or a non-empty list of items")
     if len(value) > MAX_MESSAGES:
         raise PydanticCustomError("input", f"Input should have at most {MAX_MESSAGES} items, not {len(value)}")
     return [_item(f"input[{index}]", item) for index, item in enumerate(value)]
@@ -99,7 +99,7 @@ def items_of(value: Any) -> list[Item]:
 
 def _item(param: str, given: Any) -> Item:
     if not isinstance(given, dict):
-        raise BadRequest(f"Invalid '{param}': an item is an object.", param=param)
+        raise BadRequest(f"Invalid '{param}': an item must be an object.", param=param)
     kind = given.get("type") or "message"
     if not isinstance(kind, str) or kind not in KINDS:
         raise Unsupported(f"Invalid '{param}': items of type {reprlib.repr(kind)} are not supported.", param=param)
@@ -121,7 +121,7 @@ def _texts(content: str | list[Any]) -> list[str]:
     if isinstance(content, str):
         return [content]
     if len(content) > MAX_PARTS:
-        raise BadRequest(f"it has {len(content)} parts; {MAX_PARTS} are the most.")
+        raise BadRequest(f"it has {len(content)} parts; the maximum is {MAX_PARTS}.")
     return [_text(part) for part in content]
 
 

@@ -61,7 +61,7 @@ class Responses:
         whole = size + (before.bytes if before else 0)
         if before and whole > self.env.bodies.limit:
             raise ContextExceeded(
-                f"The conversation has some {whole:,} bytes; {self.env.bodies.limit:,} are the most.",
+                f"The conversation has some {whole:,} bytes; the maximum is {self.env.bodies.limit:,}.",
                 param="previous_response_id",
             )
         items = (*before.history, *new) if before else new
@@ -79,7 +79,7 @@ class Responses:
     async def show(self, request: web.Request) -> web.Response:
         kept = self._find(request)
         if request.query.get("stream") == "true":
-            raise Unsupported("A response cannot be streamed once more; ask for it without 'stream'.", param="stream")
+            raise Unsupported("A response cannot be streamed again; get it without 'stream'.", param="stream")
         return web.json_response(kept.response)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -91,7 +91,7 @@ class Responses:
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a background response. One that has already ended is returned unchanged."""
         if not self._find(request).response["background"]:
-            raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection while it runs.")
+            raise BadRequest("Cannot cancel a synchronous response.", hint="Close its connection instead.")
         await self.background.cancel(request.match_info["id"])
         return web.json_response(self._find(request).response)
 
@@ -100,9 +100,9 @@ class Responses:
         items = list(self._find(request).input)
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
-            raise BadRequest(f"Invalid 'limit': it is from 1 to {MAX_PAGE}.", param="limit")
+            raise BadRequest(f"Invalid 'limit': it must be from 1 to {MAX_PAGE}.", param="limit")
         if order not in ("asc", "desc"):
-            raise BadRequest("Invalid 'order': it is asc or desc.", param="order")
+            raise BadRequest("Invalid 'order': it must be asc or desc.", param="order")
         if order == "desc":
             items.reverse()
         if after := request.query.get("after"):
@@ -139,7 +139,7 @@ class Responses:
         more = sum(sizes[item["id"]] for item in items if _is_reference(item))
         if more > self.env.bodies.limit:
             raise ContextExceeded(
-                f"The items referred to have some {more:,} bytes; {self.env.bodies.limit:,} are the most.",
+                f"The items referred to have some {more:,} bytes; the maximum is {self.env.bodies.limit:,}.",
                 param="input",
             )
         return tuple(found[item["id"]] if _is_reference(item) else item for item in items), more

@@ -103,23 +103,23 @@ class ResponseRequest(_Strict):
     @model_validator(mode="after")
     def _only_what_is_supported(self) -> Self:
         if self.background and self.stream:
-            raise Unsupported("A response in the background is not streamed: ask for it by its id.", param="stream")
+            raise Unsupported("A background response cannot be streamed; get it by its id.", param="stream")
         if self.background and not self.store:
-            raise BadRequest("A response in the background has to be stored.", param="store")
+            raise BadRequest("A background response must be stored.", param="store")
         for param in ("conversation", "prompt"):
             if getattr(self, param) is not None:
-                raise Unsupported(f"'{param}' is not supported: it names what is kept at OpenAI.", param=param)
+                raise Unsupported(f"'{param}' is not supported: it refers to data stored at OpenAI.", param=param)
         for index, tool in enumerate(self.tools):
             if tool.get("type") != "function":
                 kind = reprlib.repr(tool.get("type"))
-                raise Unsupported(f"A tool of type {kind} is OpenAI's own.", param=f"tools[{index}].type")
+                raise Unsupported(f"Tools of type {kind} are not supported.", param=f"tools[{index}].type")
         return self
 
     @model_validator(mode="after")
     def _metadata_keys(self) -> Self:
         for key in self.metadata:
             if len(key) > 64:
-                raise BadRequest("Invalid 'metadata': a key has at most 64 characters.", param="metadata")
+                raise BadRequest("Invalid 'metadata': a key may have at most 64 characters.", param="metadata")
         return self
 
     def for_chat(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Store:
         except NotFound as error:
             raise PreviousNotFound(
                 f"Previous response with id '{response_id[:80]}' not found.",
-                hint="It was not stored, is forgotten, or another node has it.",
+                hint="It was not stored, or was deleted to make room, or another node has it.",
                 param="previous_response_id",
             ) from error
 

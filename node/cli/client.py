@@ -111,5 +111,5 @@ def parse_api(text: str) -> Api:
     match = _URL.fullmatch(_PATHS.sub("", text))
     port = int(match["port"] or 52415) if match else 0
     if match is None or not 0 < port < 65536:
-        raise ValueError(f"{text!r} is no address of a node; write it like {DEFAULT_API}")
+        raise ValueError(f"{text!r} is not a node's address; write it like {DEFAULT_API}")
     return Api(match["scheme"] or "http", match["host"].strip("[]"), port)

@@ -22,12 +22,12 @@ def read_keys(path: Path) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     if not keys:
-        raise ValueError(f"{path} has no key; write one on a line of its own")
+        raise ValueError(f"{path} has no key; write each key on its own line")
     return tuple(keys)
 
 
 def parse_key(text: str) -> str:
     """Return the text if it is an API key or empty. Raises ValueError for a key that cannot be sent in a header."""
     if text and not _KEY.fullmatch(text):
-        raise ValueError("an API key is up to 512 letters, digits and signs of ASCII, without blanks")
+        raise ValueError("an API key has up to 512 printable ASCII characters and no spaces")
     return text

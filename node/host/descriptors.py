@@ -57,4 +57,4 @@ class DescriptorShortage:
             loop.default_exception_handler(context)
         elif loop.time() >= self._warned_at + _WARN_INTERVAL_S:
             self._warned_at = loop.time()
-            log.warning("connections have to wait: %s", error.strerror)
+            log.warning("new connections have to wait: %s", error.strerror)

@@ -122,11 +122,11 @@ def open_data_directory(asked: Path | None = None) -> DataDirectory:
                 return _opened(path, lock)
     except OSError as error:
         raise DataDirectoryUnusable(
-            f"The data directory {path} can't be used: {error.strerror}.", hint="Name another one with --data-dir."
+            f"The data directory {path} can't be used: {error.strerror}.", hint="Choose another one with --data-dir."
         ) from error
     raise DataDirectoryUnusable(
         f"Another node uses the data directory {path}{_holder(path)}.",
-        hint="Stop it, or give this node its own with --data-dir.",
+        hint="Stop that node, or give this one another directory with --data-dir.",
     )
 
 
@@ -164,7 +164,7 @@ def _parse(text: str, node_id: str) -> Identity:
     data = json.loads(text)
     identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
-        raise TypeError("its incarnation or its term is no number")
+        raise TypeError("its incarnation or its term is not an integer")
     return Identity(node_id, _sane("incarnation", identity.incarnation), _sane("term", identity.term))
 
 
@@ -176,7 +176,7 @@ def _sane(what: str, count: int) -> int:
     """
     if 0 <= count < COUNTER_LIMIT // 2:
         return count
-    log.warning("the saved %s of %d is beyond all reason and begins anew at 0", what, count)
+    log.warning("the saved %s of %d is implausible; it starts again at 0", what, count)
     return 0
 
 

@@ -38,9 +38,9 @@ def public_key_of(node_id: str) -> ec.EllipticCurvePublicKey:
         point = base64.b32decode(node_id.upper() + "=" * (-len(node_id) % 8))
         found = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, point)
     except ValueError as error:
-        raise ValueError(f"{node_id[:60]!r} is no node's id") from error
+        raise ValueError(f"{node_id[:60]!r} is not a node's id") from error
     if id_of(found) != node_id:  # the same key has other encodings, which would be other ids
-        raise ValueError(f"{node_id[:60]!r} is no node's id")
+        raise ValueError(f"{node_id[:60]!r} is not a node's id")
     return found
 
 
@@ -69,4 +69,4 @@ def from_pem(pem: bytes) -> NodeKey:
         raise ValueError("it is encrypted") from error
     if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise ValueError("it is no key of the curve P-256")
+    raise ValueError("it is not a key of the curve P-256")

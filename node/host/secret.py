@@ -76,7 +76,7 @@ def _read(file: Path) -> bytes:
 
 def _checked(secret: bytes, source: str) -> bytes:
     if len(secret) > MAX_BYTES:
-        raise SecretUnusable(f"{source} has more than {MAX_BYTES:,} bytes: that is no secret.")
+        raise SecretUnusable(f"{source} has more than {MAX_BYTES:,} bytes, so it is not a secret.")
     secret = secret.strip()
     bits = strength(secret)
     if bits < MIN_BITS:

@@ -25,9 +25,9 @@ _STATUS = {
 }
 
 _TLS_SIGNS = {
-    "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name, or is another node than is meant",
+    "CERTIFICATE_VERIFY_FAILED": "has another secret or another cluster name, or is not the expected node",
     "WRONG_VERSION_NUMBER": "has no secret, and this node has one",
-    "Socket closed": "hangs up before a word is said: it may have a secret, and this node none",
+    "Socket closed": "closes the connection during the handshake: it may have a secret, and this node none",
 }
 """Substrings of gRPC's messages for a failed TLS handshake -> likely cause."""
 _MAX_CHARS = 2000
@@ -42,7 +42,7 @@ def quiet_hang_ups() -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     raised = record.exc_info[1] if record.exc_info else None
     if isinstance(raised, cygrpc.ExecuteBatchError):
-        log.debug("a caller hung up before its answer had ended")
+        log.debug("a caller closed the connection before its answer ended")
         return False
     return True
 

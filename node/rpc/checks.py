@@ -50,7 +50,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
     if not (sized and message.max_context and ascending):
-        raise Incompatible(f"A peer's description of {message.id!r:.60} makes no sense.")
+        raise Incompatible(f"A peer's description of the model {message.id!r:.60} is inconsistent.")
     return message
 
 
@@ -85,7 +85,7 @@ def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.Eval
 def checked_challenge(message: pb.Challenge) -> pb.Challenge:
     """Raises Incompatible."""
     if len(message.nonce) != NONCE_BYTES:
-        raise Incompatible(f"A peer wants {len(message.nonce):,} bytes signed; {NONCE_BYTES} are due.")
+        raise Incompatible(f"A peer's nonce has {len(message.nonce):,} bytes instead of {NONCE_BYTES}.")
     return message
 
 
@@ -98,7 +98,7 @@ def checked_proof(message: pb.Proof) -> pb.Proof:
 def _check_info(info: pb.NodeInfo) -> None:
     _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
     if not info.id:
-        raise Incompatible("A node without an id speaks.")
+        raise Incompatible("A peer's message has no node id.")
     _few("addresses", info.addresses, MAX_ITEMS)
     del info.addresses[MAX_ADDRESSES:]
     _below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
@@ -172,14 +172,14 @@ def _check_ring(ring: pb.Ring) -> None:
     nodes = {stage.node for stage in ring.stages}
     _names(*nodes)
     if not starts or starts != [0, *ends[:-1]] or len(nodes) < len(starts):
-        raise Incompatible(f"The stages of ring {ring.id} make no whole model, each on a node of its own.")
+        raise Incompatible(f"The stages of ring {ring.id} do not hold each layer once, each stage on a different node.")
     for start, end in zip(starts, ends, strict=True):
         _layers(start, end)
 
 
 def _layers(start: int, end: int) -> None:
     if not start < end <= MAX_LAYERS:
-        raise Incompatible(f"A peer speaks of the layers {start} to {end}, which no model has.")
+        raise Incompatible(f"A peer's message has the invalid layers {start} to {end}.")
 
 
 def _few(what: str, items: Sized, most: int) -> None:
@@ -188,22 +188,22 @@ def _few(what: str, items: Sized, most: int) -> None:
 
 def _at_most(what: str, count: int, most: int) -> None:
     if count > most:
-        raise Incompatible(f"A peer names {count:,} {what}; {most:,} are the most.")
+        raise Incompatible(f"A peer's message has {count:,} {what}; the maximum is {most:,}.")
 
 
 def _names(*names: str) -> None:
     """Check names: they are shown in terminals and written to logs."""
     for name in names:
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
-            raise Incompatible(f"A peer uses the name {name[:40]!r}, of {len(name):,} characters.")
+            raise Incompatible(f"A peer's message has the invalid name {name[:40]!r}, of {len(name):,} characters.")
 
 
 def _below(what: str, bound: int, *numbers: int) -> None:
     if max(numbers) >= bound:
-        raise Incompatible(f"A peer speaks of {max(numbers):,} {what}, which is beyond all reason.")
+        raise Incompatible(f"A peer's message has the number {max(numbers):,} for {what}; it must be below {bound:,}.")
 
 
 def _finite(*numbers: float) -> None:
     for number in numbers:
         if not 0 <= number < math.inf:
-            raise Incompatible(f"A peer speaks of {number} where a finite number of at least 0 is due.")
+            raise Incompatible(f"A peer's message has the number {number}, which must be finite and at least 0.")

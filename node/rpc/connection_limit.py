@@ -35,7 +35,7 @@ class ConnectionLimit:
         while True:
             excess = self.shut_excess()
             for address in excess - warned:
-                log.warning("%s has more than %d connections to this node: the latest are ended", address, self._most)
+                log.warning("%s has more than %d connections to this node: the newest are closed", address, self._most)
             warned = excess
             await asyncio.sleep(EXCESS_LOOK_S if excess else LOOK_S)
 

@@ -79,7 +79,7 @@ def decode(data: bytes) -> Frame:
     try:
         (size,) = _LENGTH.unpack_from(data)
         if size > _MAX_HEADER_BYTES:
-            raise BadRequest(f"A frame's header has {size:,} bytes; {_MAX_HEADER_BYTES:,} are the most.")
+            raise BadRequest(f"A frame's header has {size:,} bytes; the maximum is {_MAX_HEADER_BYTES:,}.")
         header = Header.FromString(data[4 : 4 + size])
     except (struct.error, DecodeError) as error:
         raise BadRequest(f"A frame of {len(data)} bytes has no readable header: {error}.") from error
@@ -115,14 +115,16 @@ def _check(header: Header) -> None:
     rows = max(len(header.faults), *(len(op.rows) for op in header.ops), 0)
     if max(len(header.ops), len(header.held), len(header.lengths), rows) > _MAX_ITEMS:
         counts = f"{len(header.ops)} operations, {max(len(header.lengths), rows)} rows, {len(header.held)} held"
-        raise BadRequest(f"A frame has {counts}; {_MAX_ITEMS:,} are the most.")
+        raise BadRequest(f"A frame has {counts}; the maximum is {_MAX_ITEMS:,}.")
     if any(len(set(op.rows)) < len(op.rows) for op in header.ops):
-        raise BadRequest("A frame filters a lane with a row named twice.")
+        raise BadRequest("A frame filters a lane with the same row twice.")
     if len({each.number for each in header.held}) < len(header.held):
-        raise BadRequest("A frame names a sequence that is held twice.")
+        raise BadRequest("A frame lists a held sequence twice.")
     dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
     if len(header.tensors) > _MAX_TENSORS or dimensions > _MAX_DIMENSIONS:
-        raise BadRequest(f"A frame has {len(header.tensors)} tensors, of {dimensions} dimensions.")
+        raise BadRequest(
+            f"A frame has {len(header.tensors)} tensors, of up to {dimensions} dimensions; the maxima are {_MAX_TENSORS} and {_MAX_DIMENSIONS}."
+        )
 
 
 def _failure(header: Header) -> Failure | None:
@@ -158,7 +160,7 @@ def _encode_op(op: CacheOp) -> Op:
 def _decode_op(message: Op) -> CacheOp:
     kind = _OPS.get(message.kind)
     if kind is None:
-        raise BadRequest(f"A frame asks for the unknown cache operation {message.kind}.")
+        raise BadRequest(f"A frame has the unknown cache operation {message.kind}.")
     values = {name: getattr(message, name) for name in kind.__slots__}
     if "rows" in values:
         values["rows"] = tuple(values["rows"])

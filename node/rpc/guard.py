@@ -78,11 +78,11 @@ class Guard(grpc.aio.ServerInterceptor):
         """Raises NotAdmitted."""
         caller = caller_of(context)
         if self._anywhere and not caller.node:  # its claims could not be verified
-            raise NotAdmitted(f"The certificate that {caller.address} shows is of no node's key.")
+            raise NotAdmitted(f"The certificate of {caller.address} has no node's key.")
         if not self._anywhere and not is_near(caller.address):
             raise NotAdmitted(
-                f"Without a secret, calls are taken from private and link-local addresses only, not from {caller.address}.",
-                hint="Start all nodes with one --secret-file.",
+                f"Without a secret, calls are accepted from private and link-local addresses only, not from {caller.address}.",
+                hint="Start all nodes with the same --secret-file.",
             )
 
 
@@ -103,13 +103,13 @@ _node_of = lru_cache(maxsize=1024)(node_of)
 def check_sender(node: str, caller: Caller) -> None:
     """Raises NotAdmitted if the caller speaks for another node. Without a secret this cannot be verified."""
     if caller.node and caller.node != node:
-        raise NotAdmitted(f"Node {caller.node} at {caller.address} speaks as node {node!r:.60}.")
+        raise NotAdmitted(f"Node {caller.node} at {caller.address} sent a message as node {node!r:.60}.")
 
 
 def _message(read: Read, data: bytes) -> Any:
     if len(data) > MAX_CONTROL_BYTES:
-        raise BadRequest(f"A message of {len(data):,} bytes came; {MAX_CONTROL_BYTES:,} are the most.")
+        raise BadRequest(f"A message has {len(data):,} bytes; the maximum is {MAX_CONTROL_BYTES:,}.")
     try:
         return read(data)
     except DecodeError as error:
-        raise BadRequest(f"A message of {len(data):,} bytes can't be read: {error}.") from error
+        raise BadRequest(f"A message of {len(data):,} bytes cannot be parsed: {error}.") from error

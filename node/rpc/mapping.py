@@ -82,7 +82,7 @@ def _read(message: Message, name: str, hint: Any) -> Any:
         try:
             return hint(value)
         except ValueError as error:
-            raise Incompatible(f"The peer speaks of {name} {value!r:.40}, which this version does not know.") from error
+            raise Incompatible(f"The peer sent the {name} {value!r:.40}, which this version does not know.") from error
     return value
 
 

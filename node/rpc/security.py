@@ -68,7 +68,7 @@ class Security:
         try:
             public = public_key_of(node)
         except ValueError as error:
-            raise PeerUnavailable(f"With a secret, {error}: nobody could prove to be it.") from error
+            raise PeerUnavailable(f"With a secret, only a node that proves its id can be called: {error}.") from error
         return _certificate(_name(node), _name("pippin anchor"), public, self.key, path_length=0)
 
 

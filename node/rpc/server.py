@@ -67,7 +67,8 @@ class RpcServer:
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise PortTaken(
-                f"gRPC port {self.port} of {host} is taken or may not be used.", hint="Choose another with --grpc-port."
+                f"gRPC port {self.port} of {host} is taken, or this user may not use it.",
+                hint="Choose another with --grpc-port.",
             ) from error
 
     async def start(self, control: ControlHandler, serving: ServingHandler, files: FilesHandler) -> None:

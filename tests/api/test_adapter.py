@@ -108,7 +108,7 @@ async def test_texts_may_be_empty(server, encode, adapter):
 
 async def test_an_adapter_without_texts_is_told_how_they_are_written(server):
     response = await server.chat(adapter={"usr_start": "x"})
-    assert response.error["message"].endswith('as {"user": {"start": "...", "end": "..."}}.')
+    assert response.error["message"].endswith('like {"user": {"start": "...", "end": "..."}}.')
 
 
 @pytest.mark.parametrize(

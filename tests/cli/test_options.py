@@ -61,7 +61,7 @@ def test_names_that_other_nodes_would_refuse_are_refused_at_once(option, capsys)
     assert parsed(option, "x" * MAX_NAME_CHARS)
     with pytest.raises(SystemExit):
         parsed(option, "x" * (MAX_NAME_CHARS + 1))
-    assert f"{option}: has 513 characters; 512 are the most" in capsys.readouterr().err
+    assert f"{option}: has 513 characters; the maximum is 512" in capsys.readouterr().err
 
 
 def test_relative_directories_become_absolute(tmp_path, monkeypatch):

@@ -235,9 +235,9 @@ async def test_a_member_can_not_answer_for_another_node(ours: Security, case: st
 async def test_an_id_that_is_no_key_is_nobody(ours: Security) -> None:
     async with serving(ours) as (_, target), RpcClient(member()) as client:
         for name in ("nobody", "é" * 53, "a" * 53, node(ours)[:-1], node(ours).upper()):
-            with pytest.raises(PeerUnavailable, match="no node's id"):
+            with pytest.raises(PeerUnavailable, match="not a node's id"):
                 await client.probe(Address(target, name), 5)
-            with pytest.raises(PeerUnavailable, match="no node's id"):
+            with pytest.raises(PeerUnavailable, match="not a node's id"):
                 client.link(Address(target, name), lambda reason: None)
 
 

@@ -235,7 +235,7 @@ async def test_a_node_that_takes_long_to_connect_to_is_not_hung_up_on():
 async def test_a_connection_that_cannot_be_watched_ends_nothing(caplog):
     class Unreachable(Client):
         async def disconnected(self, peer):
-            raise PeerUnavailable("'peer' is no node's id.")
+            raise PeerUnavailable("'peer' is not a node's id.")
 
     client = Unreachable(["192.168.1.5:7001"])
     known = book(client)
