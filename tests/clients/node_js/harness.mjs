@@ -1,4 +1,4 @@
-// What the JavaScript clients' checks have in common; the same as harness.py.
+// Shared by the JavaScript clients' checks; the same as harness.py.
 import { readFileSync } from "node:fs";
 
 export const URL = process.env.CLIENT_URL;

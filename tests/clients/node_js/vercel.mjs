@@ -1,4 +1,4 @@
-// The Vercel AI SDK, by its provider for compatible servers and by its provider for OpenAI.
+// The Vercel AI SDK, with its provider for compatible servers and its provider for OpenAI.
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
