@@ -1,6 +1,4 @@
-"""The scheduler against an exact fake model: each token is a hash of all tokens before it, so stale or lost KV is
-detected.
-"""
+"""The scheduler against an exact fake model: each token is a hash of all earlier ones, so stale or lost KV shows."""
 
 import itertools
 import random
@@ -79,8 +77,8 @@ class FakeStages:
                 raise AssertionError(op)
 
     def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
-        """A ring of the same stages begins. Some stage lacks the last `behind` tokens of each sequence, or has none of
-        it.
+        """A ring of the same stages begins. Some stage lacks the last `behind()` tokens of each sequence, or all of
+        them.
         """
         for lane, rows in self.lanes.items():
             self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
@@ -406,8 +404,8 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 
 def test_a_client_with_many_requests_delays_no_other_client() -> None:
-    """One client asks for 200 long answers, of which as many as possible run. Another client's short request is next,
-    and does not wait for any of them to end.
+    """Of one client's 200 long answers as many run as possible. Another's short request is next; it waits for none to
+    end.
     """
     scheduler = Scheduler(
         limits(max_rows=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
@@ -730,8 +728,7 @@ def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:
 
 
 def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tuple[list[int], float]:
-    """A prompt of 8,000 tokens arrives while a stream runs. Return the sizes of its chunks, and the longest time of
-    one.
+    """A prompt of 8,000 tokens arrives while a stream runs. Return its chunks' sizes and the longest time of one.
 
     A token of the prompt takes `token_s`, and `depth_s` more for each token before it.
     """

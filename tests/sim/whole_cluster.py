@@ -1,5 +1,5 @@
-"""Whole clusters on a fake clock. Each seed is another history of faults. Every request must end as if none had
-happened.
+"""Whole clusters on a fake clock. Each seed is another history of faults, in spite of which every request must end
+well.
 
     python -m tests.sim.whole_cluster 1234           one seed, with its events
     python -m tests.sim.whole_cluster 0 20000        many, quietly; stops at the first that fails
@@ -278,9 +278,7 @@ def _check_peace(world: World) -> None:
 
 
 def _insist(world: World, process: Process) -> None:
-    """Send a request, again and again while the answer is to come back later: a temporary failure
-    must end by itself.
-    """
+    """Send a request again and again while the answer is to come back later: temporary failures must end."""
     end = world.timeline.now + 25.0
     while True:
         ask = world.ask(process, max_tokens=5)

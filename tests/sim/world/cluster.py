@@ -211,8 +211,8 @@ class World:
                 self.timeline.violated(f"{process.name} is in term {process.agent.term} and follows {fence}")
 
     def check_left_over(self) -> None:
-        """Check that nothing remains: no session, no KV but kept prefixes, no connections but those of the rings, no
-        needless task.
+        """Check that nothing remains but kept prefixes and connections of rings: no session, other
+        KV or needless task.
         """
         for process in self.processes():
             for part in process.rings._parts.values():

@@ -1,5 +1,4 @@
-"""The network between the processes: calls that are lost, doubled and late; connections that stall, break and are cut
-off.
+"""The network between the processes: calls that are lost, doubled and late; connections that stall and break.
 
 Each call is lost or doubled on its own. Data on one connection arrives in order, as with TCP, but a connection can
 break with data in flight, and late data of a broken connection mixes with that of its successor. Moreover some frames
@@ -52,8 +51,8 @@ class Network:
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
         self.sick: dict[str, str] = {}
-        """By ring, the fault of each of its frames: it "vanishes", or "breaks" the link. The name
-        `""` means all rings.
+        """By ring, the fault of each of its frames: "vanishes", or "breaks" for the link. The name `""` means all
+        rings.
         """
 
     def delay(self) -> float:
