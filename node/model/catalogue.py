@@ -128,9 +128,9 @@ class Catalogue:
 
     def _every_place(self, parts: Sequence[str]) -> Iterator[Folder]:
         for root in self._roots:
-            if folder := self._scanner.look(root.joinpath(*parts)):
+            if folder := self._scanner.read(root.joinpath(*parts)):
                 yield folder
         for root in self._scanner.folders(self._fetched):
-            if folder := self._scanner.look(root.joinpath(*parts), root.name):
+            if folder := self._scanner.read(root.joinpath(*parts), root.name):
                 yield folder
         yield from self._scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")

@@ -1,4 +1,4 @@
-"""Reads and checks a model's config.json, and what is read with it."""
+"""Reads a model's config.json, and checks the files that mlx-lm reads with it."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from node.core.failures import FAILURES
 
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
 _MOST_BYTES = 16 << 20
-"""Of each: JSON may take 30 times its size in memory."""
+"""Maximum bytes of each file: parsed JSON may take 30 times its size in memory."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The model's config.json. Raises ModelBroken when it is missing or is no JSON object with a model_type."""
+    """Read the model's config.json. Raises ModelBroken if it is missing or not a JSON object with a model_type."""
     try:
         for name in CONFIGS:
             check_small(directory / name)
@@ -29,11 +29,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_small(path: Path) -> None:
-    """Whether a file can be read whole; one that is absent can. Raises ModelBroken, also for what is no file: some have no end."""
+    """Raises ModelBroken if the path is too large to be read, or not a regular file. It may be absent."""
     if not path.exists():
         return
     if not path.is_file():
-        raise ModelBroken(f"{path} is no file.", hint="Fetch the model again.")
+        raise ModelBroken(f"{path} is not a regular file.", hint="Fetch the model again.")
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ModelBroken(f"{path} has {size:,} bytes; {_MOST_BYTES:,} are the most.")

@@ -1,4 +1,4 @@
-"""Model files: gives them to peers, and gets those of a stage from wherever they are: this disk, a peer, the hub."""
+"""Offers model files to peers, and gets the files of a stage from this disk, a peer or the hub."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[float], None]
 TELL_S = 0.1
-"""How often a download tells how far it is."""
+"""Minimum interval between two reports of a download's progress."""
 LOOK_S = 0.2
-"""How often a load that waits for another one's file looks whether that has come."""
+"""Interval at which a load checks for a file that another load is fetching."""
 
 
 class Files:
-    """`holders` gives the other nodes that hold a model completely, each with the revision that it has."""
+    """Model files of a node. `holders`: returns the other nodes with all files of a model, each with its revision."""
 
     def __init__(
         self,
@@ -64,10 +64,11 @@ class Files:
     # --- for this node ------------------------------------------------------------------------------------------------
 
     async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> tuple[Path, Weights]:
-        """The directory with the files of a stage (and of the ends), fetched if need be, from a peer rather than the hub;
-        and what is known of all of the model's weights.
+        """Directory with the files of a stage, and the layout of all of the model's weights.
 
-        Raises ModelNotFound, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
+        Missing files are fetched, preferably from a peer. `ends`: also those with the tensors outside of layers. Calls
+        `progress` with the fetched fraction. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
+        (disk full), ModelBroken.
         """
         directory = await self._directory_of(shard, ends, progress)
         return directory, await self._pools.files.run(Weights.read, directory)
@@ -89,25 +90,25 @@ class Files:
         raise await self._missing(shard)
 
     async def _missing(self, shard: Shard) -> PippinError:
-        """Nobody has the revision: why."""
+        """The error for a revision that no node holds."""
         whole = await self._pools.files.run(self._catalogue.whole, shard.model)
         others = [whole.revision] if whole else [revision for _, revision in self._holders(shard.model)]
         if not others:
             return ModelNotFound(f"No node holds {shard.model}.")
         return ModelChanged(
-            f"No node holds revision {shard.revision} of {shard.model} any more, but {others[0]}.",
-            hint="Its files were changed; try again in a moment.",
+            f"No node holds revision {shard.revision} of {shard.model}; found revision {others[0]}.",
+            hint="The model's files were changed. Try again in a moment.",
         )
 
     async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
-        """Cancelled, it returns at once; its thread ends with the next bytes, or when none have come for a while."""
+        """Cancelling it returns at once; its thread ends with the next bytes that arrive, or with the read timeout."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
         told_at = 0.0
 
         def tell(done: int, total: int) -> None:
             nonlocal told_at
             if stop.is_set():
-                raise NotReady(f"The load of {shard} was broken off.")
+                raise NotReady(f"The load of {shard} was cancelled.")
             if done == total or loop.time() - told_at > TELL_S:
                 told_at = loop.time()
                 loop.call_soon_threadsafe(progress, done / max(total, 1))
@@ -119,9 +120,9 @@ class Files:
             stop.set()
 
     async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:
-        """A directory with the model's small files; from `peer`, the model's driver, if they are not here.
+        """Directory with the model's small files, fetched from `peer`, the model's driver, if necessary.
 
-        Raises PeerUnavailable when no address of it is known.
+        Raises PeerUnavailable if `peer` is None, and the errors of the transfer.
         """
         directory = await self._pools.files.run(self._catalogue.tokenizer_directory, model.id, model.revision)
         if directory:
@@ -160,13 +161,13 @@ class Files:
         while not await self._pools.files.run(has_file, target, file):
             try:
                 part = await pool.run(open_partial, target, file)
-            except NotReady:  # another load or request fetches it
+            except NotReady:  # another load or request is fetching it
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
                 await self._receive(peer, model, file.name, part, progress)
             finally:
-                pool.submit(part.close)  # a write may be under way
+                pool.submit(part.close)  # in a thread, as it waits for a write
 
     async def _receive(
         self, peer: Address, model: HeldModel, name: str, part: PartialFile, progress: Callable[[int], None]

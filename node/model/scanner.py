@@ -28,7 +28,7 @@ Stat = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder with a config.json, as it was at the last look."""
+    """A folder with a config.json, as it was when last read."""
 
     path: Path
     files: Mapping[str, Stat]
@@ -53,28 +53,28 @@ class FolderScanner:
 
     def __init__(self) -> None:
         self._known: dict[Path, Folder] = {}
-        self._told: set[tuple[Path, str]] = set()
+        self._logged: set[tuple[Path, str]] = set()
         """Failures that were logged, each with its path."""
-        self._met: set[tuple[Path, str]] = set()
+        self._failures: set[tuple[Path, str]] = set()
         """Failures in the search under way."""
 
     def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
         """Ids and folders of all models: local ones, those from peers, those in the hub's cache."""
-        self._met = set()
+        self._failures = set()
         found = [pair for root in roots for pair in self._in_root(root)]
         found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
         found += self._in_cache(cache)
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
-        self._told = self._met
+        self._logged = self._failures
         return found
 
     def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:
         """Models at `root/name` and `root/org/name`."""
         for outer in self.folders(root):
-            if folder := self.look(outer, revision):
+            if folder := self.read(outer, revision):
                 yield outer.name, folder
             for inner in self.folders(outer):
-                if folder := self.look(inner, revision):
+                if folder := self.read(inner, revision):
                     yield f"{outer.name}/{inner.name}", folder
 
     def _in_cache(self, cache: Path) -> Iterator[tuple[str, Folder]]:
@@ -90,13 +90,13 @@ class FolderScanner:
 
         A change of the model's card alone makes a new commit, which may hold no weights yet.
         """
-        found = [folder for path in self.folders(repository / "snapshots") if (folder := self.look(path, path.name))]
+        found = [folder for path in self.folders(repository / "snapshots") if (folder := self.read(path, path.name))]
         if len(found) > 1:
             main = self._main(repository)
             found.sort(key=lambda folder: (folder.path.name == main, self._changed(folder.path)), reverse=True)
         return found
 
-    def look(self, path: Path, revision: str = "") -> Folder | None:
+    def read(self, path: Path, revision: str = "") -> Folder | None:
         """The model folder at the path, or None. Without `revision` it is a local one."""
         files = self._files(path)
         if "config.json" not in files:
@@ -110,7 +110,7 @@ class FolderScanner:
             whole = weights is not None and files.keys() >= text_files(weights)
             revision = revision or (fingerprint(path, files) if whole else "")
         except OSError as error:
-            self._trouble(path, error)
+            self._log_failure(path, error)
             return Folder(path, files, whole=False, revision=revision)
         folder = Folder(path, files, whole, revision)
         if weights is not None:  # else try again next time, as the disk may recover
@@ -128,7 +128,7 @@ class FolderScanner:
             weights = self._map(folder.path)
             return weights is not None and folder.files.keys() >= files_for(weights, start, end, ends)
         except OSError as error:
-            self._trouble(folder.path, error)
+            self._log_failure(folder.path, error)
             return False
 
     # --- the disk -----------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class FolderScanner:
                 if is_safe(entry.name) and entry.is_dir():
                     found.append(path / entry.name)
             except OSError as error:
-                self._trouble(path / entry.name, error)
+                self._log_failure(path / entry.name, error)
         return sorted(found)
 
     def _files(self, path: Path) -> dict[str, Stat]:
@@ -152,7 +152,7 @@ class FolderScanner:
                     stat = entry.stat()
                     found[entry.name] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
             except OSError as error:
-                self._trouble(path / entry.name, error)
+                self._log_failure(path / entry.name, error)
         return found
 
     def _entries(self, path: Path) -> list[os.DirEntry[str]]:
@@ -161,7 +161,7 @@ class FolderScanner:
             with os.scandir(path) as entries:
                 found.extend(entries)
         except OSError as error:
-            self._trouble(path, error)
+            self._log_failure(path, error)
         return found
 
     def _main(self, repository: Path) -> str:
@@ -170,14 +170,14 @@ class FolderScanner:
             with (repository / "refs" / "main").open("rb") as file:
                 return file.read(100).decode("ascii", "replace").strip()
         except OSError as error:
-            self._trouble(repository / "refs" / "main", error)
+            self._log_failure(repository / "refs" / "main", error)
             return ""
 
     def _changed(self, path: Path) -> float:
         try:
             return path.stat().st_mtime
         except OSError as error:
-            self._trouble(path, error)
+            self._log_failure(path, error)
             return 0.0
 
     def _map(self, path: Path) -> dict[str, str] | None:
@@ -185,24 +185,24 @@ class FolderScanner:
         try:
             return weight_map(path)
         except ModelBroken as error:
-            self._tell(path, str(error))
+            self._log_once(path, str(error))
         except (RecursionError, MemoryError) as error:
-            self._tell(path, f"its index is no index: {type(error).__name__}")
+            self._log_once(path, f"its index is no index: {type(error).__name__}")
         except PippinError as error:  # not a failure: other programs use the hub's cache, too
             log.debug("%r: %s", str(path), error)
         return None
 
-    # --- what goes wrong ----------------------------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------------------
 
-    def _trouble(self, path: Path, error: OSError) -> None:
+    def _log_failure(self, path: Path, error: OSError) -> None:
         if error.errno in OURS:
             raise error
         if error.errno not in GONE:
-            self._tell(path, error.strerror or str(error))
+            self._log_once(path, error.strerror or str(error))
 
-    def _tell(self, path: Path, what: str) -> None:
+    def _log_once(self, path: Path, what: str) -> None:
         trouble = (path, what)
-        self._met.add(trouble)
-        if trouble not in self._told:
-            self._told.add(trouble)
+        self._failures.add(trouble)
+        if trouble not in self._logged:
+            self._logged.add(trouble)
             log.warning("left out: %r: %s", str(path), what)

@@ -135,7 +135,7 @@ def test_a_config_that_has_no_end(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelBroken, match=f"{name} is no file"):
+    with pytest.raises(ModelBroken, match=f"{name} is not a regular file"):
         load(directory, 0, 4)
 
 

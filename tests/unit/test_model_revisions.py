@@ -203,7 +203,7 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert await files.of_tokenizer(HeldModel(ID, mine), None) == own
     assert await files.of_tokenizer(HeldModel(ID, other), None) == fetched
 
-    with pytest.raises(ModelChanged, match=f"but {mine}"):
+    with pytest.raises(ModelChanged, match=f"found revision {mine}"):
         await files.of_shard(Shard(ID, 1, 3, "local-0"), False, lambda _: None)
     (source / "tokenizer.json").write_text('{"version": "changed"}')
     with pytest.raises(ModelChanged):
