@@ -9,31 +9,31 @@ from mlx.nn.layers.base import Module
 from node.core.errors import ModelBroken
 from node.engine.graph import weights_in
 
-MOST_LAYERS = 1024
+MAX_LAYERS = 1024
 """The largest known models have some 130."""
-MOST_EXPERTS = 4096
-MOST_HEADS = 16_384
-MOST_PARTS = 100_000
+MAX_EXPERTS = 4096
+MAX_HEADS = 16_384
+MAX_EXPERT_MODULES = 100_000
 """Maximum layers times experts, as some models have a module for each. Kimi K2 has 23,000."""
-LARGEST = 2**53
+MAX_NUMBER = 2**53
 """Maximum of any other integer: up to it, integers are exact in all JSON parsers."""
-MOST_PER_BYTE = 16
+MAX_PER_BYTE = 16
 """Maximum weights for each byte of the files. Weights of 2 bits are 4 for each byte; a head tied to the embedding adds
 some."""
 
-_MOST = {"layer": MOST_LAYERS, "expert": MOST_EXPERTS, "head": MOST_HEADS}
+_MAX = {"layer": MAX_LAYERS, "expert": MAX_EXPERTS, "head": MAX_HEADS}
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raises ModelBroken if a number exceeds its bound."""
-    found = dict.fromkeys(_MOST, 0)
+    found = dict.fromkeys(_MAX, 0)
     for name, value in _numbers(config):
         if kind := _kind_of(name):
-            _check_number(name, value, _MOST[kind])
+            _check_number(name, value, _MAX[kind])
             found[kind] = max(found[kind], value)
         elif "max_" not in name:  # some configs have 10**30 as the maximum length, which `max_context` bounds
-            _check_number(name, value, LARGEST)
-    _check_number("layers times experts", found["layer"] * found["expert"], MOST_PARTS)
+            _check_number(name, value, MAX_NUMBER)
+    _check_number("layers times experts", found["layer"] * found["expert"], MAX_EXPERT_MODULES)
 
 
 def check_weight_count(model: Module, weight_bytes: int) -> None:
@@ -41,7 +41,7 @@ def check_weight_count(model: Module, weight_bytes: int) -> None:
     weights = 0
     for _, weight in weights_in(model):
         weights += math.prod(weight.shape)
-    if weights > MOST_PER_BYTE * max(weight_bytes, 1):
+    if weights > MAX_PER_BYTE * max(weight_bytes, 1):
         raise ModelBroken(
             f"The model of config.json has {weights:,} weights, but its files have {weight_bytes:,} bytes.",
             hint="Fetch the model again, or check that config.json belongs to these files.",
@@ -57,7 +57,7 @@ def _kind_of(name: str) -> str | None:
     """Kind of a number by its name: layer for `num_hidden_layers`, expert for `moe_n_experts`; None for any other."""
     *before, last = name.split("_")
     kind = last.removesuffix("s")
-    return kind if kind in _MOST and not {"num", "n"}.isdisjoint(before) else None
+    return kind if kind in _MAX and not {"num", "n"}.isdisjoint(before) else None
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

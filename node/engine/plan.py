@@ -24,7 +24,7 @@ from node.engine.dry_run import DryRun
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
-_LONGEST = 2**31 - 1
+_MAX_CONTEXT = 2**31 - 1
 """Maximum tokens of a context, even if a config has a larger number."""
 
 
@@ -163,7 +163,7 @@ def max_context(config: Mapping[str, Any]) -> int:
             ):
                 value = part.get(key)
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return min(value, _LONGEST)
+                    return min(value, _MAX_CONTEXT)
     return 32768
 
 

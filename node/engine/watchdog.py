@@ -11,7 +11,7 @@ from node.engine.compute import Compute
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-LONGEST_PIECE_S = 600.0
+MAX_PIECE_S = 600.0
 """Time limit of a piece of a load: it reads one tensor, maybe from a sleeping or remote disk, or compiles a kernel."""
 
 
@@ -27,7 +27,7 @@ class Watchdog:
     """Checks the job once a second. Counts only time in which this process ran, not time in which the machine slept."""
 
     def __init__(self, compute: Compute, step_timeout_s: float) -> None:
-        """`step_timeout_s`: time limit of a job; a piece of a long job has at least LONGEST_PIECE_S."""
+        """`step_timeout_s`: time limit of a job; a piece of a long job has at least MAX_PIECE_S."""
         self._compute = compute
         self._step_timeout = step_timeout_s
         self.age_s = 0.0
@@ -43,7 +43,7 @@ class Watchdog:
                 job, self.age_s = self._compute.job, 0.0
                 continue
             self.age_s += min(since, 2 * LOOK_S)
-            limit = max(LONGEST_PIECE_S, self._step_timeout) if job.piece else self._step_timeout
+            limit = max(MAX_PIECE_S, self._step_timeout) if job.piece else self._step_timeout
             if self.age_s >= limit:
                 faulthandler.dump_traceback()
                 return ComputeStuck(f"The compute thread has been at one job for {self.age_s:.0f} s.")

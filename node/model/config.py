@@ -9,7 +9,7 @@ from node.core.errors import ModelBroken
 from node.core.failures import FAILURES
 
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 """Maximum bytes of each file: parsed JSON may take 30 times its size in memory."""
 
 
@@ -35,5 +35,5 @@ def check_small(path: Path) -> None:
     if not path.is_file():
         raise ModelBroken(f"{path} is not a regular file.", hint="Fetch the model again.")
     size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise ModelBroken(f"{path} has {size:,} bytes; {_MOST_BYTES:,} are the most.")
+    if size > _MAX_BYTES:
+        raise ModelBroken(f"{path} has {size:,} bytes; {_MAX_BYTES:,} are the most.")

@@ -26,7 +26,7 @@ TRIES = 5
 """Consecutive attempts without a byte before the download fails."""
 _PIECE = 8 << 30
 """Bytes requested at once: CDNs refuse to send more than some 50 GB."""
-_LONGEST_PAUSE_S = 8.0
+_MAX_PAUSE_S = 8.0
 _LOOK_S = 0.25
 """Interval at which `progress` is called during a pause, as it may cancel the download."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -92,7 +92,7 @@ def _fill(source: Source, partial: PartialFile, progress: Callable[[int], None])
             log.warning(
                 "%s at byte %d of %d: %s; trying again", source.url, partial.offset, source.size, first_line(error)
             )
-        _pause(min(2.0 ** (failures - 1), _LONGEST_PAUSE_S), partial, progress)
+        _pause(min(2.0 ** (failures - 1), _MAX_PAUSE_S), partial, progress)
 
 
 def _chunks(source: Source, partial: PartialFile) -> Iterator[bytes]:

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _READERS = 8
 """Headers read concurrently; a large model has a hundred files and each costs a round trip."""
-_MOST_SMALL = 256
-_MOST_SMALL_BYTES = 2**28
+_MAX_SMALL = 256
+_MAX_SMALL_BYTES = 2**28
 """Maximum total bytes of a model's small files, as models are untrusted. The largest tokenizers take 50 MB."""
 
 
@@ -138,10 +138,10 @@ class Hub:
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         small = list(filter(is_small, sizes))
         small_bytes = sum(sizes[file] for file in small)
-        if len(small) > _MOST_SMALL or small_bytes > _MOST_SMALL_BYTES:
+        if len(small) > _MAX_SMALL or small_bytes > _MAX_SMALL_BYTES:
             raise ModelBroken(
-                f"{model_id} has {len(small)} small files of {format_bytes(small_bytes)} together; {_MOST_SMALL} of "
-                f"{format_bytes(_MOST_SMALL_BYTES)} are the most."
+                f"{model_id} has {len(small)} small files of {format_bytes(small_bytes)} together; {_MAX_SMALL} of "
+                f"{format_bytes(_MAX_SMALL_BYTES)} are the most."
             )
         self._check_space(model_id, small_bytes)
         for file in small:

@@ -13,11 +13,11 @@ from typing import Any
 from node.core.errors import ModelBroken
 from node.core.types import TensorHeader
 
-_LONGEST = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """Maximum header length in bytes; safetensors itself has the same limit."""
 
-_LONGEST_NAME = 1_000
-_MOST_AXES = 16
+_MAX_NAME = 1_000
+_MAX_AXES = 16
 
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -37,7 +37,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _LONGEST):
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             raise ModelBroken(
                 f"{path}: not a whole safetensors file: {size:,} bytes, header of {length:,}.", hint=_AGAIN
             )
@@ -58,9 +58,9 @@ def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> TensorHea
 
     The entry is untrusted.
     """
-    if len(name) > _LONGEST_NAME or not name.isprintable():
+    if len(name) > _MAX_NAME or not name.isprintable():
         raise ValueError(f"{name[:100]!r} is no name of a tensor")
-    if len(shape) > _MOST_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
+    if len(shape) > _MAX_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
         raise ValueError(f"{name} has shape {str(shape)[:100]}")
     return TensorHeader(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
 

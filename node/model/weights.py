@@ -21,7 +21,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
-_LONGEST_INDEX = 64 << 20
+_MAX_INDEX_BYTES = 64 << 20
 """Maximum bytes of an index; that of the largest models has some 15 MB."""
 _NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
@@ -221,8 +221,8 @@ def read_index(path: Path) -> dict[str, str]:
     """Map from tensor to file in an index; empty if there is no index. Raises OSError, ModelBroken."""
     if not path.is_file():
         return {}
-    if (size := path.stat().st_size) > _LONGEST_INDEX:
-        raise ModelBroken(f"{path} has {size:,} bytes; {_LONGEST_INDEX:,} are the most.")
+    if (size := path.stat().st_size) > _MAX_INDEX_BYTES:
+        raise ModelBroken(f"{path} has {size:,} bytes; {_MAX_INDEX_BYTES:,} are the most.")
     try:
         entries = json.loads(path.read_bytes())["weight_map"].items()
         return {str(tensor): _checked(file, is_safe) for tensor, file in entries}

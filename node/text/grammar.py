@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from node.core.errors import BadRequest
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Maximum calls in one answer, as weak models repeat calls forever."""
 EXACT = 2**53 - 1
 """Largest integer that is exact in all JSON parsers (RFC 8259, section 6)."""
@@ -58,7 +58,7 @@ def calls_grammar(
     # In several tokens: the lexer takes the longest match, which must not span the beginning of a similar answer.
     heads = [" ".join(map(json.dumps, _head(function.name))) for function in functions]
     calls = [f'{head} arguments_{index} "}}"' for index, head in enumerate(heads)]
-    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if many else ""
+    more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if many else ""
     rules = [
         f"start: {'calls' if answer is None else 'answer | calls'}",
         f"calls: call{more}",

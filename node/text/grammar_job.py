@@ -21,7 +21,7 @@ from node.text.sandbox_server import Job
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 """Limits of the computation for one token, some 20 ms at worst; other limits are llguidance's defaults."""
-MOST_MEMORY = 32 * 2**20
+MAX_MEMORY = 32 * 2**20
 """Maximum bytes of a grammar, compiled and after some steps."""
 _STEPS = 64
 _STACK = 2**20
@@ -81,8 +81,8 @@ def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
             break
         matcher.consume_token(choose.choice([token for token in range(257) if bits[token // 8] >> token % 8 & 1]))
     memory = process.memory_info().rss - before
-    if memory > MOST_MEMORY:
-        most = format_bytes(MOST_MEMORY)
+    if memory > MAX_MEMORY:
+        most = format_bytes(MAX_MEMORY)
         raise BadRequest(f"{_where(param)} takes {format_bytes(memory)} of memory; {most} are the most.", param=param)
     return max(0, memory)
 

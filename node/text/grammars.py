@@ -20,17 +20,17 @@ from node.text.grammar import EXACT, Function
 from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandboxed_encoder import start_tokenizer_sandbox
 
-MOST_BYTES = 256 * 2**10
+MAX_BYTES = 256 * 2**10
 """Maximum total size of names and strings in a request's schemas."""
-MOST_VALUES = 20_000
+MAX_VALUES = 20_000
 """Maximum JSON values in a request's schemas."""
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 """Maximum depth of nesting."""
-MOST_TEXT = 2**20
+MAX_GRAMMAR = 2**20
 """Maximum characters of a grammar."""
-MOST_HELD = 2**30
+MAX_HELD = 2**30
 """Maximum total bytes of the grammars of all sessions on a node."""
-_LEAST_HELD = 4 * 2**20
+_MIN_HELD = 4 * 2**20
 """Minimum bytes that a session's grammar counts, as following it takes memory, too."""
 _MEMORY = 256 * 2**20
 _AT_ONCE, _WAITING = 2, 64
@@ -46,7 +46,7 @@ class Grammars:
 
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
         """`seconds`: time limit for making one grammar."""
-        bounds = Bounds(seconds, _MEMORY, reply=16 * MOST_TEXT, kept=_LEAST_HELD)
+        bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_HELD)
         self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, _AT_ONCE, _WAITING)
         self._server = server
         self._tokenizers_checked: set[Path] = set()
@@ -103,12 +103,12 @@ class Grammars:
         """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
         NotReady.
         """
-        memory = max(_LEAST_HELD, await self._tried(grammar))
+        memory = max(_MIN_HELD, await self._tried(grammar))
         await self._check_tokenizer(constraints.directory)
         held = [each.memory for each in self._held if each.memory] + self._being_compiled
-        if sum(held) + memory > MOST_HELD:
+        if sum(held) + memory > MAX_HELD:
             raise Overloaded(
-                f"The grammars of {len(held)} requests take {format_bytes(sum(held))} of {format_bytes(MOST_HELD)}."
+                f"The grammars of {len(held)} requests take {format_bytes(sum(held))} of {format_bytes(MAX_HELD)}."
             )
         self._being_compiled.append(memory)
         try:
@@ -133,8 +133,8 @@ class Grammars:
 
     async def _tried(self, grammar: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
-        if len(grammar) > MOST_TEXT:
-            raise BadRequest(f"The grammar has {len(grammar):,} characters; {MOST_TEXT:,} are the most.")
+        if len(grammar) > MAX_GRAMMAR:
+            raise BadRequest(f"The grammar has {len(grammar):,} characters; {MAX_GRAMMAR:,} are the most.")
         key = sha256(grammar.encode()).digest()
         if self._memory.get(key) is None:
             await self._try(json.dumps({"grammar": grammar}).encode(), "The grammar", None)
@@ -179,10 +179,10 @@ def check(schemas: Any, param: str) -> None:
     """
     values = size = 0
     level = [schemas]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MAX_LEVELS + 1):
         values += len(level)
-        if values > MOST_VALUES:
-            raise _refused(param, f"has more than {MOST_VALUES:,} values")
+        if values > MAX_VALUES:
+            raise _refused(param, f"has more than {MAX_VALUES:,} values")
         below: list[Any] = []
         for value in level:
             match value:
@@ -195,14 +195,14 @@ def check(schemas: Any, param: str) -> None:
                     below.extend(value)
                 case int() | float() if not -EXACT - 1 <= value <= EXACT + 1:  # NaN, too
                     raise _refused(param, "has a number beyond ±2^53")
-            if size > MOST_BYTES:
-                raise _refused(param, f"is larger than {format_bytes(MOST_BYTES)}")
-            if values + len(below) > MOST_VALUES:
-                raise _refused(param, f"has more than {MOST_VALUES:,} values")
+            if size > MAX_BYTES:
+                raise _refused(param, f"is larger than {format_bytes(MAX_BYTES)}")
+            if values + len(below) > MAX_VALUES:
+                raise _refused(param, f"has more than {MAX_VALUES:,} values")
         if not below:
             return
         level = below
-    raise _refused(param, f"is nested more than {MOST_LEVELS} levels deep")
+    raise _refused(param, f"is nested more than {MAX_LEVELS} levels deep")
 
 
 def _refused(param: str, why: str) -> BadRequest:

@@ -236,7 +236,7 @@ class Sandboxes:
         self._server = server
         self._job = job
         self._bounds = bounds
-        self._most_waiting = max_waiting
+        self._max_waiting = max_waiting
         self._waiting = 0
         self._turns = asyncio.Semaphore(most)
         self._ready: list[Sandbox] = []
@@ -245,7 +245,10 @@ class Sandboxes:
     async def start(self) -> None:
         """Wait until a sandbox is ready. Raises NotReady, Overloaded."""
         while not self._ready:  # another request may take the sandbox that was started
-            await self._started()
+            starting = self._start_spare()
+            await asyncio.wait([starting])  # not cancelled with the waiting task: the next request uses the sandbox
+            if error := starting.result():
+                raise error
 
     async def end(self) -> None:
         if self._starting:
@@ -257,7 +260,7 @@ class Sandboxes:
 
     async def ask(self, request: bytes) -> bytes:
         """Send a request to a sandbox. Cancelling it kills the sandbox. Raises SandboxFailed, Overloaded, NotReady."""
-        if self._waiting >= self._most_waiting:
+        if self._waiting >= self._max_waiting:
             raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
         self._waiting += 1
         try:
@@ -287,13 +290,6 @@ class Sandboxes:
                 self._start_spare()
             if sandbox.alive:
                 return sandbox
-
-    async def _started(self) -> None:
-        """Wait for a start, and raise its error."""
-        starting = self._start_spare()
-        await asyncio.wait([starting])  # not cancelled with the waiting task: the next request uses the sandbox
-        if error := starting.result():
-            raise error
 
     def _start_spare(self) -> "asyncio.Task[PippinError | None]":
         """Start a sandbox, unless one is being started."""

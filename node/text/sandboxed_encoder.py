@@ -18,7 +18,7 @@ from node.text.tokenizer_job import TOKENS
 _JOB = "node.text.tokenizer_job:make_job"
 BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
 """Limits of one request; reading a tokenizer is one. The largest tokenizers take 1 s and 0.5 GB."""
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 
 
 class SandboxedEncoder:
@@ -93,7 +93,7 @@ class SandboxedEncoder:
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
         """Call a method of the sandbox's job. `most`: maximum tokens of the result."""
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._waiting} texts already wait for this model's tokenizer.")
         self._waiting += 1
         try:

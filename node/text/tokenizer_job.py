@@ -19,7 +19,7 @@ from node.text.template import ControlString, Segment
 
 TOKENS, ERROR = b"\0", b"\1"
 """First byte of a reply: token ids follow, of 4 bytes each in native byte order, or a PippinError as JSON."""
-MOST_TEMPLATE = 256 * 2**10
+MAX_TEMPLATE = 256 * 2**10
 """Maximum characters of a chat template. The longest known ones have some 30,000."""
 _PROBES = ("Hello, world! 123\n\täöü 日本 \U0001f600", " " * 100, "a" * 100, "1" * 100, "\0\x7f\u2028")
 """Texts to try a tokenizer with, as some panic."""
@@ -58,8 +58,8 @@ class _TokenizerJob:
         """Read the files, and try everything that the node will do with them in its own process. Raises ModelBroken."""
         self._hf = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
         template = self._hf.chat_template
-        if isinstance(template, str) and len(template) > MOST_TEMPLATE:
-            raise ModelBroken(f"The chat template has {len(template):,} characters; {MOST_TEMPLATE:,} are the most.")
+        if isinstance(template, str) and len(template) > MAX_TEMPLATE:
+            raise ModelBroken(f"The chat template has {len(template):,} characters; {MAX_TEMPLATE:,} are the most.")
         encoder = Encoder(self._hf, self._hf, ())
         for text in _PROBES:
             encoder.encode_inside(text)

@@ -3,18 +3,18 @@
 import pytest
 
 from node.core.errors import ModelBroken
-from node.engine.config_bounds import MOST_EXPERTS, MOST_HEADS, MOST_LAYERS, check_config
+from node.engine.config_bounds import MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, check_config
 from node.model.config import CONFIGS, read_config
 
 
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("num_hidden_layers", MOST_LAYERS),
-        ("n_layer", MOST_LAYERS),
-        ("moe_n_routed_experts", MOST_EXPERTS),
-        ("num_experts", MOST_EXPERTS),
-        ("num_key_value_heads", MOST_HEADS),
+        ("num_hidden_layers", MAX_LAYERS),
+        ("n_layer", MAX_LAYERS),
+        ("moe_n_routed_experts", MAX_EXPERTS),
+        ("num_experts", MAX_EXPERTS),
+        ("num_key_value_heads", MAX_HEADS),
     ],
 )
 def test_counts_are_known_by_their_names(name, most):

@@ -8,7 +8,7 @@ import pytest
 
 from node.engine import watchdog as module
 from node.engine.compute import Compute, Job
-from node.engine.watchdog import LONGEST_PIECE_S, LOOK_S, ComputeStuck, Watchdog
+from node.engine.watchdog import LOOK_S, MAX_PIECE_S, ComputeStuck, Watchdog
 
 
 class Clock:
@@ -70,7 +70,7 @@ async def test_a_piece_of_a_load_may_wait_for_its_disk(monkeypatch):
     assert watchdog.age_s == 299
     stuck, clock, _ = await found(monkeypatch, [piece] * 1000)
     assert stuck
-    assert clock.looks == LONGEST_PIECE_S + 1
+    assert clock.looks == MAX_PIECE_S + 1
 
 
 async def test_what_the_thread_is_at(monkeypatch):

@@ -32,7 +32,7 @@ def hub(fake_hub, content, tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "_MAX_PAUSE_S", 0.01)
 
 
 def incomplete(tmp_path):

@@ -115,12 +115,12 @@ def test_progress_can_break_it_off(fake_hub, hub):
 @pytest.mark.parametrize(
     ("bound", "files"),
     [
-        ("_MOST_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
-        ("_MOST_SMALL_BYTES", {"x.json": b" " * 5000}),
+        ("_MAX_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
+        ("_MAX_SMALL_BYTES", {"x.json": b" " * 5000}),
     ],
 )
 def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
-    monkeypatch.setattr(f"node.model.hub.{bound}", 20 if bound == "_MOST_SMALL" else 5000)
+    monkeypatch.setattr(f"node.model.hub.{bound}", 20 if bound == "_MAX_SMALL" else 5000)
     fake_hub.repos["org/model"] |= files
     with pytest.raises(ModelBroken, match="small files of"):
         hub.metadata("org/model")

@@ -308,6 +308,6 @@ def test_things_in_place_of_files(tmp_path, make_model):
 def test_an_index_has_a_bound(tmp_path, make_model, monkeypatch):
     directory = make_model(tmp_path / "model")
     assert weight_map(directory)
-    monkeypatch.setattr("node.model.weights._LONGEST_INDEX", 100)
+    monkeypatch.setattr("node.model.weights._MAX_INDEX_BYTES", 100)
     with pytest.raises(ModelBroken, match="100 are the most"):
         weight_map(directory)

@@ -13,7 +13,7 @@ from node.core.errors import BadRequest, Overloaded
 from node.text import grammars as limits
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function, json_grammar
-from node.text.grammars import MOST_BYTES, MOST_LEVELS, MOST_TEXT, MOST_VALUES, Grammars, check
+from node.text.grammars import MAX_BYTES, MAX_GRAMMAR, MAX_LEVELS, MAX_VALUES, Grammars, check
 from node.text.sandboxed_encoder import start_tokenizer_sandbox
 from node.text.tokenizer import Tokenizer
 from tests.text.test_constraint import DEMO, PERSON
@@ -86,14 +86,14 @@ def test_numbers_are_checked_wherever_they_are(place):
 
 
 def test_size_is_checked_to_the_letter():
-    check(["x" * MOST_BYTES], "x")
-    check([None] * (MOST_VALUES - 1), "x")
-    check(nested(MOST_LEVELS - 1, lambda inner: [inner]), "x")
+    check(["x" * MAX_BYTES], "x")
+    check([None] * (MAX_VALUES - 1), "x")
+    check(nested(MAX_LEVELS - 1, lambda inner: [inner]), "x")
     for value, why in (
-        (["x" * MOST_BYTES, "x"], "larger than"),
-        ([{"x" * MOST_BYTES: "x"}], "larger than"),
-        ([None] * MOST_VALUES, "values"),
-        (nested(MOST_LEVELS, lambda inner: [inner]), "levels"),
+        (["x" * MAX_BYTES, "x"], "larger than"),
+        ([{"x" * MAX_BYTES: "x"}], "larger than"),
+        ([None] * MAX_VALUES, "values"),
+        (nested(MAX_LEVELS, lambda inner: [inner]), "levels"),
     ):
         with pytest.raises(BadRequest, match=why):
             check(value, "x")
@@ -139,7 +139,7 @@ async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraint
     harmful.remove(
         next(grammar for grammar in harmful if "x" * 1_000_000 in grammar and "properties" in grammar)
     )  # is no grammar
-    for grammar in (*harmful, "start: " + "(" * 100_000, "x" * (MOST_TEXT + 1), "{", ""):
+    for grammar in (*harmful, "start: " + "(" * 100_000, "x" * (MAX_GRAMMAR + 1), "{", ""):
         with pytest.raises(BadRequest):
             await grammars.begin(constraints, grammar, ())
     assert compiled == []
@@ -149,7 +149,7 @@ async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraint
 
 
 async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_HELD", 3 * limits._LEAST_HELD)
+    monkeypatch.setattr(limits, "MAX_HELD", 3 * limits._MIN_HELD)
     grammar = await grammars.json(PERSON, strict=True, param="x")
     held = [await grammars.begin(constraints, grammar, ()) for _ in range(3)]
     with pytest.raises(Overloaded, match="3 requests take"):
@@ -160,7 +160,7 @@ async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end
 
 
 async def test_grammars_that_begin_at_once_have_the_same_bound(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_HELD", 3 * limits._LEAST_HELD)
+    monkeypatch.setattr(limits, "MAX_HELD", 3 * limits._MIN_HELD)
     grammar = await grammars.json(PERSON, strict=True, param="x")
     begun = [grammars.begin(constraints, grammar, ()) for _ in range(5)]
     held = await asyncio.gather(*begun, return_exceptions=True)
