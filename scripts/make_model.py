@@ -72,8 +72,8 @@ PRESETS: dict[str, Config] = {
 
 
 def build(config: Config, dtype: mx.Dtype, seed: int) -> Module:
-    """Build the model with random weights. Its layers outweigh the embedding, so that the output does not repeat the
-    input.
+    """Build the model with random weights. The layers outweigh the embedding, so the output does
+    not repeat the input.
     """
     mx.random.seed(seed)
     model_class, arguments = _get_classes(config)

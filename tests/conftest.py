@@ -1,5 +1,5 @@
-"""Real nodes for the tests: processes, each with a log, that tests ask over HTTP. They are ended by their pid in any
-case.
+"""Real nodes for the tests: processes, each with a log, that tests ask over HTTP. They are always
+ended by their pid.
 """
 
 import contextlib
@@ -393,9 +393,7 @@ DIALOG = [
 
 @pytest.fixture(scope="session")
 def stock() -> dict[str, str]:
-    """Stock mlx-lm's answers, by prompt, and as "dialog". Computed in a separate process: MLX must not share one with
-    the tests' threads.
-    """
+    """Stock mlx-lm's answers, by prompt, and as "dialog"; from a separate process, because MLX and threads conflict."""
     model = ROOT / "node" / "builtin" / MODEL
     asked = [(content, most, [{"role": "user", "content": content}]) for content, most in PROMPTS.items()]
     asked.append(("dialog", 64, DIALOG))

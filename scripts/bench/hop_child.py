@@ -37,8 +37,8 @@ class End:
         self.link: Link | None = None
         self.trips_left = 0
         self.sweep = np.zeros(0)
-        """Memory that is read before each hop, as a stage reads its weights, so that neither code nor data are in the
-        caches.
+        """Memory that is read before each hop, like a stage's weights, so that the caches hold
+        neither code nor data.
         """
         self.done = asyncio.Event()
         self._hidden: mx.array | None = None  # used by the compute thread only

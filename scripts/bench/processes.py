@@ -60,9 +60,7 @@ def pin(pid: int, core: int | None) -> None:
 
 
 def environment(preload: Path | None = None) -> dict[str, str]:
-    """Return an environment with one BLAS thread. Modules come from this script's tree, whatever is installed in the
-    virtual environment.
-    """
+    """Return an environment with one BLAS thread, and with the modules of this script's tree."""
     given = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     if preload:
         given["LD_PRELOAD"] = str(preload)

@@ -1,6 +1,4 @@
-"""Prompts of a given approximate length in tokens. All differ from the start, so no server answers from an earlier
-prompt.
-"""
+"""Prompts of a given approximate length. All differ from the start, so no server answers from an earlier one."""
 
 import random
 

@@ -1,5 +1,4 @@
-"""A ring of `node` processes against stock mlx-lm in one process: same machine, same model, same BLAS, one core for
-each.
+"""A ring of `node` processes against stock mlx-lm in one process: same machine, model and BLAS, one core for each.
 
 Parts:
   a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (only layers and

@@ -45,9 +45,7 @@ class NodeRing:
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
 
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
-        """Return the seconds for all prompts at once. Answers are not streamed, because streams are the gateway's cost,
-        not the ring's.
-        """
+        """Return the seconds for all prompts at once. Answers are not streamed: streams are the gateway's cost."""
         async with sse.client() as http:
             begin = time.perf_counter()
             async with asyncio.TaskGroup() as group:

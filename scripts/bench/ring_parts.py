@@ -90,9 +90,7 @@ def _bound(stock: Measured, ring: Measured) -> float:
 
 
 def interleave(count: int, stock: Side, ring: Side) -> Pairs:
-    """Run stock and ring in turns, so that a machine that gets slower or busier slows both. The first pair is a
-    warm-up.
-    """
+    """Run stock and ring in turns, so that a slower or busier machine slows both. The first pair is a warm-up."""
     stock.run()
     ring.run()
     found = [(stock.measured(), ring.measured()) for _ in range(count)]

@@ -91,9 +91,7 @@ class Target:
         return await sse.stream(self.http, f"{self.base_url}/chat/completions", body, answer)
 
     async def warm_up(self, streams: int) -> None:
-        """Find out which parameters the server accepts and the tokens per word; then warm it up with as many streams as
-        will run.
-        """
+        """Find out the accepted parameters and the tokens per word; then warm up with as many streams as will run."""
         short = await self._probe(8)
         long = await self._probe(72)
         if long.prompt_tokens > short.prompt_tokens:

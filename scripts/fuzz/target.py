@@ -49,9 +49,7 @@ class Findings:
 
 
 def documented_codes() -> dict[str, int]:
-    """Return the error codes that docs/api.md lists with a 5xx status, except `internal_error`: no attack may cause
-    that.
-    """
+    """Return the error codes with a 5xx status in docs/api.md, except `internal_error`, which no attack may cause."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+`) \| (5\d\d) \|", text, re.MULTILINE)
     found = {code: int(status) for codes, status in rows for code in re.findall(r"`(\w+)`", codes)}

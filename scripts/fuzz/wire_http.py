@@ -20,9 +20,7 @@ def post(path: str, body: Any) -> bytes:
 
 
 async def exchange(port: int, data: bytes, quiet_s: float | None = None) -> tuple[int, bytes]:
-    """Send bytes; return the status (0 without an answer) and body of the first answer, ended by `quiet_s` without a
-    byte.
-    """
+    """Send bytes; return the first answer's status (0 for none) and body. `quiet_s` without a byte ends it."""
     answer = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -14,9 +14,7 @@ CORPUS = ["the quick brown fox jumps over the lazy dog", 'Rome, {"city": "Rome",
 
 @dataclass(frozen=True)
 class Family:
-    """`hint`: text by which mlx-lm recognizes the template; `call`: a call of `weather` for Rome, in the family's
-    format.
-    """
+    """`hint`: text by which mlx-lm recognizes the template; `call`: the family's call of `weather` for Rome."""
 
     hint: str
     call: str

@@ -1,6 +1,4 @@
-"""Every failure is OpenAI's error object with the right status, as JSON before a stream begins, or as an event within
-it.
-"""
+"""Every failure is OpenAI's error object with the right status: as JSON before a stream begins, then as an event."""
 
 import json
 import re

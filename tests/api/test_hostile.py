@@ -54,8 +54,8 @@ class Child:
         return response.status
 
     def watched(self, request: Hostile) -> tuple[int, float, int]:
-        """Send a request; return its status, the longest time of /health meanwhile in seconds, and the process's growth
-        in bytes.
+        """Send a request; return its status, the longest time of /health meanwhile (s), and the process's growth
+        (bytes).
         """
         body, done = request.body(), threading.Event()
         before = self._seen.memory_info().rss

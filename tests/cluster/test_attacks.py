@@ -14,9 +14,7 @@ FEW = {
     "secret": {"--requests": 50, "--schemas": 0, "--streams": 100, "--models": 6},
 }
 BUSY = {"--health-p99-ms": 2_000, "--health-max-ms": 10_000, "--growth": 3}
-"""Looser limits: CI's machine has other work, and memory grows most at first. The real limits are for long runs on an
-idle machine.
-"""
+"""Looser limits, because CI's machine has other work and memory grows most at first."""
 
 
 @pytest.mark.timeout(420)

@@ -111,9 +111,7 @@ def test_a_hub_that_may_not_be_asked(node: Node) -> None:
 
 
 def test_a_model_that_only_one_node_has(pair: Cluster, stock: dict[str, str]) -> None:
-    """The other node fetches its files from the first; none of them is available on the hub or in
-    its own directories.
-    """
+    """The other node fetches its files from the first, because neither the hub nor its own disk has them."""
     first, second = pair.nodes
     for node in (second, first):
         answer = node.post("/v1/chat/completions", chat_body("Hello") | {"model": "copy"})

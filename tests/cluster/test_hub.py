@@ -1,6 +1,4 @@
-"""A model that no node has: each node fetches the files of its own layers from the hub, and the
-answer equals stock's.
-"""
+"""A model that no node has: each fetches the files of its own layers from the hub; the answer equals stock's."""
 
 import json
 import re

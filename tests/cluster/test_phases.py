@@ -125,8 +125,8 @@ class Home:
 
     @contextmanager
     def disturbed(self, *, begun: bool = True) -> Iterator[None]:
-        """Run all requests at once, and the body when the first has some tokens. In the end all must have their usual
-        results.
+        """Run all requests, and the body once the first has some tokens. At the end all must have
+        their usual results.
         """
         on_its_way = threading.Semaphore(0)
         with ThreadPoolExecutor(len(REQUESTS)) as threads:

@@ -1,5 +1,4 @@
-"""Weights in the format of Hugging Face's checkpoints, made from those of mlx-lm's own models: the inverse of mlx-lm's
-`sanitize`.
+"""Weights of mlx-lm's own models in the format of Hugging Face's checkpoints: the inverse of mlx-lm's `sanitize`.
 
 A rule changes names or layouts; FORMATS lists the rules for the checkpoint of each architecture.
 """
@@ -262,9 +261,7 @@ FORMATS: dict[str, tuple[Rule, ...]] = {
         with_more("model.layers.4.a.weight"),
     ),
 }  # fmt: skip
-"""Rules by configuration. All others have the same format in mlx-lm and at Hugging Face, or formats that can't be told
-apart.
-"""
+"""Rules by configuration. All others have the same format at Hugging Face, or formats that can't be told apart."""
 
 
 def to_checkpoint(directory: Path, name: str) -> None:

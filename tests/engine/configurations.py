@@ -384,9 +384,7 @@ REFUSED: dict[str, Config] = {
 }
 
 TYPICAL = ("llama", "qwen3_moe", "gemma3_text", "gemma3n", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2")
-"""One of each kind: full attention, experts, sliding windows, shared KV, attention sinks, latent
-KV, hybrids, states.
-"""
+"""Full attention, experts, sliding windows, shared KV, attention sinks, latent KV, hybrids, states."""
 
 
 def each(names: Iterable[str]) -> list[Any]:

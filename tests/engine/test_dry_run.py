@@ -9,9 +9,7 @@ from node.engine.dry_run import DryRun
 
 
 class Sharing(nn.Module):
-    """A model whose third layer looks only at the best of many tokens, as found by its first layer, once there are that
-    many.
-    """
+    """A model whose third layer, if there are many tokens, looks only at the best ones that the first layer found."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

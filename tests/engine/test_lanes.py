@@ -1,6 +1,4 @@
-"""Sessions that share a lane: cut stages compute the same bits as the whole model with a batch, and each session gets
-its own text.
-"""
+"""Sessions in one lane: cut stages compute the whole model's bits for a batch, and each session gets its own text."""
 
 import mlx.core as mx
 import pytest
@@ -14,9 +12,7 @@ from tests.engine.configurations import CONFIGURATIONS, each
 from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
 
 LENGTHS = (5, 14, 11)
-"""Neither these lengths nor the padding between them share a factor with each other, or with the size of a block or a
-window.
-"""
+"""These lengths and the padding between them share no factor with each other, or with a block or window size."""
 BATCHED = [name for name in CONFIGURATIONS if name.partition("/")[0] not in UNBATCHABLE and name != "llama4"]
 
 
@@ -154,9 +150,7 @@ def test_steps_that_do_not_fit_are_refused(llama):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each(BATCHED))
 def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
-    """Prompts in one step, of different lengths if the model pads. One is kept, and two sessions continue from it
-    together.
-    """
+    """Prompts in one step, of different lengths if the model pads. One is kept, and two sessions continue from it."""
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     plan = make_plan(CONFIGURATIONS[name])
     lengths = (LENGTHS, (3, 1)) if plan.pads else ((9, 9, 9), (2, 2))
@@ -179,8 +173,8 @@ def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
 
 
 def _together(ring, begun, gone_on):
-    """Return the logits of each after its prompt, after one more token, and of the sessions that continue from the
-    second prompt.
+    """Return the logits of each after its prompt and one more token, and of the sessions that
+    continue from prompt two.
     """
     ring.apply(Open(1), Open(2), Merge(1, 2), Open(3), Merge(1, 3))
     first = _prompts(ring, 1, begun)

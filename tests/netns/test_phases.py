@@ -79,9 +79,7 @@ def test_while_requests_wait_and_prompts_are_run(
 def test_while_layers_are_loaded_and_a_head_is_elected(
     cluster: Cluster, hosts: list[Host], undisturbed: list[str]
 ) -> None:
-    """The second cable is pulled as soon as the first loss is detected: the remaining node loads the whole model, and
-    is head.
-    """
+    """The second cable is pulled once the first loss is detected: the last node loads the whole model, and is head."""
     gateway, ring = parts(cluster)
     first, second = (hosts[cluster.nodes.index(node)] for node in ring)
     with ThreadPoolExecutor(len(STREAMS)) as pool:

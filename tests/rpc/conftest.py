@@ -26,9 +26,7 @@ def frame(data: bytes) -> Frame:
 
 
 class Handlers:
-    """All three handlers. The answer has one token for each of the prompt; frames of rings other than `ring-1` are
-    refused.
-    """
+    """All three handlers. An answer has a token for each of the prompt; only frames of `ring-1` are accepted."""
 
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []

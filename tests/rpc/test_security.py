@@ -182,9 +182,7 @@ async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Secu
 
 
 def impostures(ours: NodeKey) -> dict[str, tuple[NodeKey, bytes]]:
-    """Keys and chains with which a member, which can compute the authority's key, may try to pose as the node of
-    `ours`.
-    """
+    """Keys and chains with which a member, who can compute the authority's key, may pose as the node of `ours`."""
     made, (other, authority) = member(key=ours), member_and_authority()
     mine, original = other.key, module._certificate
     theirs, top, leaf = (module._name(name) for name in (node(made), f"pippin {other.fingerprint}", "pippin node"))

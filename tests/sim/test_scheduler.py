@@ -77,9 +77,7 @@ class FakeStages:
                 raise AssertionError(op)
 
     def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
-        """A ring of the same stages begins. Some stage lacks the last `behind()` tokens of each sequence, or all of
-        them.
-        """
+        """A ring of the same stages begins. Of each sequence some stage lacks the last `behind()` tokens, or all."""
         for lane, rows in self.lanes.items():
             self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
         self.lanes, self.numbers = {}, {}
@@ -404,9 +402,7 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 
 def test_a_client_with_many_requests_delays_no_other_client() -> None:
-    """Of one client's 200 long answers as many run as possible. Another's short request is next; it waits for none to
-    end.
-    """
+    """Of a client's 200 long answers as many run as possible. Another's short request is next, and waits for none."""
     scheduler = Scheduler(
         limits(max_rows=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
     )

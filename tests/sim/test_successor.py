@@ -62,9 +62,7 @@ def test_a_head_that_restarts_keeps_nobody_waiting(world: World, down_s: float) 
 
 
 def test_a_head_that_came_only_now_waits_for_nobody_who_was_lost_since(world: World) -> None:
-    """It gives nodes from another head time to report their rings. It has seen one of these nodes go, so it does not
-    wait for it.
-    """
+    """It gives nodes from another head time to report their rings, but not the node that it has seen go."""
     world.machines["n1"].kill()
     world.run(0.2)
     world.machines["n1"].start()

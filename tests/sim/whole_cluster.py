@@ -1,5 +1,4 @@
-"""Whole clusters on a fake clock. Each seed is another history of faults, in spite of which every request must end
-well.
+"""Whole clusters on a fake clock. Each seed is another history of faults. Every request must end as without them.
 
     python -m tests.sim.whole_cluster 1234           one seed, with its events
     python -m tests.sim.whole_cluster 0 20000        many, quietly; stops at the first that fails

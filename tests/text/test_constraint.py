@@ -1,6 +1,4 @@
-"""Answers of models with random weights that follow grammars: valid to the last character, and the
-same when replayed.
-"""
+"""Models with random weights follow grammars: answers are valid to the last character, and the same when replayed."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""Sandboxes: whatever a job does, the node continues, knows the reason for a missing answer, and has the next process
-at once.
-"""
+"""Whatever a sandbox's job does, the node continues, knows the reason for a missing answer, and has another process."""
 
 import asyncio
 import os

@@ -1,6 +1,4 @@
-"""Tokenizers and chat templates of strangers: each is used, or refused as broken within limits, and
-the node continues.
-"""
+"""Tokenizers and chat templates of strangers: each is used, or refused as broken within limits."""
 
 import asyncio
 import json
@@ -27,9 +25,7 @@ DOUBLING = (
 
 @pytest.fixture
 def files(tmp_path):
-    """Write the demo model's small files, some of them changed by a test: JSON, text, or a function of the original
-    JSON.
-    """
+    """Write the demo model's small files, some of them changed: JSON, text, or a function of the original JSON."""
 
     def files(**changed):
         for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):

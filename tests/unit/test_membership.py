@@ -145,9 +145,7 @@ def test_goodbye_holds_for_its_incarnation_only(members):
 
 
 def test_who_speaks_on_is_here_whatever_was_said_of_it(members):
-    """As a node whose data directory was restored from a backup, or for which a stranger claimed a
-    later incarnation.
-    """
+    """Its data directory was restored from a backup, or a stranger claimed a later incarnation."""
     members.heard(report(incarnation=(1 << 53) - 1), 1.0)
     now = 1.5
     while now < 10.9:
@@ -219,9 +217,7 @@ def test_unknown_nodes_are_no_error(members):
 
 
 def test_invented_nodes_take_the_place_of_those_that_are_gone():
-    """They replace the node that has been gone for longest. Nodes that are here stay; when all places are taken, no
-    more fit.
-    """
+    """They replace the node that has been gone for longest, never a node that is here."""
     members = Membership(SELF, most_nodes=3)
     for number in range(3):
         assert members.heard(report(id=f"x{number}"), number / 10) == [Joined(f"x{number}", 3)]

@@ -51,9 +51,7 @@ class Network:
         """Pairs that do not reach each other, though others reach both."""
         self.pipes: dict[Pipe, None] = {}
         self.sick: dict[str, str] = {}
-        """By ring, the fault of each of its frames: "vanishes", or "breaks" for the link. The name `""` means all
-        rings.
-        """
+        """The fault of each frame of a ring: it "vanishes" or "breaks" the link. The name `""` means all rings."""
 
     def delay(self) -> float:
         late = self.rng.uniform(0, 1) if self.rng.random() < self.weather.hiccups else 0.0
@@ -81,8 +79,8 @@ class Network:
 
 @dataclass(eq=False)
 class Pipe:
-    """One connection. Data arrives in order, late while the path is interrupted, and never once the connection is
-    broken.
+    """One connection. Data arrives in order: late while the path is interrupted, never once the
+    connection is broken.
     """
 
     net: Network
