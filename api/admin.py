@@ -9,10 +9,10 @@ from node import PROTOCOL, __version__
 
 async def health(env: Env, request: web.Request) -> web.Response:
     """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests."""
-    told = env.backend.health()
+    answer = env.backend.health()
     if request.app[IN_FLIGHT].stopping:
-        told["status"] = "stopping"
-    return web.json_response(told, status=200 if told["status"] == "ok" else 503)
+        answer["status"] = "stopping"
+    return web.json_response(answer, status=200 if answer["status"] == "ok" else 503)
 
 
 async def version(_request: web.Request) -> web.Response:
@@ -23,9 +23,5 @@ async def cluster_status(env: Env, _request: web.Request) -> web.Response:
     return web.json_response(env.backend.status())
 
 
-async def drain(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(await env.backend.drain(request.match_info["node"], draining=True))
-
-
-async def undrain(env: Env, request: web.Request) -> web.Response:
-    return web.json_response(await env.backend.drain(request.match_info["node"], draining=False))
+async def set_draining(env: Env, request: web.Request, *, draining: bool) -> web.Response:
+    return web.json_response(await env.backend.set_draining(request.match_info["node"], draining=draining))

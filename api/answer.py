@@ -9,7 +9,7 @@ from typing import Literal
 
 from api.channels import Glyph
 from api.reader import CallDelta, Parts, Reader
-from api.text import StopMatcher
+from api.stop_strings import StopMatcher
 from node.core.generation import Finish, TokenEvent
 from node.text.tokenizer import Tokenizer
 

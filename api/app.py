@@ -88,8 +88,8 @@ def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> No
     _add(router.add_get, "/version", admin.version)
     _add(router.add_get, "/metrics", partial(metrics.show, counted))
     _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
-    _add(router.add_post, "/cluster/nodes/{node}/drain", partial(admin.drain, env))
-    _add(router.add_post, "/cluster/nodes/{node}/undrain", partial(admin.undrain, env))
+    _add(router.add_post, "/cluster/nodes/{node}/drain", partial(admin.set_draining, env, draining=True))
+    _add(router.add_post, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False))
 
 
 def _add_fallbacks(router: web.UrlDispatcher) -> None:

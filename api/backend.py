@@ -56,7 +56,7 @@ class Backend(Inference, Protocol):
     def status(self) -> dict[str, Any]:
         """State of the cluster as this node sees it, ready for JSON."""
 
-    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Drain a node (move its work away), or take it into use again. `node`: name or id.
 
         Returns an object ready for JSON once the change is decided. Raises NodeNotFound, NotReady, and NoCapacity if a

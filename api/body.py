@@ -36,7 +36,7 @@ class Bodies:
         self._body_s = body_s
         self._pool = Pool("body", 1, BODIES_WAITING)
         self._held = 0
-        """Bytes of the bodies of all requests under way, as received plus decompressed."""
+        """Bytes of the bodies of all requests in flight, as received plus decompressed."""
 
     async def read(self, request: web.Request, make: Callable[[Json], T]) -> T:
         """Parse the body as a JSON object and return `make(object)`.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from api.text import Pattern
+from api.stop_strings import Pattern
 from node.text.tokenizer import Symbol
 
 

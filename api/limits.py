@@ -12,7 +12,7 @@ MAX_RATIO = 100
 """Maximum ratio of a body's size to its compressed size, beyond the first `FREE_RATIO` bytes."""
 FREE_RATIO = 2**20
 BODIES_HELD = 16
-"""Maximum total of the bodies under way, in multiples of the longest body; a small body is accepted in any case."""
+"""Maximum total of the bodies in memory, in multiples of the longest body; a small body is accepted in any case."""
 BODIES_WAITING = 256
 """Maximum number of large bodies that wait to be parsed."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.channels import Channels, Glyph, Piece
-from node.text.dialect import START, Call, Dialect
+from node.text.dialect import START, Dialect
 from node.text.grammar import call_head
 from node.text.tokenizer import Tokenizer
 
@@ -176,7 +176,9 @@ class FamilyReader:
         """End the unfinished call. Returns False if it is not a valid call; its glyphs are then text."""
         whole, self._call = self._call or [], None
         try:
-            calls = self._dialect.parse(self._spelled(whole[self._opening :]), self._tools)
+            symbols = [glyph.symbol for glyph in whole[self._opening :]]
+            written = "".join(symbol if isinstance(symbol, str) else self._spell(symbol) for symbol in symbols)
+            calls = self._dialect.parse(written, self._tools)
             unknown = [call.name for call in calls if call.name not in self._names]
             if unknown or not calls:
                 raise ValueError(f"there is no function {unknown}")
@@ -184,13 +186,11 @@ class FamilyReader:
             parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
             return False
         for call in calls if self._many else calls[:1]:
-            parts.calls.append(_whole_call(self._calls, call))
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            parts.calls.append(CallDelta(self._calls, arguments, _new_id(), call.name))
             self._calls += 1
         parts.ended = not self._many
         return True
-
-    def _spelled(self, glyphs: Iterable[Glyph]) -> str:
-        return "".join(glyph.symbol if isinstance(glyph.symbol, str) else self._spell(glyph.symbol) for glyph in glyphs)
 
 
 class CallReader:
@@ -258,10 +258,6 @@ class CallReader:
         elif char in "}]":
             self._depth -= 1
             self._inside = self._depth > 0
-
-
-def _whole_call(index: int, call: Call) -> CallDelta:
-    return CallDelta(index, json.dumps(call.arguments, ensure_ascii=False), _new_id(), call.name)
 
 
 def _new_id() -> str:

@@ -260,10 +260,6 @@ class ChatRequest(GenerationRequest):
         return self
 
 
-def _prompt_list(value: Any) -> list[str | list[int]]:
-    return _text_list(value, "prompt")
-
-
 def _text_list(value: Any, name: str) -> list[str | list[int]]:
     """One text or several, each a string or token ids, as a list."""
     if isinstance(value, str):
@@ -284,7 +280,7 @@ def _are_tokens(value: Any) -> bool:
 
 class CompletionRequest(GenerationRequest):
     # A PlainValidator does all checks: pydantic's own validators would collect an error for each wrong element.
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompt_list)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(lambda value: _text_list(value, "prompt"))]
     max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: bool = False

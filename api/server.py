@@ -57,7 +57,7 @@ class ApiServer:
             self._listening.append(await loop.create_server(protocol, sock=each))
 
     async def finish(self, limit_s: float) -> None:
-        """Refuse new requests, and wait up to `limit_s` seconds for answers under way.
+        """Refuse new requests, and wait up to `limit_s` seconds for requests in flight.
 
         The port stays open: a closed one could not be distinguished from a crash.
         """

@@ -15,14 +15,14 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
-    for name in ("httpx", "httpx2"):  # the hub's client tells of every request
+    for name in ("httpx", "httpx2"):  # the hub's client logs every request
         logging.getLogger(name).setLevel(logging.WARNING)
     sys.exit(_run(options))
 
 
 def _run(options: Options) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC's core tells of each handshake that fails
-    # Imported here, so that --help and mistakes are answered at once.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs each failed handshake
+    # Imported here, so that --help and usage errors are fast.
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
@@ -30,7 +30,7 @@ def _run(options: Options) -> int:
     from node.text.sandbox import SandboxServer  # noqa: PLC0415
 
     share_heaps()
-    sandboxes = SandboxServer()  # before threads and gRPC, and so that it imports at the same time as this process
+    sandboxes = SandboxServer()  # before threads and gRPC start; it imports in parallel to this process
     with fixed_limit():
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415
     raise_limit()
@@ -41,7 +41,7 @@ def _run(options: Options) -> int:
     try:
         with open_data_directory(options.data_dir) as data:
             facts = HostFacts.read(options)
-            gc.freeze()  # or each full collection looks through all that was imported, and stops every thread for 0.06 s
+            gc.freeze()  # else each full collection visits all imported objects, and stops every thread for 0.06 s
             return asyncio.run(run())
     except PippinError as error:
         print(f"node: {error}", file=sys.stderr)  # noqa: T201

@@ -172,8 +172,8 @@ class Responses:
     async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         events, output = request[STREAM], turn.output
 
-        async def send(told: Iterable[Json]) -> None:
-            for event in told:
+        async def send(sent: Iterable[Json]) -> None:
+            for event in sent:
                 await events.send(event, event["type"])
 
         async def take(_: int, delta: Delta) -> None:

@@ -61,7 +61,7 @@ class Reasoning(_Strict):
     summary: Name | None = None
 
 
-def _few(metadata: Any) -> Any:
+def _check_count(metadata: Any) -> Any:
     """Check the number of entries first: pydantic would report an error for each wrong entry."""
     if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
         raise PydanticCustomError("metadata", f"Input should have at most {MAX_METADATA} entries, not {len(metadata)}")
@@ -87,7 +87,7 @@ class ResponseRequest(_Strict):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = Field(default=None, ge=1, le=MAX_INT)
     reasoning: Reasoning = Reasoning()
-    metadata: Annotated[dict[str, Name], BeforeValidator(_few)] = {}
+    metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = {}
     truncation: Literal["auto", "disabled"] = "disabled"
     user: Name | None = None
     safety_identifier: Name | None = None

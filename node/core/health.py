@@ -131,12 +131,12 @@ def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
 
 def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     """Nodes have the same cluster name but another secret: of the same user by mistake, or of a neighbour."""
-    told = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_NAMED]]
+    names = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_NAMED]]
     more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     return Issue(
         Code.SECRET_MISMATCH,
         Severity.WARNING,
-        f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(told)}{more}.",
+        f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(names)}{more}.",
         "Start all your nodes with the same --secret-file. If these are not yours, choose another --cluster name.",
     )
 

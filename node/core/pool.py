@@ -100,9 +100,9 @@ def as_exception(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
-    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.
 
         Raises NodeNotFound, NotReady, NoCapacity when a model would have no place without the node.

@@ -3,7 +3,7 @@
 `node-key.pem` holds the node's private key, whose public half is its id. `node.json` holds an incarnation that
 increases with each start (so that peers can distinguish a restarted node from its earlier process), and the term of the
 last election (so that a restarted node never votes twice in one term). `lock` is locked while the node runs: two nodes
-with one id would each undo what the other does.
+with one id would undo each other's work.
 
 Without `--data-dir`, a second node on the same machine uses `~/.pippin/node-2`, a third `node-3`: starting `node` twice
 gives two nodes, each of which finds its own identity again at the next start.
@@ -165,10 +165,10 @@ def _parse(text: str, node_id: str) -> Identity:
     identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
         raise TypeError("its incarnation or its term is not an integer")
-    return Identity(node_id, _sane("incarnation", identity.incarnation), _sane("term", identity.term))
+    return Identity(node_id, _plausible("incarnation", identity.incarnation), _plausible("term", identity.term))
 
 
-def _sane(what: str, count: int) -> int:
+def _plausible(what: str, count: int) -> int:
     """Return the count, or 0 if it must be damaged: actual counts never get near half of the limit that peers accept.
 
     Starting over is safe: peers accept a lower incarnation once they have not heard the higher one for a while, and
@@ -189,12 +189,7 @@ def _write(target: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(target)
-    _sync_directory(target.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Sync the directory: only then is a rename on the disk."""
-    directory = os.open(path, os.O_RDONLY)
+    directory = os.open(target.parent, os.O_RDONLY)  # only a sync of the directory puts a rename on the disk
     try:
         os.fsync(directory)
     finally:

@@ -25,19 +25,19 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
     A thread waits for the signals, so that the second ends the process with 0 even if the loop is blocked. Call it
     once, in the main thread.
     """
-    hears, tells = socket.socketpair()
-    tells.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
     loop = asyncio.get_running_loop()
 
-    def hear() -> None:
-        hears.recv(1)
+    def wait() -> None:
+        receiver.recv(1)
         loop.call_soon_threadsafe(stop)
-        hears.recv(1)
+        receiver.recv(1)
         exit_within(QUIT_S, 0)
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(leave)
 
-    threading.Thread(target=hear, name="signals", daemon=True).start()
-    signal.set_wakeup_fd(tells.detach())
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    signal.set_wakeup_fd(sender.detach())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # the wakeup fd is only written to if there is a Python handler

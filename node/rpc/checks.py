@@ -26,7 +26,7 @@ _SIZE = 1 << 60
 
 def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
     """Raises Incompatible."""
-    _names(message.model, message.revision)
+    _check_names(message.model, message.revision)
     return message
 
 
@@ -40,12 +40,12 @@ def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
 
 def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     """Check a model's description, which the head uses to compute placements. Raises Incompatible."""
-    _few("layers", message.layer_bytes, MAX_LAYERS)
-    _few("layers", message.kv, MAX_LAYERS)
-    _few("cuts", message.cuts, MAX_LAYERS)
+    _check_count("layers", message.layer_bytes, MAX_LAYERS)
+    _check_count("layers", message.kv, MAX_LAYERS)
+    _check_count("cuts", message.cuts, MAX_LAYERS)
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
-    _below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
-    _names(message.id, message.revision)
+    _check_below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context)
+    _check_names(message.id, message.revision)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
@@ -60,25 +60,25 @@ def checked_request(message: serving_pb2.GenerateRequest) -> serving_pb2.Generat
     Raises Incompatible.
     """
     sampling = message.sampling
-    _names(message.id, message.ring, message.model, message.client, message.revision)
+    _check_names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty prompt.")
-    _few("tokens to stop at", message.stop_tokens, MAX_ITEMS)
-    _few("biases", sampling.logit_bias, MAX_ITEMS)
-    _below("tokens", 1 << 31, message.max_tokens, sampling.top_k)
-    _below("candidates", MAX_ITEMS, sampling.logprobs)
-    _finite(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
-    _finite(abs(sampling.presence_penalty), abs(sampling.frequency_penalty))
-    _finite(*map(abs, sampling.logit_bias.values()))
+    _check_count("tokens to stop at", message.stop_tokens, MAX_ITEMS)
+    _check_count("biases", sampling.logit_bias, MAX_ITEMS)
+    _check_below("tokens", 1 << 31, message.max_tokens, sampling.top_k)
+    _check_below("candidates", MAX_ITEMS, sampling.logprobs)
+    _check_finite(sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+    _check_finite(abs(sampling.presence_penalty), abs(sampling.frequency_penalty))
+    _check_finite(*map(abs, sampling.logit_bias.values()))
     return message
 
 
 def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.EvaluateRequest:
     """Raises Incompatible."""
-    _names(message.id, message.ring, message.model, message.client, message.revision)
+    _check_names(message.id, message.ring, message.model, message.client, message.revision)
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty text.")
-    _below("candidates", MAX_ITEMS, message.top)
+    _check_below("candidates", MAX_ITEMS, message.top)
     return message
 
 
@@ -96,114 +96,114 @@ def checked_proof(message: pb.Proof) -> pb.Proof:
 
 
 def _check_info(info: pb.NodeInfo) -> None:
-    _names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
+    _check_names(info.id, info.name, info.cluster, info.version, info.chip, *info.addresses)
     if not info.id:
         raise Incompatible("A peer's message has no node id.")
-    _few("addresses", info.addresses, MAX_ITEMS)
+    _check_count("addresses", info.addresses, MAX_ITEMS)
     del info.addresses[MAX_ADDRESSES:]
-    _below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
-    _below("ports", 1 << 16, info.grpc_port, info.api_port)
+    _check_below("counters", COUNTER_LIMIT, info.incarnation, info.started_at)
+    _check_below("ports", 1 << 16, info.grpc_port, info.api_port)
 
 
 def _check_report(report: pb.NodeReport) -> None:
     _check_info(report.info)
-    _below("counters", COUNTER_LIMIT, report.term, report.fence.term, report.fence.epoch)
-    _below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
-    _names(report.head, report.disk_error)
+    _check_below("counters", COUNTER_LIMIT, report.term, report.fence.term, report.fence.epoch)
+    _check_below("bytes", _SIZE, report.memory.total, report.memory.usable, report.memory.used)
+    _check_names(report.head, report.disk_error)
     del report.models[MAX_MODELS:]
-    _few("preloaded models", report.preload, MAX_ITEMS)
-    _names(*report.preload)
+    _check_count("preloaded models", report.preload, MAX_ITEMS)
+    _check_names(*report.preload)
     for held in report.models:
-        _names(held.id, held.revision)
-    _few("loads", report.loads, MAX_ITEMS)
+        _check_names(held.id, held.revision)
+    _check_count("loads", report.loads, MAX_ITEMS)
     for load in report.loads:
-        _names(load.ring, load.shard.model, load.shard.revision)
-        _layers(load.shard.start, load.shard.end)
-        _finite(load.progress)
+        _check_names(load.ring, load.shard.model, load.shard.revision)
+        _check_layers(load.shard.start, load.shard.end)
+        _check_finite(load.progress)
         load.error = load.error[:MAX_TEXT_CHARS]
-    _few("idle shards", report.idle, MAX_ITEMS)
+    _check_count("idle shards", report.idle, MAX_ITEMS)
     for shard in report.idle:
-        _names(shard.model, shard.revision)
-        _layers(shard.start, shard.end)
-    _few("rings", report.rings, MAX_ITEMS)
+        _check_names(shard.model, shard.revision)
+        _check_layers(shard.start, shard.end)
+    _check_count("rings", report.rings, MAX_ITEMS)
     for ring in report.rings:
-        _names(ring.ring)
-        _finite(ring.tokens_per_second)
-    _finite(report.lag_s, report.job_s)
-    _few("links", report.links, MAX_ITEMS)
+        _check_names(ring.ring)
+        _check_finite(ring.tokens_per_second)
+    _check_finite(report.lag_s, report.job_s)
+    _check_count("links", report.links, MAX_ITEMS)
     for link in report.links:
-        _names(link.to, link.address, link.interface, link.kind)
-        _finite(link.rtt_ms)
-    _few("peers", report.peers, MAX_ITEMS)
+        _check_names(link.to, link.address, link.interface, link.kind)
+        _check_finite(link.rtt_ms)
+    _check_count("peers", report.peers, MAX_ITEMS)
     del report.peers[MAX_NODES:]
     for hint in report.peers:
-        _few("addresses", hint.addresses, MAX_ITEMS)
+        _check_count("addresses", hint.addresses, MAX_ITEMS)
         del hint.addresses[MAX_ADDRESSES:]
-        _names(hint.id, *hint.addresses)
-        _below("ports", 1 << 16, hint.grpc_port)
+        _check_names(hint.id, *hint.addresses)
+        _check_below("ports", 1 << 16, hint.grpc_port)
 
 
 def _check_placement(placement: pb.Placement) -> None:
-    _below("counters", COUNTER_LIMIT, placement.fence.term, placement.fence.epoch)
-    _names(placement.head)
-    _few("rings", placement.rings, MAX_ITEMS)
-    _at_most("stages", sum(len(ring.stages) for ring in placement.rings), MAX_STAGES)
+    _check_below("counters", COUNTER_LIMIT, placement.fence.term, placement.fence.epoch)
+    _check_names(placement.head)
+    _check_count("rings", placement.rings, MAX_ITEMS)
+    _check_maximum("stages", sum(len(ring.stages) for ring in placement.rings), MAX_STAGES)
     for ring in placement.rings:
         _check_ring(ring)
     del placement.refused[MAX_ITEMS:]
     for refusal in placement.refused:
-        _names(refusal.model, refusal.code)
+        _check_names(refusal.model, refusal.code)
         refusal.message = refusal.message[: MAX_TEXT_CHARS // 2]
         refusal.hint = refusal.hint[: MAX_TEXT_CHARS // 2]
-    _few("models", placement.specs, MAX_ITEMS)
-    _at_most("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MAX_LAYERS)
+    _check_count("models", placement.specs, MAX_ITEMS)
+    _check_maximum("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MAX_LAYERS)
     for spec in placement.specs:
         checked_spec(spec)
 
 
 def _check_ring(ring: pb.Ring) -> None:
     """Check that the stages hold each layer once, in order, each stage on a different node."""
-    _names(ring.id, ring.model, ring.revision)
-    _few("stages", ring.stages, MAX_ITEMS)
-    _below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
-    _below("tokens", 1 << 31, ring.context, ring.max_sessions)
+    _check_names(ring.id, ring.model, ring.revision)
+    _check_count("stages", ring.stages, MAX_ITEMS)
+    _check_below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
+    _check_below("tokens", 1 << 31, ring.context, ring.max_sessions)
     starts = [stage.start for stage in ring.stages]
     ends = [stage.end for stage in ring.stages]
     nodes = {stage.node for stage in ring.stages}
-    _names(*nodes)
+    _check_names(*nodes)
     if not starts or starts != [0, *ends[:-1]] or len(nodes) < len(starts):
         raise Incompatible(f"The stages of ring {ring.id} do not hold each layer once, each stage on a different node.")
     for start, end in zip(starts, ends, strict=True):
-        _layers(start, end)
+        _check_layers(start, end)
 
 
-def _layers(start: int, end: int) -> None:
+def _check_layers(start: int, end: int) -> None:
     if not start < end <= MAX_LAYERS:
         raise Incompatible(f"A peer's message has the invalid layers {start} to {end}.")
 
 
-def _few(what: str, items: Sized, most: int) -> None:
-    _at_most(what, len(items), most)
+def _check_count(what: str, items: Sized, most: int) -> None:
+    _check_maximum(what, len(items), most)
 
 
-def _at_most(what: str, count: int, most: int) -> None:
+def _check_maximum(what: str, count: int, most: int) -> None:
     if count > most:
         raise Incompatible(f"A peer's message has {count:,} {what}; the maximum is {most:,}.")
 
 
-def _names(*names: str) -> None:
+def _check_names(*names: str) -> None:
     """Check names: they are shown in terminals and written to logs."""
     for name in names:
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise Incompatible(f"A peer's message has the invalid name {name[:40]!r}, of {len(name):,} characters.")
 
 
-def _below(what: str, bound: int, *numbers: int) -> None:
+def _check_below(what: str, bound: int, *numbers: int) -> None:
     if max(numbers) >= bound:
         raise Incompatible(f"A peer's message has the number {max(numbers):,} for {what}; it must be below {bound:,}.")
 
 
-def _finite(*numbers: float) -> None:
+def _check_finite(*numbers: float) -> None:
     for number in numbers:
         if not 0 <= number < math.inf:
             raise Incompatible(f"A peer's message has the number {number}, which must be finite and at least 0.")

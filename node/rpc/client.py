@@ -57,7 +57,7 @@ class RpcClient:
         await asyncio.gather(*self._closing)
 
     def drop(self, peer: Address) -> None:
-        """Close all connections to a peer: calls under way fail with PeerUnavailable, later ones reconnect."""
+        """Close all connections to a peer: calls in progress fail with PeerUnavailable, later ones reconnect."""
         for _, purpose in [key for key in self._channels if key[0] == peer]:
             self._close(peer, purpose)
 

@@ -67,7 +67,7 @@ class ConnectionLimit:
         return excess
 
     def _other_end(self, connection: socket.socket) -> _End | None:
-        """Remote end; None if it is no connection to the port.
+        """Remote end; None if it is not a connection to the port.
 
         Raises OSError if the socket listens, or is disconnected.
         """

@@ -138,7 +138,7 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {}
 
-    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         raise NotImplementedError
 
     def work(self) -> Work:

@@ -151,7 +151,7 @@ class ScriptedBackend:
     def status(self) -> dict[str, Any]:
         return {"cluster": "home", "nodes": []}
 
-    async def drain(self, node: str, *, draining: bool) -> dict[str, Any]:
+    async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         if self.refusal:
             raise self.refusal
         self.drained = (node, draining)

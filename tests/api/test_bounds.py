@@ -19,7 +19,7 @@ from api.body import Bodies
 from api.errors import error_object
 from api.json_object import Counts, parse_json, weight
 from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
-from api.text import Pattern, StopMatcher
+from api.stop_strings import Pattern, StopMatcher
 from node.core.errors import BadRequest
 from node.options import Options
 from tests.api.hostile import MOST
