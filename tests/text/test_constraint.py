@@ -159,9 +159,9 @@ async def test_an_answer_that_is_taken_up_goes_on_as_if_nothing_had_happened(dri
 async def test_what_max_tokens_cuts_ends_with_length(driving, tokenizer):
     async with driving() as ask:
         whole = tokens_of(await ask(GRAMMAR, seed=2))
-        cut = await ask(GRAMMAR, seed=2, max_tokens=7)
-        assert tokens_of(cut) == whole[:7]
-        assert cut[-1].finish == "length"
+        truncated = await ask(GRAMMAR, seed=2, max_tokens=7)
+        assert tokens_of(truncated) == whole[:7]
+        assert truncated[-1].finish == "length"
 
 
 async def test_log_probabilities_are_those_of_the_free_model(driving):
