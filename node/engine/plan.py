@@ -26,6 +26,10 @@ _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32
 
 _MAX_CONTEXT = 2**31 - 1
 """Maximum tokens of a context, even if a config has a larger number."""
+_CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+    *("max_sequence_length", "model_max_length", "max_context_length", "seq_length"),
+)
 
 
 @dataclass(frozen=True)
@@ -151,16 +155,7 @@ def max_context(config: Mapping[str, Any]) -> int:
     """Maximum sequence length of the model in tokens; 32768 if its config has none."""
     for part in (config, config.get("text_config"), config.get("llm_config")):
         if isinstance(part, Mapping):
-            for key in (
-                "max_position_embeddings",
-                "n_positions",
-                "max_seq_len",
-                "n_ctx",
-                "max_sequence_length",
-                "model_max_length",
-                "max_context_length",
-                "seq_length",
-            ):
+            for key in _CONTEXT_KEYS:
                 value = part.get(key)
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return min(value, _MAX_CONTEXT)

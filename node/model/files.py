@@ -13,7 +13,6 @@ from node.core.types import Address, HeldModel, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_commit
 from node.model.hub import Hub
-from node.model.partial_file import PartialFile
 from node.model.transfer import File, has_file, needed, offer, open_partial, read, small
 from node.model.weights import Weights, read_description
 from node.rpc.client import RpcClient
@@ -165,19 +164,14 @@ class Files:
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
-                await self._receive(peer, model, file.name, part, progress)
+                sha256 = ""
+                async for data, sha256 in self._client.read(peer, model.id, model.revision, file.name, part.offset):  # noqa: B007
+                    if data:
+                        await pool.run(part.write, data)
+                        progress(part.offset)
+                await pool.run(part.finish, sha256)
             finally:
                 pool.submit(part.close)  # in a thread, as it waits for a write
-
-    async def _receive(
-        self, peer: Address, model: HeldModel, name: str, part: PartialFile, progress: Callable[[int], None]
-    ) -> None:
-        sha256 = ""
-        async for data, sha256 in self._client.read(peer, model.id, model.revision, name, part.offset):  # noqa: B007
-            if data:
-                await self._pools.downloads.run(part.write, data)
-                progress(part.offset)
-        await self._pools.downloads.run(part.finish, sha256)
 
 
 def _tell(progress: Progress, before: int, total: int, count: int) -> None:
