@@ -101,7 +101,7 @@ async def running(known, *peers, own=None):
 
 
 async def until(ask):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while True:
             if found := ask():
                 return found
