@@ -87,11 +87,11 @@ class Head:
             raise NotReady("The head does not know all placed models yet.", hint="Try again in a moment.")
         fence = self._next_fence(current)
         marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
-        plan = self._try(self._wanted.placeable(), marked, fence, current)
+        plan = self._place(self._wanted.placeable(), marked, fence, current)
         if all(ring.retiring or node not in [stage.node for stage in ring.stages] for ring in plan.rings):
             return
         others = [each for each in marked if not each.draining]
-        refused = self._try(self._wanted.placeable(), others, fence, current).refused
+        refused = self._place(self._wanted.placeable(), others, fence, current).refused
         why = refused[0].message if refused else "The other nodes have room for each model, but not for all together."
         raise NoCapacity(f"The work of this node fits nowhere else. {why}", hint=refused[0].hint if refused else "")
 
@@ -105,24 +105,24 @@ class Head:
         current = view.placement
         reconciliation = self._agent.reconciliation
         rings = (*current.rings, *reconciliation.working(view))
-        standing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
-        view = replace(view, placement=standing)
-        self._wanted.update(nodes, standing)
+        existing = replace(current, rings=rings, specs=(*current.specs, *reconciliation.specs.values()))
+        view = replace(view, placement=existing)
+        self._wanted.update(nodes, existing)
         self._wanted.note_failed_loads(nodes, view)
-        if self._wanted.lacks_spec(standing):
+        if self._wanted.lacks_spec(existing):
             return
         fence = self._next_fence(current)
         rings = self._handover.remaining(view, at)
-        standing = replace(standing, rings=self._with_successors(rings, nodes, fence, at))
+        existing = replace(existing, rings=self._with_successors(rings, nodes, fence, at))
         succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
-        plan = self._place(nodes, fence, standing, self._wanted.loading(view) | succeeded)
+        plan = self._place_with_eviction(nodes, fence, existing, self._wanted.loading(view) | succeeded)
         if not plan.refused:
-            better = self._try(self._wanted.placeable(), nodes, fence, standing, move=True)
+            better = self._place(self._wanted.placeable(), nodes, fence, existing, move=True)
             plan = better if self._handover.is_due(better, plan, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
-        settled = (plan.rings, plan.refused) == (current.rings, current.refused)
-        if not settled or current.fence.term != self._agent.term or current.head != self._agent.info.id:
+        is_same = (plan.rings, plan.refused) == (current.rings, current.refused)
+        if not is_same or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.adopt(plan)
 
     def _with_successors(
@@ -151,9 +151,11 @@ class Head:
         term = self._agent.term
         return Fence(term, current.fence.epoch + 1 if current.fence.term == term else 1)
 
-    def _place(self, nodes: Sequence[NodeReport], fence: Fence, current: Placement, loading: set[str]) -> Placement:
+    def _place_with_eviction(
+        self, nodes: Sequence[NodeReport], fence: Fence, current: Placement, loading: set[str]
+    ) -> Placement:
         """Place all wanted models. If they do not fit, idle models make room, oldest first, provided that this suffices."""
-        plan = self._try(self._wanted.placeable(), nodes, fence, current)
+        plan = self._place(self._wanted.placeable(), nodes, fence, current)
         refused = [refusal.model for refusal in plan.refused]
         if not refused:
             return plan
@@ -164,15 +166,15 @@ class Head:
             model for model in self._wanted.placeable() if model not in fixed and not self._wanted.models[model].preload
         ]
         kept = [model for model in self._wanted.placeable() if model not in idle]
-        if newest in {refusal.model for refusal in self._try(kept, nodes, fence, current).refused}:
+        if newest in {refusal.model for refusal in self._place(kept, nodes, fence, current).refused}:
             return plan
         while plan.refused and idle:
             log.info("%s makes room for %s", idle[-1], newest)
             del self._wanted.models[idle.pop()]
-            plan = self._try(kept + idle, nodes, fence, current)
+            plan = self._place(kept + idle, nodes, fence, current)
         return plan
 
-    def _try(
+    def _place(
         self,
         models: Sequence[str],
         nodes: Sequence[NodeReport],
@@ -190,6 +192,6 @@ class Head:
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
-        stands = Placement(rings=current.rings)
+        existing = Placement(rings=current.rings)
         head, seen = self._agent.info.id, self._normalizer.normalize(nodes)
-        return self._place_once(specs, seen, rules, fence=fence, head=head, current=stands)
+        return self._place_once(specs, seen, rules, fence=fence, head=head, current=existing)

@@ -1,7 +1,7 @@
 """Placement: which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
 
 The aim is the least time per token of one stream: a model is placed on as few nodes as hold it with a useful context,
-in the order with the quickest round trip. Nodes left over get replicas: further rings of the same model. A standing
+in the order with the quickest round trip. Nodes left over get replicas: further rings of the same model. An existing
 ring that is as good is kept. A new one is made of layers that nodes still have in memory if possible, so that nothing
 is loaded twice. Loaded layers that no ring needs count as free memory.
 """
@@ -27,7 +27,7 @@ class Rules:
     max_rings: int | None = None
     """Maximum rings of each model; None: as many as there is room for."""
     move: bool = True
-    """Whether a standing ring may be moved for speed alone."""
+    """Whether an existing ring may be moved for speed alone."""
     barred: Collection[tuple[str, str]] = ()
     """(Model, node) pairs that must not be combined for now."""
     contexts: Sequence[int] = CONTEXTS
@@ -46,9 +46,9 @@ def place(
     """Give every model a ring on the nodes, or a refusal, and replicas where room is left. Earlier models take
     precedence.
 
-    Standing rings of `current` keep their memory before other models are placed. Only if a model finds no room do all
+    Existing rings of `current` keep their memory before other models are placed. Only if a model finds no room do all
     get fewer sessions, and then shorter contexts: better all models with less than one with plenty. Replicas make room
-    for any model's first ring. Nothing new is placed on a draining node; a standing ring there stays as long as its
+    for any model's first ring. Nothing new is placed on a draining node; an existing ring there stays as long as its
     model has no other place. A ring that is replaced and still fits is `retiring`.
     """
     rules = rules or Rules()
@@ -70,7 +70,7 @@ def place(
 
 
 class _Draft:
-    """One attempt to place all models. Memory is reserved as rings are settled."""
+    """One attempt to place all models. Memory is reserved as rings are placed."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class _Draft:
         }
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
-        self._standing = {spec.id: self._conforming(spec, old) for spec in models}
-        """Rings of `current` that could be kept, the best first; settled ones are removed."""
+        self._existing = {spec.id: self._conforming(spec, old) for spec in models}
+        """Rings of `current` that could be kept, the best first; placed ones are removed."""
         self.rings: dict[str, list[Ring]] = {spec.id: [] for spec in models}
-        """Settled rings, each model's first ring first."""
+        """Placed rings, each model's first ring first."""
         self.refused: list[Refusal] = []
 
     def place_all(self) -> None:
-        reserved = {spec.id: self._reserve_standing(spec) for spec in self._models}
+        reserved = {spec.id: self._reserve_existing(spec) for spec in self._models}
         for spec in self._models:
             if ring := self._first_ring(spec, reserved[spec.id]):
                 self._add(spec, ring)
@@ -108,7 +108,7 @@ class _Draft:
                 placed = [model for model, rings in self.rings.items() if rings]
                 self.refused.append(refusal(spec, self._usable(spec), self._free, self._goal, placed))
         for spec in self._models:
-            for ring in self._standing[spec.id]:
+            for ring in self._existing[spec.id]:
                 if self._fits(spec, ring, self._free):
                     self._add(spec, replace(ring, retiring=not self._is_replica(spec, ring)))
         due = self._models
@@ -125,7 +125,7 @@ class _Draft:
         _reserve(self._free, spec, ring)
         self.rings[spec.id].append(ring)
 
-    # --- what stands --------------------------------------------------------------------------------------------------
+    # --- existing rings -----------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
         of_model = [ring for ring in old if (ring.model, ring.revision) == (spec.id, spec.revision)]
@@ -143,11 +143,11 @@ class _Draft:
         """Whether each node of the ring can reach the next one."""
         return isfinite(self._token_ms(spec, ring))
 
-    def _reserve_standing(self, spec: ModelSpec) -> Ring | None:
-        """Reserve the memory of the model's best standing ring while all models are placed."""
-        ring = next((ring for ring in self._standing[spec.id] if self._fits(spec, ring, self._free)), None)
+    def _reserve_existing(self, spec: ModelSpec) -> Ring | None:
+        """Reserve the memory of the model's best existing ring while all models are placed."""
+        ring = next((ring for ring in self._existing[spec.id] if self._fits(spec, ring, self._free)), None)
         if ring:
-            self._standing[spec.id].remove(ring)
+            self._existing[spec.id].remove(ring)
             _reserve(self._free, spec, ring)
         return ring
 
@@ -165,14 +165,14 @@ class _Draft:
     def _first_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """The old ring, or a new one that is worth moving to; the old one may then be kept next to it."""
         if old:
-            _reserve(self._free, spec, old, -1)
+            _reserve(self._free, spec, old, sign=-1)  # released
         new = self._needed_ring(spec, old)
         if new is None and old and self._rules.move and not self._is_draining(old):
             new = self._quicker_ring(spec, old)
         if new is None:
             return replace(old, retiring=False) if old else None
         if old:
-            self._standing[spec.id].insert(0, old)
+            self._existing[spec.id].insert(0, old)
         return new
 
     def _needed_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
@@ -188,11 +188,11 @@ class _Draft:
         return found
 
     def _memory_options(self, spec: ModelSpec, old: Ring | None) -> Iterator[dict[str, int]]:
-        """Yield the free bytes of each node: next to all standing rings; without replicas; without the old ring, too.
+        """Yield the free bytes of each node: next to all existing rings; without replicas; without the old ring, too.
 
         In the last case the sessions wait while the new ring loads.
         """
-        yield self._memory_beside_standing(spec, old)
+        yield self._memory_beside_existing(spec, old)
         free = dict(self._free)
         if old:
             _reserve(free, spec, old)
@@ -200,21 +200,21 @@ class _Draft:
         if old:
             yield dict(self._free)
 
-    def _memory_beside_standing(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
+    def _memory_beside_existing(self, spec: ModelSpec, old: Ring | None) -> dict[str, int]:
         free = dict(self._free)
         if old:
             _reserve(free, spec, old)
         for each in self._models:
-            for ring in self._standing[each.id]:
+            for ring in self._existing[each.id]:
                 if self._fits(each, ring, free):
                     _reserve(free, each, ring)
         return free
 
     def _quicker_ring(self, spec: ModelSpec, old: Ring) -> Ring | None:
         """A ring that is as good otherwise and much quicker, in memory and on nodes that need not be freed first."""
-        taken = {stage.node for ring in self._standing[spec.id] for stage in ring.stages}
+        taken = {stage.node for ring in self._existing[spec.id] for stage in ring.stages}
         nodes = [node for node in self._usable(spec) if node.info.id not in taken]
-        ring = self._find(spec, nodes, self._memory_beside_standing(spec, old), self._goal)
+        ring = self._find(spec, nodes, self._memory_beside_existing(spec, old), self._goal)
         if ring is None or self._distance(spec, ring) > self._distance(spec, old):
             return None
         return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
@@ -222,7 +222,7 @@ class _Draft:
     # --- its replicas -------------------------------------------------------------------------------------------------
 
     def _is_replica(self, spec: ModelSpec, ring: Ring) -> bool:
-        """Whether the ring can serve next to those settled.
+        """Whether the ring can serve next to those placed.
 
         Contexts must be equal, as requests move from one to the other.
         """
