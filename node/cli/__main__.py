@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `cluster status | head -1`: the reader has all that it wanted
+    except BrokenPipeError:  # `cluster status | head -1`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_READY
 
@@ -129,22 +129,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    status = commands.add_parser("status", help="show nodes, models, links and what is wrong")
-    status.add_argument("--json", action="store_true", help="print the node's JSON as it is")
+    status = commands.add_parser("status", help="show nodes, models, links and warnings")
+    status.add_argument("--json", action="store_true", help="print the node's JSON unchanged")
     status.add_argument("--watch", action="store_true", help="redraw each second until Ctrl-C")
 
-    wait_for = commands.add_parser("wait", help="return when the cluster is ready")
-    wait_for.add_argument("--ready", action="store_true", help="wait until all that is wanted is ready (the default)")
-    wait_for.add_argument("--nodes", metavar="N", type=int, default=1, help="and until N nodes are here")
-    wait_for.add_argument("--model", metavar="ID", help="wait for this model, whatever the others do")
+    wait_for = commands.add_parser("wait", help="wait until the cluster is ready")
+    wait_for.add_argument("--ready", action="store_true", help="wait until all wanted models are ready (the default)")
+    wait_for.add_argument("--nodes", metavar="N", type=int, default=1, help="wait for N nodes, too")
+    wait_for.add_argument("--model", metavar="ID", help="wait for this model only")
     wait_for.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
 
-    drain_it = commands.add_parser("drain", help="move a node's work to others; return when it holds nothing")
-    drain_it.add_argument("node", metavar="NODE", help="its name or id")
+    drain_it = commands.add_parser("drain", help="move a node's work to other nodes, and wait until it holds none")
+    drain_it.add_argument("node", metavar="NODE", help="name or id of the node")
     drain_it.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
 
-    undrain = commands.add_parser("undrain", help="take a node into use again")
-    undrain.add_argument("node", metavar="NODE", help="its name or id")
+    undrain = commands.add_parser("undrain", help="use a drained node again")
+    undrain.add_argument("node", metavar="NODE", help="name or id of the node")
 
     secret = commands.add_parser("secret", help="make a secret for the nodes of a cluster")
     of_secret = secret.add_subparsers(metavar="COMMAND", required=True)
@@ -154,10 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     for command, run in ((status, _status), (wait_for, _wait), (drain_it, _drain), (undrain, _undrain)):
         command.set_defaults(run=run)
         command.add_argument(
-            "--api", metavar="URL", type=_api, default=DEFAULT_API, help="any node (default: %(default)s)"
+            "--api", metavar="URL", type=_api, default=DEFAULT_API, help="address of any node (default: %(default)s)"
         )
         command.add_argument(
-            "--api-key-file", metavar="FILE", help="the node's API keys (default: the key in PIPPIN_API_KEY, if any)"
+            "--api-key-file",
+            metavar="FILE",
+            help="file of API keys, of which the first is used (default: the key in PIPPIN_API_KEY)",
         )
     return parser
 

@@ -18,7 +18,8 @@ def render(status: Json) -> str:
     lines += _table(status, names)
     if status["warnings"]:
         lines += ["", *(_warning(warning) for warning in status["warnings"])]
-    return "\n".join(_printable(line) for line in lines)
+    # Names come from other machines, and must not control this terminal.
+    return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
 
 
 def _summary(status: Json, names: dict[str, str]) -> str:
@@ -127,8 +128,3 @@ def _tokens(count: int) -> str:
 
 def _spaced(*parts: str) -> str:
     return "   ".join(filter(None, parts))
-
-
-def _printable(line: str) -> str:
-    """Replace control characters: names come from other machines, and must not control this terminal."""
-    return "".join(char if char.isprintable() else "?" for char in line)

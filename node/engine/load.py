@@ -17,8 +17,8 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
-from node.core.failures import FAILURES
 from node.core.frames import Open
+from node.core.mlx_errors import MLX_ERRORS
 from node.core.types import TensorHeader
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
@@ -114,7 +114,7 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
         raise ModelBroken(f"A small file of {directory.name} is damaged: {error}") from error
     except ValueError as error:
         raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {error}") from error
-    except FAILURES as error:
+    except MLX_ERRORS as error:
         raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
     finally:
         held.clear()  # the model's class refers to it
@@ -130,7 +130,7 @@ def _lazy_tensors(
         if (directory / file).is_file():
             try:
                 held |= cast(dict[str, mx.array], mx.load(str(directory / file)))
-            except FAILURES as error:
+            except MLX_ERRORS as error:
                 raise ModelBroken(f"{directory / file} cannot be loaded: {error}") from error
     for name, tensor in tensors.items():
         if name not in held:

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
-from node.core.failures import FAILURES
+from node.core.mlx_errors import MLX_ERRORS
 from node.core.types import KvCost
 from node.engine.architectures import CHUNKED, UNBATCHABLE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
@@ -95,7 +95,7 @@ def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None) -> Pla
         check_weight_count(model, weight_bytes)
     try:
         return _plan(model_type, model, config)
-    except FAILURES as error:
+    except MLX_ERRORS as error:
         raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r:.500}") from error
 
 
@@ -143,7 +143,7 @@ def build(config: Mapping[str, Any]) -> Module:
     try:
         model_class, args_class = _get_classes(dict(config))
         model: Module = model_class(args_class.from_dict(dict(config)))
-    except FAILURES as error:
+    except MLX_ERRORS as error:
         raise ModelUnsupported(
             f"mlx-lm cannot build a {config.get('model_type')} model from this config.json: {error!r}"
         ) from error

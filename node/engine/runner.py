@@ -12,9 +12,9 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, Score
-from node.core.failures import FAILURES
 from node.core.frames import CacheOp, Drop, Fault, Frame, Held
 from node.core.generation import Sampling
+from node.core.mlx_errors import MLX_ERRORS
 from node.engine.sampling import NO_TOKEN, History, Sampled, sample, score
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, token_array, unpack
@@ -65,7 +65,7 @@ class Runner:
         try:
             for op in ops:
                 self._stage.lanes.apply(op)
-        except FAILURES:  # the operation may have changed the caches of some layers only
+        except MLX_ERRORS:  # the operation may have changed the caches of some layers only
             self.reset()
             raise
         if ops:
@@ -75,7 +75,7 @@ class Runner:
         """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.take_from."""
         try:
             here = self._stage.lanes.take_from(self._stage.kept, held)
-        except FAILURES as error:
+        except MLX_ERRORS as error:
             log.warning("could not take over the KV of earlier rings: %s", error)
             self._stage.kept.clear()
             self.reset()
@@ -98,7 +98,7 @@ class Runner:
         """Turns MLX's errors into StepFailed. On any error the lane is dropped, as its layers may differ."""
         try:
             yield
-        except (PippinError, *FAILURES) as error:
+        except (PippinError, *MLX_ERRORS) as error:
             if lane is not None:
                 self._stage.lanes.apply(Drop(lane))
             if isinstance(error, PippinError):

@@ -6,7 +6,7 @@ from typing import Any
 from mlx_lm.utils import load_config
 
 from node.core.errors import ModelBroken
-from node.core.failures import FAILURES
+from node.core.mlx_errors import MLX_ERRORS
 
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
 _MAX_BYTES = 16 << 20
@@ -21,7 +21,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         config = load_config(directory)
     except FileNotFoundError as error:
         raise ModelBroken(f"{directory} has no config.json.") from error
-    except FAILURES as error:  # JSON and UTF-8 errors are ValueErrors
+    except MLX_ERRORS as error:  # JSON and UTF-8 errors are ValueErrors
         raise ModelBroken(f"{directory / 'config.json'} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"{directory / 'config.json'} names no model_type.")

@@ -1,6 +1,6 @@
 """Exceptions raised by MLX and mlx-lm."""
 
-FAILURES = (
+MLX_ERRORS = (
     RuntimeError,
     ValueError,
     MemoryError,
