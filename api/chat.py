@@ -33,10 +33,10 @@ async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) ->
     model = await open_model(env, request, body)
     encoder, context = model.encoder, model.context
     if body.adapter:
-        prompt = await encoder.join(list(body.adapter.pieces(body.messages)), context=context)
+        prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
     else:
         kwargs = constraint.template_kwargs(body.template_kwargs)
-        prompt = await encoder.chat(body.messages_for_template, use.for_template, kwargs, context=context)
+        prompt = await encoder.encode_chat(body.messages_for_template, use.for_template, kwargs, context=context)
         if constraint.grammar and (opening := model.tokenizer.dialect.opening):
             prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
     if not prompt:

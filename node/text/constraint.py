@@ -111,7 +111,7 @@ class _Tokens:
 
     def __init__(self, tokenizer: Tokenizer, end: int, vocabulary: int) -> None:
         self.eos_token_id = end
-        self._encode = tokenizer.encode_inside
+        self._encode = tokenizer.encode_fragment
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocabulary)]
         self.special_token_ids = sorted(token for token in tokenizer.markup if token < vocabulary)
 

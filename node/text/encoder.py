@@ -45,22 +45,22 @@ class Encoder:
             return [self.bos, *tokens]
         return tokens
 
-    def encode_inside(self, text: str) -> list[int]:
+    def encode_fragment(self, text: str) -> list[int]:
         """Encode a piece from the middle of a text; control strings in it do not become control tokens."""
         with self._lock, panics_as_errors():
             return self._encode_typed(text, first=False)
 
-    def chat(
+    def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
     ) -> list[int]:
-        """Tokens of the chat that `rendered` returns."""
-        return self.tokens(self.rendered(messages, tools, **kwargs))
+        """Tokens of the chat that `render` returns."""
+        return self.encode_segments(self.render(messages, tools, **kwargs))
 
-    def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        """Tokens of the chat that `joined` returns, with BOS as in `encode`."""
-        return self._with_bos(self.tokens(self.joined(pieces)))
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        """Tokens of the chat that `render_pieces` returns, with BOS as in `encode`."""
+        return self._with_bos(self.encode_segments(self.render_pieces(pieces)))
 
-    def rendered(
+    def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -83,7 +83,7 @@ class Encoder:
         with self._lock:
             return list(marks.segments(self._render(add_generation_prompt, **marks.wrap(given))))
 
-    def joined(self, pieces: Sequence[tuple[str, bool]]) -> list[Segment]:
+    def render_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[Segment]:
         """Join a chat of pieces (text, typed by a user?) without a template.
 
         Control strings become control tokens except in typed pieces. Raises BadRequest.
@@ -91,7 +91,7 @@ class Encoder:
         marks = Marks(self._control_strings, [text for text, _ in pieces])
         return list(marks.segments("".join(marks.shield(text) if typed else text for text, typed in pieces)))
 
-    def tokens(self, segments: Iterable[Segment]) -> list[int]:
+    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
         tokens: list[int] = []
         with self._lock, panics_as_errors():
             for segment in segments:

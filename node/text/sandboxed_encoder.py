@@ -68,13 +68,13 @@ class SandboxedEncoder:
         check_length(len(text), context, self.tokenizer.longest, param=param)
         return await self._ask("encode", context, param, text=text)
 
-    async def join(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
-        """See `Encoder.join`. Raises as `encode` does."""
+    async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
+        """See `Encoder.encode_pieces`. Raises as `encode` does."""
         size = sum(len(text) for text, _ in pieces)
         check_length(size, context, self.tokenizer.longest, param="messages")
-        return await self._ask("join", context, "messages", pieces=pieces)
+        return await self._ask("encode_pieces", context, "messages", pieces=pieces)
 
-    async def chat(
+    async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
@@ -82,14 +82,14 @@ class SandboxedEncoder:
         *,
         context: int,
     ) -> list[int]:
-        """See `Encoder.chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
+        """See `Encoder.encode_chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
         longest = self.tokenizer.longest
         if self.tokenizer.template_is_code:
-            segments = await self.pool.run(self.tokenizer.rendered, messages, tools, **more)
+            segments = await self.pool.run(self.tokenizer.render, messages, tools, **more)
             check_length(sum(len(text) for text, _ in segments), context, longest, param="messages")
-            return await self._ask("segments", context, "messages", segments=list(map(tuple, segments)))
+            return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))
         given = {"messages": messages, "tools": tools, "more": more, "context": context, "longest": longest}
-        return await self._ask("chat", context, "messages", **given)
+        return await self._ask("encode_chat", context, "messages", **given)
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
         """Call a method of the sandbox's job. `most`: maximum tokens of the result."""

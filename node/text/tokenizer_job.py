@@ -62,7 +62,7 @@ class _TokenizerJob:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MAX_TEMPLATE:,} are the most.")
         encoder = Encoder(self._hf, self._hf, ())
         for text in _PROBES:
-            encoder.encode_inside(text)
+            encoder.encode_fragment(text)
             self._hf.decode(encoder.encode(text))
         return []
 
@@ -74,13 +74,13 @@ class _TokenizerJob:
     def encode(self, text: str) -> list[int]:
         return self._encoder.encode(text)
 
-    def join(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        return self._encoder.join(pieces)
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        return self._encoder.encode_pieces(pieces)
 
-    def segments(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
-        return self._encoder.tokens([Segment(*each) for each in segments])
+    def encode_segments(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
+        return self._encoder.encode_segments([Segment(*each) for each in segments])
 
-    def chat(self, messages: Any, tools: Any, more: dict[str, Any], context: int, longest: int) -> list[int]:
-        segments = self._encoder.rendered(messages, tools, **more)
+    def encode_chat(self, messages: Any, tools: Any, more: dict[str, Any], context: int, longest: int) -> list[int]:
+        segments = self._encoder.render(messages, tools, **more)
         check_length(sum(len(segment.text) for segment in segments), context, longest, param="messages")
-        return self._encoder.tokens(segments)
+        return self._encoder.encode_segments(segments)

@@ -49,11 +49,11 @@ class ScriptedModel:
         check_length(len(text), context, self.tokenizer.longest, param=param)
         return await self.pool.run(self.tokenizer.encode, text)
 
-    async def join(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
-        return await self.pool.run(self.tokenizer.join, pieces)
+    async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
+        return await self.pool.run(self.tokenizer.encode_pieces, pieces)
 
-    async def chat(self, messages: Any, tools: Any, more: Any, *, context: int) -> list[int]:
-        return await self.pool.run(self.tokenizer.chat, messages, tools, **more)
+    async def encode_chat(self, messages: Any, tools: Any, more: Any, *, context: int) -> list[int]:
+        return await self.pool.run(self.tokenizer.encode_chat, messages, tools, **more)
 
 
 @dataclass

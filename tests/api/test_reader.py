@@ -137,7 +137,7 @@ def test_thoughts(tokenizers, name):
 
 def thought_tokens(tokenizer, *parts, channel="normal", end="stop"):
     """Return how many tokens of an answer count as thoughts, and the number of tokens of each part."""
-    pieces = [tokenizer.encode_inside(part) if part.isalnum() else tokenizer.encode(part) for part in parts]
+    pieces = [tokenizer.encode_fragment(part) if part.isalnum() else tokenizer.encode(part) for part in parts]
     tokens = [token for piece in pieces for token in piece] + (sorted(tokenizer.eos) if end == "stop" else [])
     reader = FamilyReader(tokenizer, channel=channel, tools=(WEATHER,), names=["weather"])
     answer = Answer(tokenizer, reader=reader)
@@ -196,7 +196,7 @@ def test_where_an_answer_begins(tokenizers):
 
 
 def test_markers_typed_by_a_person_are_no_markers(tokenizers):
-    prompt = tokenizers["qwen"].chat([{"role": "user", "content": "Hello <think>"}])
+    prompt = tokenizers["qwen"].encode_chat([{"role": "user", "content": "Hello <think>"}])
     assert tokenizers["qwen"].dialect.channel_after(prompt) == "normal"
 
 

@@ -216,8 +216,8 @@ async def test_a_response_goes_on_from_the_one_before(server, tokenizer):
     turns = ["My name is Ann.", "Hello there!", "Who am I?", "Hello there!", "And now?"]
     messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(turns)]
     _, two, three = server.backend.requests
-    assert two.prompt == tuple(tokenizer.chat([{"role": "system", "content": "Be brief."}, *messages[:3]]))
-    assert three.prompt == tuple(tokenizer.chat(messages))  # instructions apply to one response only
+    assert two.prompt == tuple(tokenizer.encode_chat([{"role": "system", "content": "Be brief."}, *messages[:3]]))
+    assert three.prompt == tuple(tokenizer.encode_chat(messages))  # instructions apply to one response only
 
 
 async def test_two_may_go_on_from_the_same(server):

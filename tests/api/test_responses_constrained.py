@@ -73,7 +73,7 @@ async def test_results_go_back(server, tokenizer):
         {"role": "tool", "tool_call_id": made["call_id"], "content": "sunny"},
     ]
     tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
-    assert server.backend.requests[-1].prompt == tuple(tokenizer.chat(messages, [tool]))
+    assert server.backend.requests[-1].prompt == tuple(tokenizer.encode_chat(messages, [tool]))
 
 
 async def test_a_format(server):

@@ -71,7 +71,7 @@ def test_the_prompt_is_the_templates(node: Node, tokenizer: Any) -> None:
         [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}],
     ):
         typed = content if isinstance(content, str) else "Hello"
-        expected = len(tokenizer.chat([{"role": "user", "content": typed}]))
+        expected = len(tokenizer.encode_chat([{"role": "user", "content": typed}]))
         assert node.chat(content, max_tokens=1).json["usage"]["prompt_tokens"] == expected
     assert node.chat("<|end|>" * 8, max_tokens=1).json["usage"]["prompt_tokens"] > expected + 8
 

@@ -65,21 +65,21 @@ async def test_tokens_are_those_of_the_tokenizer(opened):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for messages in (HELLO, [*HELLO, {"role": "assistant", "content": "Well, I"}]):
         for given in (None, tools):
-            expected = tokenizer.chat(messages, given)
-            assert await encoder.chat(messages, given, {}, context=2048) == expected
+            expected = tokenizer.encode_chat(messages, given)
+            assert await encoder.encode_chat(messages, given, {}, context=2048) == expected
     assert await encoder.encode("Hello <|im_end|> äöü", context=2048, param="x") == tokenizer.encode(
         "Hello <|im_end|> äöü"
     )
     pieces = [("<|im_start|>", False), ("Hi <|im_end|>", True)]
-    assert await encoder.join(pieces, context=2048) == tokenizer.join(pieces)
+    assert await encoder.encode_pieces(pieces, context=2048) == tokenizer.encode_pieces(pieces)
     assert await encoder.encode("", context=2048, param="x") == tokenizer.encode("")
 
 
 async def test_what_a_person_typed_is_no_control_token_there_either(opened):
     encoder = await opened(DEMO)
     control = encoder.tokenizer.control_strings[0].text
-    plain = await encoder.chat([{"role": "user", "content": "x"}], None, {}, context=2048)
-    typed = await encoder.chat([{"role": "user", "content": f"x{control}"}], None, {}, context=2048)
+    plain = await encoder.encode_chat([{"role": "user", "content": "x"}], None, {}, context=2048)
+    typed = await encoder.encode_chat([{"role": "user", "content": f"x{control}"}], None, {}, context=2048)
     count = [[token in encoder.tokenizer.control for token in tokens].count(True) for tokens in (plain, typed)]
     assert count[0] == count[1] > 0
 
@@ -90,8 +90,8 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
     begun = time.monotonic()
     for asked in (
         lambda text: encoder.encode(text, context=100, param="prompt"),
-        lambda text: encoder.join([(text, True)], context=100),
-        lambda text: encoder.chat([{"role": "user", "content": text}], None, {}, context=100),
+        lambda text: encoder.encode_pieces([(text, True)], context=100),
+        lambda text: encoder.encode_chat([{"role": "user", "content": text}], None, {}, context=100),
     ):
         with pytest.raises(
             ContextExceeded, match=rf"context length is 100 tokens.* {30 * MB}|{30 * MB + 1}|\d{{8}} char"
@@ -118,8 +118,8 @@ async def test_a_template_without_end_is_a_broken_model_and_the_next_request_is_
     encoder = await opened(files(template="{% if messages[0].content == 'harm' %}" + template + "{% endif %}ok"))
     for _ in range(2):
         with pytest.raises((ModelBroken, BadRequest), match=reason):
-            await encoder.chat([{"role": "user", "content": "harm"}], None, {}, context=2048)
-        assert encoder.tokenizer.decode(await encoder.chat(HELLO, None, {}, context=2048)) == "ok"
+            await encoder.encode_chat([{"role": "user", "content": "harm"}], None, {}, context=2048)
+        assert encoder.tokenizer.decode(await encoder.encode_chat(HELLO, None, {}, context=2048)) == "ok"
 
 
 async def test_a_template_that_takes_exponential_time_to_be_compiled(opened, files, monkeypatch):
@@ -128,7 +128,7 @@ async def test_a_template_that_takes_exponential_time_to_be_compiled(opened, fil
         files(template="{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}" + "{{ 2 ** 2 ** 2 ** 99 ** 99 }}")
     )
     with pytest.raises((ModelBroken, BadRequest)):
-        await encoder.chat(HELLO, None, {}, context=2048)
+        await encoder.encode_chat(HELLO, None, {}, context=2048)
     assert await encoder.encode("x", context=10, param="x")
 
 
@@ -202,16 +202,16 @@ async def test_a_regular_expression_without_end_is_a_broken_model(opened, files)
 async def test_a_template_without_end_whose_client_has_gone_harms_nobody_else(opened, files, monkeypatch):
     monkeypatch.setattr(limits, "BOUNDS", replace(limits.BOUNDS, seconds=1.0, memory=512 * MB))
     encoder = await opened(files(template="{% if messages[0].content == 'harm' %}" + LOOP + "{% endif %}ok"))
-    asking = asyncio.create_task(encoder.chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
+    asking = asyncio.create_task(encoder.encode_chat([{"role": "user", "content": "harm"}], None, {}, context=2048))
     await asyncio.sleep(0.1)
     asking.cancel()
     await asyncio.wait([asking])
-    assert encoder.tokenizer.decode(await encoder.chat(HELLO, None, {}, context=2048)) == "ok"
+    assert encoder.tokenizer.decode(await encoder.encode_chat(HELLO, None, {}, context=2048)) == "ok"
 
 
 async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(opened, files):
     encoder = await opened(files(template=LOOP))
-    asking = [asyncio.create_task(encoder.chat(HELLO, None, {}, context=2048)) for _ in range(3)]
+    asking = [asyncio.create_task(encoder.encode_chat(HELLO, None, {}, context=2048)) for _ in range(3)]
     await asyncio.sleep(0.1)
     await encoder.close()
     for each in asking:

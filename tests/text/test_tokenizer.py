@@ -112,7 +112,7 @@ def test_ordinary_text_gives_what_the_template_gives(loaded, hugging_face, kind,
         {"role": "user", "content": text},
     ]
     expected = hugging_face[kind].apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert loaded[kind].chat(messages) == expected
+    assert loaded[kind].encode_chat(messages) == expected
 
 
 @given(st.text(max_size=40))
@@ -121,7 +121,7 @@ def test_any_text_gives_what_the_template_gives(loaded, hugging_face, text):
         return
     messages = [{"role": "user", "content": text}]
     expected = hugging_face["demo"].apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert loaded["demo"].chat(messages) == expected
+    assert loaded["demo"].encode_chat(messages) == expected
 
 
 def typed_texts(controls: list[str]):
@@ -139,8 +139,8 @@ def test_typed_control_strings_stay_text(loaded, hugging_face, kind, role):
         messages = [{"role": role, "content": f"one {control} two{control}"}, {"role": "user", "content": "three"}]
         plain = [{"role": role, "content": "one"}, {"role": "user", "content": "three"}]
         added = set(hugging_face[kind].added_tokens_decoder) - {hugging_face[kind].unk_token_id}
-        tokens = tokenizer.chat(messages)
-        assert [t for t in tokens if t in added] == [t for t in tokenizer.chat(plain) if t in added]
+        tokens = tokenizer.encode_chat(messages)
+        assert [t for t in tokens if t in added] == [t for t in tokenizer.encode_chat(plain) if t in added]
         if kind != "words":
             spelled = b"".join(map(tokenizer.token_bytes, tokens)).decode()
             assert f"one {control} two{control}" in spelled
@@ -150,7 +150,7 @@ def test_typed_control_strings_stay_text(loaded, hugging_face, kind, role):
 @example("<|end|>")
 def test_all_that_was_typed_arrives_as_it_was_typed(loaded, text):
     tokenizer = loaded["demo"]
-    tokens = tokenizer.chat([{"role": "user", "content": text}])
+    tokens = tokenizer.encode_chat([{"role": "user", "content": text}])
     spelled = b"".join(map(tokenizer.token_bytes, tokens)).decode()
     assert spelled == f"<|bos|><|user|>{text}<|end|><|assistant|>"
     assert [token for token in tokens if token in tokenizer.control] == [1, 4, 2, 5]
@@ -159,12 +159,12 @@ def test_all_that_was_typed_arrives_as_it_was_typed(loaded, text):
 def test_typed_text_is_encoded_as_with_special_tokens_off(loaded, hugging_face):
     text = "Say <|end|> to me"
     expected = hugging_face["demo"].encode(text, add_special_tokens=False, split_special_tokens=True)
-    assert loaded["demo"].chat([{"role": "user", "content": text}]) == [1, 4, *expected, 2, 5]
+    assert loaded["demo"].encode_chat([{"role": "user", "content": text}]) == [1, 4, *expected, 2, 5]
 
 
 def test_no_blank_comes_before_typed_text(loaded):
     for kind in ("first", "always"):
-        tokens = loaded[kind].chat([{"role": "user", "content": "a</s>b"}])
+        tokens = loaded[kind].encode_chat([{"role": "user", "content": "a</s>b"}])
         spelled = b"".join(map(loaded[kind].token_bytes, tokens))
         assert b"a</s>b" in spelled
         assert b" a</s>" not in spelled
@@ -172,7 +172,7 @@ def test_no_blank_comes_before_typed_text(loaded):
 
 def test_tools_are_wrapped_too(loaded):
     tools = [{"type": "function", "function": {"name": "f", "description": "<|end|><tool_call>"}}]
-    tokens = loaded["demo"].chat([{"role": "user", "content": "x"}], tools)
+    tokens = loaded["demo"].encode_chat([{"role": "user", "content": "x"}], tools)
     assert [token for token in tokens if token in loaded["demo"].control] == [1, 3, 2, 4, 2, 5]
     assert "<|end|><tool_call>" in b"".join(map(loaded["demo"].token_bytes, tokens)).decode()
 
@@ -181,26 +181,33 @@ def test_a_last_message_of_the_assistant_is_continued(loaded):
     for kind in ("demo", "first"):
         tokenizer = loaded[kind]
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Well, </s><|end|> I"}]
-        assert tokenizer.decode(tokenizer.chat(messages)).endswith("Well, </s><|end|> I")
-        closed = tokenizer.chat(messages, add_generation_prompt=False)
+        assert tokenizer.decode(tokenizer.encode_chat(messages)).endswith("Well, </s><|end|> I")
+        closed = tokenizer.encode_chat(messages, add_generation_prompt=False)
         assert closed[-1] in tokenizer.control or tokenizer.decode(closed[-1:]).isspace()
 
 
 @pytest.mark.parametrize("text", ["d", "e", "|", "end", ">", "Well, ", " x"])
 def test_a_short_last_message_is_not_mistaken_for_the_template(loaded, text):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
-    assert loaded["demo"].chat(messages) == [1, 4, *loaded["demo"].encode("x"), 2, 5, *loaded["demo"].encode(text)]
+    assert loaded["demo"].encode_chat(messages) == [
+        1,
+        4,
+        *loaded["demo"].encode("x"),
+        2,
+        5,
+        *loaded["demo"].encode(text),
+    ]
 
 
 def test_developer_is_system_where_the_template_does_not_know_it(loaded):
     for tokenizer in loaded.values():
         chats = [[{"role": role, "content": "x"}] for role in ("developer", "system")]
-        assert tokenizer.chat(chats[0]) == tokenizer.chat(chats[1])
+        assert tokenizer.encode_chat(chats[0]) == tokenizer.encode_chat(chats[1])
 
 
 def test_an_empty_last_message_of_the_assistant_is_closed(loaded):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
-    assert loaded["demo"].chat(messages)[-4:] == [2, 5, 2, 5]
+    assert loaded["demo"].encode_chat(messages)[-4:] == [2, 5, 2, 5]
 
 
 def test_a_model_without_a_template_and_a_template_that_refuses(loaded, tmp_path):
@@ -208,10 +215,10 @@ def test_a_model_without_a_template_and_a_template_that_refuses(loaded, tmp_path
     directory = save(backend, tmp_path)
     (directory / "chat_template.jinja").write_text("{{ raise_exception('No system role here') }}")
     with pytest.raises(BadRequest, match="No system role here"):
-        Tokenizer(directory).chat([{"role": "user", "content": "x"}])
+        Tokenizer(directory).encode_chat([{"role": "user", "content": "x"}])
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(BadRequest, match="no chat template"):
-        Tokenizer(directory).chat([{"role": "user", "content": "x"}])
+        Tokenizer(directory).encode_chat([{"role": "user", "content": "x"}])
 
 
 def test_a_directory_without_a_tokenizer(tmp_path):
