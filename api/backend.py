@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import ModelEntry, Work
+from node.core.models import ModelEntry
+from node.core.types import Work
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import SandboxedEncoder
 from node.text.tokenizer import Tokenizer

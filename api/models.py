@@ -6,7 +6,7 @@ from aiohttp import web
 
 from api.response import Env
 from node.core.errors import ModelNotFound
-from node.core.types import ModelEntry
+from node.core.models import ModelEntry
 
 
 async def index(env: Env, _request: web.Request) -> web.Response:

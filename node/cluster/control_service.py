@@ -7,7 +7,8 @@ from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import NotAdmitted
-from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
+from node.core.models import ModelSpec
+from node.core.types import Caller, Heartbeat, NodeInfo
 
 
 class ControlService:

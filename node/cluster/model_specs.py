@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from node.core.errors import HubUnavailable, ModelNotFound, PeerUnavailable, PippinError
+from node.core.models import ModelSpec
 from node.core.pool import Pools
-from node.core.types import Address, ModelSpec
+from node.core.types import Address
 from node.engine.compute import Compute
 from node.engine.plan import make_plan
 from node.model.catalogue import Catalogue

@@ -4,7 +4,8 @@ import math
 
 from node.cluster.membership import PRESENT
 from node.cluster.readiness import RingState, ring_state
-from node.core.types import ClusterView, LoadState, ModelSpec, NodeReport, Placement, Ring
+from node.core.models import ModelSpec
+from node.core.types import ClusterView, LoadState, NodeReport, Placement, Ring
 
 MEET_S = 3.0
 """Time within which all nodes of a healed partition join, after the first one: lost nodes are retried every 2 s, for 1 s.

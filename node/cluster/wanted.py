@@ -10,7 +10,8 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
-from node.core.types import MAX_TEXT_CHARS, ClusterView, LoadState, ModelSpec, NodeReport, Placement, Refusal
+from node.core.models import ModelSpec
+from node.core.types import MAX_TEXT_CHARS, ClusterView, LoadState, NodeReport, Placement, Refusal
 
 log = logging.getLogger(__name__)
 

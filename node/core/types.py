@@ -1,7 +1,9 @@
-"""Data classes shared by all parts: models, nodes, placements, and views of the cluster. The wire has the same fields."""
+"""Nodes, placements, and views of the cluster. Messages on the wire have the same fields."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from node.core.models import HeldModel, ModelSpec
 
 MAX_NAME_CHARS = 512
 """Maximum characters of an id, a name or an address from a peer: a model's id consists of up to two file names of 255."""
@@ -33,80 +35,6 @@ class Shard:
     start: int
     end: int
     revision: str = ""
-
-
-# --- models ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class HeldModel:
-    """A model whose files are complete on a node.
-
-    `revision`: commit of the hub, or fingerprint of a local directory. Layers, tokenizer and KV of different revisions
-    are never combined.
-    """
-
-    id: str
-    revision: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KvCost:
-    """Bytes of one layer's cache for one session: `fixed + per_token * min(tokens, window)`; window 0: unbounded."""
-
-    per_token: int
-    fixed: int = 0
-    window: int = 0
-
-    def bytes_for(self, tokens: int) -> int:
-        return self.fixed + self.per_token * (min(tokens, self.window) if self.window else tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What placement needs to know of a model; derived from its config and the headers of its files."""
-
-    id: str
-    layer_bytes: tuple[int, ...]
-    """Bytes of each layer's weights."""
-    ends_bytes: int
-    """Bytes of all other weights, which the driver holds: embedding, final norm, LM head."""
-    kv: tuple[KvCost, ...]
-    """Cache cost of each layer."""
-    cuts: tuple[int, ...]
-    """The layers before which a stage may start, ascending, without 0."""
-    max_context: int
-    """Maximum sequence length of the model, in tokens."""
-    shared_ends: bool = False
-    """Whether layers read weights of the ends (per-layer embeddings), so that every stage holds the ends."""
-    head_bytes: int = 0
-    """Bytes of the ends that the driver reads for each token: the LM head's. Of a separate embedding it reads one row."""
-    revision: str = ""
-
-    @property
-    def layers(self) -> int:
-        return len(self.layer_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """Description of a tensor in the header of its file."""
-
-    file: str
-    dtype: str
-    """Name in safetensors, such as `BF16`."""
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model that the cluster can serve, for `GET /v1/models`."""
-
-    id: str
-    created: int
-    """Unix seconds."""
-    owned_by: str
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------

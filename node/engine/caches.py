@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList
 
-from node.core.types import KvCost
+from node.core.models import KvCost
 
 
 def kind(cache: Any) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes, load_model
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
 from node.core.mlx_errors import MLX_ERRORS
-from node.core.types import TensorHeader
+from node.core.models import TensorHeader
 from node.engine.device import PIECE_S, release_memory
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import find_layers

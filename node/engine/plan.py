@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.mlx_errors import MLX_ERRORS
-from node.core.types import KvCost
+from node.core.models import KvCost
 from node.engine.architectures import CHUNKED, UNBATCHABLE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.caches import can_go_back, can_merge, cost
 from node.engine.config_bounds import check_config, check_weight_count

@@ -16,8 +16,9 @@ from node.core.clock import now
 from node.core.errors import ModelBroken
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.models import HeldModel, ModelEntry
 from node.core.pool import Pools
-from node.core.types import Address, HeldModel, ModelEntry, PeerView, Ring, Work
+from node.core.types import Address, PeerView, Ring, Work
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
 from node.ring.lifecycle import Rings

@@ -7,7 +7,8 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelBroken, ModelNotFound, PippinError
-from node.core.types import MAX_MODELS, MAX_NAME_CHARS, HeldModel, Shard
+from node.core.models import HeldModel
+from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical

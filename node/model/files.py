@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from node.core.errors import ModelChanged, ModelNotFound, NotReady, PeerUnavailable, PippinError
+from node.core.models import HeldModel
 from node.core.pool import Pools
-from node.core.types import Address, HeldModel, Shard
+from node.core.types import Address, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_commit
 from node.model.hub import Hub

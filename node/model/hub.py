@@ -22,8 +22,8 @@ from huggingface_hub import (
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
+from node.core.models import TensorHeader
 from node.core.pool import Pool
-from node.core.types import TensorHeader
 from node.core.units import format_bytes
 from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import ModelBroken
-from node.core.types import TensorHeader
+from node.core.models import TensorHeader
 
 _MAX_HEADER_BYTES = 100_000_000
 """Maximum header length in bytes; safetensors itself has the same limit."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from node.core.errors import ModelBroken
-from node.core.types import TensorHeader
+from node.core.models import TensorHeader
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_weights
 from node.model.formats import unloadable
 from node.model.safetensors_header import make_tensor, read_header

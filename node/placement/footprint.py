@@ -2,7 +2,8 @@
 
 from itertools import accumulate
 
-from node.core.types import ModelSpec, Ring, StageSpec
+from node.core.models import ModelSpec
+from node.core.types import Ring, StageSpec
 
 STAGE_RESERVE = 64 * 2**20
 """Bytes reserved per stage: frames in flight, logits of a few sessions over a large vocabulary, allocator slack."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from node.core.types import LoadState, ModelSpec, NodeReport, Ring, StageSpec
+from node.core.models import ModelSpec
+from node.core.types import LoadState, NodeReport, Ring, StageSpec
 from node.placement.footprint import Footprint
 from node.placement.search import Goal
 from node.placement.split import boundaries

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from node.core.types import Fence, HeldModel, ModelSpec, NodeReport, Placement, Refusal, Ring
+from node.core.models import HeldModel, ModelSpec
+from node.core.types import Fence, NodeReport, Placement, Refusal, Ring
 from node.placement.footprint import ring_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, find_ring, refusal

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.types import ModelSpec, NodeReport, Refusal, Ring, StageSpec
+from node.core.models import ModelSpec
+from node.core.types import NodeReport, Refusal, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import Footprint
 from node.placement.split import Order, best_orders, may_fit, split

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from node.core.types import ModelSpec, NodeReport, StageSpec
+from node.core.models import ModelSpec
+from node.core.types import NodeReport, StageSpec
 from node.placement.split import latency
 
 BYTES_PER_MS = 100 * 2**20

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
 from math import factorial, isfinite, perm
 
-from node.core.types import ModelSpec, NodeReport
+from node.core.models import ModelSpec
+from node.core.types import NodeReport
 from node.placement.footprint import Footprint
 
 UNMEASURED_MS = 5.0

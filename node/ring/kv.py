@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from node.core.types import KvCost
+from node.core.models import KvCost
 
 ALLOCATED = 256
 """Tokens by which mlx-lm's caches grow."""

@@ -12,7 +12,8 @@ from node.core.addresses import split_host_port
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Address, Heartbeat, ModelSpec, NodeInfo
+from node.core.models import ModelSpec
+from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS
 from node.rpc.checks import checked_heartbeat, checked_proof, checked_spec

@@ -6,7 +6,8 @@ from typing import Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Caller, Heartbeat, ModelSpec, NodeInfo
+from node.core.models import ModelSpec
+from node.core.types import Caller, Heartbeat, NodeInfo
 
 
 class ControlHandler(Protocol):

@@ -10,7 +10,8 @@ from typing import Any
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Address, Caller, ModelEntry, Work
+from node.core.models import ModelEntry
+from node.core.types import Address, Caller, Work
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import SandboxedEncoder

@@ -20,8 +20,9 @@ from api.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.models import ModelEntry
 from node.core.pool import Pool
-from node.core.types import ModelEntry, RingLoad, Work
+from node.core.types import RingLoad, Work
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer

@@ -10,11 +10,11 @@ from node import PROTOCOL
 from node.core.errors import BadRequest, Incompatible, ModelNotFound, StaleFence
 from node.core.frames import Frame, Open, Tensor
 from node.core.generation import GenerateRequest
+from node.core.models import HeldModel
 from node.core.types import (
     Address,
     Fence,
     Heartbeat,
-    HeldModel,
     Memory,
     NodeInfo,
     NodeReport,

@@ -3,7 +3,8 @@ import shutil
 import pytest
 
 from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
-from node.core.types import HeldModel, Shard
+from node.core.models import HeldModel
+from node.core.types import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.weights import Weights

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from node.core.errors import ModelBroken, ModelUnsupported
-from node.core.types import TensorHeader
+from node.core.models import TensorHeader
 from node.model.file_names import DESCRIPTION
 from node.model.safetensors_header import read_header
 from node.model.weights import Weights, files_for, is_foreign, layer_of, weight_map

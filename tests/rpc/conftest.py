@@ -10,7 +10,8 @@ import pytest
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Caller, Fence, Heartbeat, Memory, ModelSpec, NodeInfo, NodeReport
+from node.core.models import ModelSpec
+from node.core.types import Caller, Fence, Heartbeat, Memory, NodeInfo, NodeReport
 from node.rpc.client import RpcClient
 from node.rpc.security import Security
 from node.rpc.server import RpcServer

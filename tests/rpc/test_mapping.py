@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core import types
+from node.core import models, types
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
+from node.core.models import HeldModel, KvCost, ModelSpec
 from node.core.types import (
     Fence,
     Heartbeat,
-    HeldModel,
-    KvCost,
     Link,
     LoadReport,
     LoadState,
     Memory,
-    ModelSpec,
     NodeInfo,
     NodeReport,
     PeerHint,
@@ -44,6 +42,7 @@ from node.rpc.token_codec import (
 )
 from node.wire import control_pb2, serving_pb2
 
+CLASSES = vars(models) | vars(types)
 small = st.integers(0, 2**31)
 texts = st.text(max_size=8)
 
@@ -120,9 +119,9 @@ requests = st.builds(
 )
 
 
-@pytest.mark.parametrize("name", [m for m in control_pb2.DESCRIPTOR.message_types_by_name if hasattr(types, m)])
+@pytest.mark.parametrize("name", [m for m in control_pb2.DESCRIPTOR.message_types_by_name if m in CLASSES])
 def test_same_fields(name: str) -> None:
-    fields = {field.name for field in dataclasses.fields(getattr(types, name))}
+    fields = {field.name for field in dataclasses.fields(CLASSES[name])}
     assert fields == {field.name for field in control_pb2.DESCRIPTOR.message_types_by_name[name].fields}
 
 

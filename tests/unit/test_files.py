@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from node.core.errors import NotReady
+from node.core.models import HeldModel
 from node.core.pool import Pools
-from node.core.types import Address, HeldModel, Shard
+from node.core.types import Address, Shard
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from tests.unit.test_model_revisions import ID, NEW, Sender, made

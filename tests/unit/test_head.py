@@ -10,18 +10,8 @@ from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
 from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
-from node.core.types import (
-    COUNTER_LIMIT,
-    Fence,
-    KvCost,
-    Memory,
-    ModelSpec,
-    NodeInfo,
-    NodeReport,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.models import KvCost, ModelSpec
+from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.placement.place import place
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)

@@ -14,8 +14,9 @@ import pytest
 from node.core.errors import NotReady, PeerUnavailable, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
+from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
-from node.core.types import Caller, Fence, KvCost, LoadState, ModelSpec, Placement, Ring, Shard, StageSpec
+from node.core.types import Caller, Fence, LoadState, Placement, Ring, Shard, StageSpec
 from node.engine.compute import Compute
 from node.ring import lifecycle, stages
 from node.ring.lifecycle import Rings

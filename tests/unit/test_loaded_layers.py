@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from node.core.types import HeldModel, LoadReport, LoadState, NodeReport, Placement, Ring, Shard
+from node.core.models import HeldModel
+from node.core.types import LoadReport, LoadState, NodeReport, Placement, Ring, Shard
 from tests.unit.test_placement import (
     CABLE,
     GB,

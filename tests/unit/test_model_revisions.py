@@ -10,19 +10,9 @@ import pytest
 
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
+from node.core.models import HeldModel, KvCost, ModelSpec
 from node.core.pool import Pools
-from node.core.types import (
-    Address,
-    HeldModel,
-    KvCost,
-    LoadReport,
-    LoadState,
-    ModelSpec,
-    Placement,
-    Ring,
-    Shard,
-    StageSpec,
-)
+from node.core.types import Address, LoadReport, LoadState, Placement, Ring, Shard, StageSpec
 from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION

@@ -8,19 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.types import (
-    Fence,
-    HeldModel,
-    KvCost,
-    Link,
-    Memory,
-    ModelSpec,
-    NodeInfo,
-    NodeReport,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.models import HeldModel, KvCost, ModelSpec
+from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import STAGE_RESERVE, Footprint, ring_bytes
 from node.placement.place import Rules, place

@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from node.core.types import Fence, KvCost, Link, Memory, ModelSpec, NodeInfo, NodeReport, PeerHint, Placement
+from node.core.models import KvCost, ModelSpec
+from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, PeerHint, Placement
 from node.placement.place import place
 from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
 

@@ -17,8 +17,9 @@ from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
+from node.core.models import HeldModel, ModelSpec
 from node.core.pool import Pools
-from node.core.types import HeldModel, Memory, ModelSpec, NodeInfo, NodeReport, Ring, Shard
+from node.core.types import Memory, NodeInfo, NodeReport, Ring, Shard
 from node.gateway.gateway import Gateway
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
-from node.core.types import KvCost, ModelSpec
+from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
