@@ -72,7 +72,7 @@ async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequen
     tokens = await model.encoder.encode(prompt, context=model.context, param=param)
     if tokens:
         return tokens
-    start = model.tokenizer.start
+    start = model.tokenizer.empty_text_token
     if start is None:
         raise BadRequest("The text is empty, and the model has no token that begins a text.", param=param)
     return [start]

@@ -162,11 +162,11 @@ def panics_as_errors() -> Iterator[None]:
         raise ModelBroken(f"The model's tokenizer failed: {error}") from error
 
 
-def check_length(characters: int, context: int, longest: int, *, param: str) -> None:
-    """Raises ContextExceeded for a text that exceeds `context` tokens even if each has `longest` characters."""
-    if characters > context * longest:
+def check_length(characters: int, context: int, max_token_chars: int, *, param: str) -> None:
+    """Raises ContextExceeded for a text that exceeds `context` tokens even if each has `max_token_chars` characters."""
+    if characters > context * max_token_chars:
         raise ContextExceeded(
-            f"This model's maximum context length is {context} tokens, of {longest} characters at most, but the text has "
-            f"{characters} characters.",
+            f"This model's maximum context length is {context} tokens, of {max_token_chars} characters at most, but the "
+            f"text has {characters} characters.",
             param=param,
         )

@@ -103,7 +103,7 @@ class Grammars:
         """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
         NotReady.
         """
-        memory = max(_MIN_HELD, await self._tried(grammar))
+        memory = max(_MIN_HELD, await self._memory_of(grammar))
         await self._check_tokenizer(constraints.directory)
         held = [each.memory for each in self._held if each.memory] + self._being_compiled
         if sum(held) + memory > MAX_HELD:
@@ -131,7 +131,7 @@ class Grammars:
             sandbox.end()
             self._tokenizers_checked.add(directory)
 
-    async def _tried(self, grammar: str) -> int:
+    async def _memory_of(self, grammar: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
         if len(grammar) > MAX_GRAMMAR:
             raise BadRequest(f"The grammar has {len(grammar):,} characters; {MAX_GRAMMAR:,} are the most.")

@@ -65,13 +65,13 @@ class SandboxedEncoder:
         """See `Encoder.encode`. Raises ContextExceeded for a text of more than `context` tokens, naming `param`;
         ModelBroken, ModelChanged, Overloaded, NotReady.
         """
-        check_length(len(text), context, self.tokenizer.longest, param=param)
+        check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
         return await self._ask("encode", context, param, text=text)
 
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         """See `Encoder.encode_pieces`. Raises as `encode` does."""
         size = sum(len(text) for text, _ in pieces)
-        check_length(size, context, self.tokenizer.longest, param="messages")
+        check_length(size, context, self.tokenizer.max_token_chars, param="messages")
         return await self._ask("encode_pieces", context, "messages", pieces=pieces)
 
     async def encode_chat(
@@ -83,12 +83,18 @@ class SandboxedEncoder:
         context: int,
     ) -> list[int]:
         """See `Encoder.encode_chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
-        longest = self.tokenizer.longest
+        max_token_chars = self.tokenizer.max_token_chars
         if self.tokenizer.template_is_code:
             segments = await self.pool.run(self.tokenizer.render, messages, tools, **more)
-            check_length(sum(len(text) for text, _ in segments), context, longest, param="messages")
+            check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
             return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))
-        given = {"messages": messages, "tools": tools, "more": more, "context": context, "longest": longest}
+        given = {
+            "messages": messages,
+            "tools": tools,
+            "more": more,
+            "context": context,
+            "max_token_chars": max_token_chars,
+        }
         return await self._ask("encode_chat", context, "messages", **given)
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:

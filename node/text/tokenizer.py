@@ -73,9 +73,9 @@ class Tokenizer(Encoder):
         self.vocab_size = len(hf)
         self.has_fixed_bytes = self._to_bytes is not None
         """Whether each token has fixed bytes, so that a text is the bytes of its tokens."""
-        self.start: int | None = hf.eos_token_id if self.bos is None else self.bos
+        self.empty_text_token: int | None = hf.eos_token_id if self.bos is None else self.bos
         """Token that stands for an empty text; None if there is no such token."""
-        self.longest = max(map(len, hf.get_vocab()), default=1)
+        self.max_token_chars = max(map(len, hf.get_vocab()), default=1)
         """Maximum characters of a token."""
 
     def symbols(self, text: str) -> list[Symbol]:

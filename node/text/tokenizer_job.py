@@ -80,7 +80,9 @@ class _TokenizerJob:
     def encode_segments(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
         return self._encoder.encode_segments([Segment(*each) for each in segments])
 
-    def encode_chat(self, messages: Any, tools: Any, more: dict[str, Any], context: int, longest: int) -> list[int]:
+    def encode_chat(
+        self, messages: Any, tools: Any, more: dict[str, Any], context: int, max_token_chars: int
+    ) -> list[int]:
         segments = self._encoder.render(messages, tools, **more)
-        check_length(sum(len(segment.text) for segment in segments), context, longest, param="messages")
+        check_length(sum(len(segment.text) for segment in segments), context, max_token_chars, param="messages")
         return self._encoder.encode_segments(segments)

@@ -47,7 +47,7 @@ class ScriptedModel:
         return self
 
     async def encode(self, text: str, *, context: int, param: str) -> list[int]:
-        check_length(len(text), context, self.tokenizer.longest, param=param)
+        check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
         return await self.pool.run(self.tokenizer.encode, text)
 
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:

@@ -86,7 +86,7 @@ async def test_what_a_person_typed_is_no_control_token_there_either(opened):
 
 async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_made_of_it(opened):
     encoder = await opened(DEMO)
-    most = 100 * encoder.tokenizer.longest
+    most = 100 * encoder.tokenizer.max_token_chars
     begun = time.monotonic()
     for asked in (
         lambda text: encoder.encode(text, context=100, param="prompt"),
