@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.limits import MAX_STOP
-from api.message import Message
+from api.message import Message, StrictModel
 
 ROLES = {
     "system": "system",
@@ -23,19 +23,15 @@ ROLES = {
 Text = Annotated[str, Field(max_length=MAX_STOP)]
 
 
-class Wrapper(BaseModel):
+class Wrapper(StrictModel):
     """Text placed before and after a message."""
-
-    model_config = ConfigDict(strict=True)
 
     start: Text = ""
     end: Text = ""
 
 
-class Templates(BaseModel):
+class Templates(StrictModel):
     """The texts of each role; those of a role that is not given are empty."""
-
-    model_config = ConfigDict(strict=True)
 
     system: Wrapper = Wrapper()
     user: Wrapper = Wrapper()
@@ -63,9 +59,7 @@ class Templates(BaseModel):
         return nested
 
 
-class Adapter(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class Adapter(StrictModel):
     templates: Templates
 
     @model_validator(mode="before")

@@ -42,22 +42,24 @@ def _part_text(index: int, part: Any) -> str:
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 
 
-class _Part(BaseModel):
+class StrictModel(BaseModel):
+    """Converts no types: a number is not a string."""
+
     model_config = ConfigDict(strict=True)
 
 
-class FunctionCall(_Part):
+class FunctionCall(StrictModel):
     name: Name
     arguments: str
 
 
-class ToolCall(_Part):
+class ToolCall(StrictModel):
     id: Name
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(_Part):
+class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_join_parts)] = None
     name: Name | None = None

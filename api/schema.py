@@ -31,7 +31,7 @@ from api.limits import (
     MAX_TOOLS,
     MAX_VARIABLES,
 )
-from api.message import Message
+from api.message import Message, StrictModel
 from api.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from node.core.errors import BadRequest
 from node.core.generation import Sampling
@@ -72,9 +72,7 @@ Stop = Annotated[list[str], BeforeValidator(_stop_list)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_bias_by_token)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
 
@@ -132,18 +130,14 @@ class GenerationRequest(BaseModel):
         return self
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class JsonSchema(StrictModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -17,6 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from api.limits import MAX_TOOLS
+from api.message import StrictModel
 from node.core.errors import BadRequest
 from node.text.grammar import Function
 
@@ -24,10 +23,6 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required"]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)
 
 
 def _is_object_schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +33,7 @@ def _is_object_schema(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class FunctionTool(_Part):
+class FunctionTool(StrictModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_is_object_schema)] | None = None
@@ -63,7 +58,7 @@ class FunctionTool(_Part):
         return Function(self.name, {**NO_PARAMETERS, **(self.parameters or {})}, strict=bool(self.strict))
 
 
-class Tool(_Part):
+class Tool(StrictModel):
     type: Literal["function"]
     function: FunctionTool
 

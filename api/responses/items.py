@@ -5,22 +5,18 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
 from api.limits import MAX_MESSAGES, MAX_NAME, MAX_PARTS
-from api.message import MEDIA, Name
+from api.message import MEDIA, Name, StrictModel
 from node.core.errors import BadRequest
 
 Json = dict[str, Any]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class InputMessage(_Strict):
+class InputMessage(StrictModel):
     role: Literal["user", "system", "developer", "assistant"]
     content: str | list[Any]
 
@@ -32,7 +28,7 @@ class InputMessage(_Strict):
         return {"type": "message", "role": self.role, "status": "completed", "content": content}
 
 
-class FunctionCallItem(_Strict):
+class FunctionCallItem(StrictModel):
     call_id: Name
     name: Name
     arguments: str
@@ -41,7 +37,7 @@ class FunctionCallItem(_Strict):
         return {"type": "function_call", "status": "completed", **self.model_dump()}
 
 
-class FunctionOutputItem(_Strict):
+class FunctionOutputItem(StrictModel):
     call_id: Name
     output: str | list[Any]
 
@@ -50,10 +46,10 @@ class FunctionOutputItem(_Strict):
         return {"type": "function_call_output", "status": "completed", "call_id": self.call_id, "output": output}
 
 
-class ReasoningItem(_Strict):
+class ReasoningItem(StrictModel):
     """Earlier reasoning of the model, given to chat templates that support it."""
 
-    summary: list[Any] = []
+    summary: list[Any] = Field(default=[])
     content: list[Any] | None = None
 
     def item(self) -> Json:
@@ -61,7 +57,7 @@ class ReasoningItem(_Strict):
         return {"type": "reasoning", "summary": self.summary, "content": content, "status": "completed"}
 
 
-class Reference(_Strict):
+class Reference(StrictModel):
     """Refers to an item of a response that is stored here."""
 
     id: Name
