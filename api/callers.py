@@ -11,7 +11,7 @@ from ipaddress import ip_address, ip_network
 from aiohttp import hdrs, web
 
 from api.errors import HostNotAllowed
-from node.core.addresses import host_in, is_address, is_local_name, is_near, share_link
+from node.core.addresses import are_in_one_network, is_address, is_local_address, is_local_name, parse_host
 from node.core.errors import NotAdmitted
 
 CLIENT = web.RequestKey("client", str)
@@ -46,7 +46,7 @@ class Callers:
         return blake2b(known.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
 
     def _check_address(self, caller: str, own: str) -> None:
-        if not is_near(caller) and not share_link(caller, own):
+        if not is_local_address(caller) and not are_in_one_network(caller, own):
             raise NotAdmitted(
                 f"Without API keys, requests are accepted from private and link-local addresses only, not from {caller}.",
                 hint="Start the node with --api-key-file, or with --open-api to let anybody use it.",
@@ -60,7 +60,7 @@ class Callers:
         browser.
         """
         assert self._names is not None
-        host = host_in(authority)
+        host = parse_host(authority)
         if not authority or (host and (is_address(host) or is_local_name(host) or host in self._names)):
             return
         raise HostNotAllowed(
@@ -71,7 +71,7 @@ class Callers:
 
 def _address_or_network(caller: str, own: str) -> str:
     """The address, or the /64 of a distant IPv6 address: within it a caller can choose among 2**64 addresses."""
-    if ":" not in caller or is_near(caller) or share_link(caller, own) or not is_address(caller):
+    if ":" not in caller or is_local_address(caller) or are_in_one_network(caller, own) or not is_address(caller):
         return caller
     return str(ip_network((ip_address(caller), 64), strict=False))
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from api.answer import Delta
 from api.backend import Model
 from api.callers import CLIENT
-from api.echo import Echo, spell
+from api.echo import Echo, prompt_pieces
 from api.generation import Choice, Job, check_tokens
 from api.limits import MAX_ANSWERS
 from api.logprobs import legacy_logprobs
@@ -61,7 +61,7 @@ async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wa
     text = prompt if isinstance(prompt, str) else None
     if text is not None and wanted is None:
         return Echo((), text, wanted)  # nothing asks for the text of each token
-    return Echo(await model.encoder.pool.run(spell, model.tokenizer, tokens, text), text, wanted)
+    return Echo(await model.encoder.pool.run(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
 
 
 async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequence[int]:

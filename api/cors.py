@@ -11,7 +11,7 @@ from collections.abc import Collection
 from aiohttp import hdrs, web
 
 from api.errors import OriginNotAllowed
-from node.core.addresses import host_in, is_local_name, is_near
+from node.core.addresses import is_local_address, is_local_name, parse_host
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +123,11 @@ class Cors:
         scheme, mark, rest = origin.partition("://")
         if not mark or scheme not in WEB:
             return bool(mark) and scheme in APPS
-        host = host_in(rest)
+        host = parse_host(rest)
         if host is None or rest != rest.lower():
             return False
         # Browsers take 0.0.0.0 for this machine.
-        return host in self._names or host == "0.0.0.0" or is_near(host) or is_local_name(host)
+        return host in self._names or host == "0.0.0.0" or is_local_address(host) or is_local_name(host)
 
     def _log_once(self, origin: str) -> None:
         """Log a refused origin: a browser shows its user only that the request failed."""

@@ -40,7 +40,7 @@ class Echo:
         return tuple(tokens)
 
 
-def spell(tokenizer: Tokenizer, tokens: Sequence[int], text: str | None) -> list[str]:
+def prompt_pieces(tokenizer: Tokenizer, tokens: Sequence[int], text: str | None) -> list[str]:
     """The text that each token of a prompt contributes.
 
     A control token contributes only if it occurs in the `text` that was tokenized; so does the leading space that some

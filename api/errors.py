@@ -61,15 +61,15 @@ def error_object(status: int, message: str, *, code: str | None = None, param: s
     """Error object for JSON. `message` and `param` may quote the request; they are shortened."""
     return {
         "error": {
-            "message": short(message),
+            "message": shorten(message),
             "type": error_type(status),
-            "param": param and short(param, MAX_PARAM),
+            "param": param and shorten(param, MAX_PARAM),
             "code": code,
         }
     }
 
 
-def short(text: str, most: int = MAX_MESSAGE) -> str:
+def shorten(text: str, most: int = MAX_MESSAGE) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

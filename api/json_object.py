@@ -160,7 +160,7 @@ def _short(digits: str) -> int:
     return int(digits)
 
 
-def weight(value: Any) -> int:
+def approximate_bytes(value: Any) -> int:
     """Approximate length of the value's JSON: characters of its strings, plus a constant for each part."""
     total = 8 + (len(value) if isinstance(value, str) else 0)
     for level in _levels(value):

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from node.core.addresses import host_in, split_host_port
+from node.core.addresses import parse_host, split_host_port
 from node.core.types import MAX_NAME_CHARS
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
@@ -76,7 +76,7 @@ def origin(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    if host_in(text) != text.lower():
+    if parse_host(text) != text.lower():
         raise argparse.ArgumentTypeError(f"{text!r} is not a host name; write it like llm.example, without a port")
     return text.lower()
 

@@ -15,7 +15,7 @@ from api.answer import Delta
 from api.chat import ask
 from api.errors import Unsupported
 from api.generation import run_all
-from api.json_object import weight
+from api.json_object import approximate_bytes
 from api.limits import SMALL_BODY
 from api.response import STREAM, Env
 from api.responses.background import Background
@@ -135,7 +135,7 @@ class Responses:
         for name, param in named.items():
             if name not in found:
                 raise BadRequest(f"Item with id '{name[:80]}' not found.", param=param)
-        sizes = {name: weight(item) for name, item in found.items()}
+        sizes = {name: approximate_bytes(item) for name, item in found.items()}
         more = sum(sizes[item["id"]] for item in items if _is_reference(item))
         if more > self.env.bodies.limit:
             raise ContextExceeded(
@@ -193,7 +193,7 @@ class Responses:
 
 def _parse_request(given: Json) -> tuple[ResponseRequest, Json, int]:
     """The validated request, its body as sent, and its approximate bytes."""
-    return parse(ResponseRequest, given), given, weight(given)
+    return parse(ResponseRequest, given), given, approximate_bytes(given)
 
 
 def _as_chat(body: ResponseRequest, items: Sequence[Item], given: Json) -> ChatRequest:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import NotFound, PreviousNotFound
-from api.json_object import weight
+from api.json_object import approximate_bytes
 from api.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
 
 Json = dict[str, Any]
@@ -29,9 +29,11 @@ class StoredResponse:
     def after(
         cls, before: "StoredResponse | None", response: Json, given: tuple[Json, ...], size: int
     ) -> "StoredResponse":
-        """`size`: approximate bytes of the request (see `weight`)."""
+        """`size`: approximate bytes of the request (see `approximate_bytes`)."""
         history = (*(before.history if before else ()), *given, *response["output"])
-        return cls(response, given, history, size + weight(response["output"]) + (before.bytes if before else 0))
+        return cls(
+            response, given, history, size + approximate_bytes(response["output"]) + (before.bytes if before else 0)
+        )
 
 
 class Store:

@@ -5,7 +5,7 @@ from typing import Any
 
 from api.answer import Delta
 from api.backend import Inference
-from api.errors import short
+from api.errors import shorten
 from api.generation import Choice, Job, run_all, usage
 from api.logprobs import chat_logprobs
 from api.responses.items import Item
@@ -65,7 +65,7 @@ class Turn:
         """Make the response fail. Errors after its end change nothing."""
         if self.output.ended:
             return []
-        events = list(self.output.fail(_code(error), short(str(error))))
+        events = list(self.output.fail(_code(error), shorten(str(error))))
         self._keep()
         return events
 

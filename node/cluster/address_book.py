@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from node.cluster.paths import Paths
-from node.core.addresses import is_near, join_host_port
+from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import now
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Address, Caller, Link, PeerHint
@@ -77,7 +77,7 @@ class AddressBook:
         known = self.hint_of(hint.id)
         if known and known.grpc_port != hint.grpc_port and self.paths.best(hint.id, now()):
             return
-        is_far = not self.anywhere and hint.id != self._self_id and not any(map(is_near, hint.addresses))
+        is_far = not self.anywhere and hint.id != self._self_id and not any(map(is_local_address, hint.addresses))
         if is_far and hint not in self._ignored and len(self._ignored) < MAX_NODES:
             self._ignored.add(hint)
             where = ", ".join(hint.addresses)
@@ -91,7 +91,7 @@ class AddressBook:
             return False  # a name may lead anywhere
         if loopback and not any(interface.kind == "loopback" for interface in self.interfaces):
             return False
-        return self.anywhere or is_near(address)
+        return self.anywhere or is_local_address(address)
 
     def _put(self, hint: PeerHint) -> None:
         entry = self.entries.get(hint.id)

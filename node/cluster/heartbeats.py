@@ -11,7 +11,7 @@ from functools import partial
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
-from node.core.addresses import is_near, join_host_port
+from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
@@ -104,7 +104,7 @@ class Heartbeats:
         failure: PippinError = PeerUnavailable(f"{host} has no address.")
         for address in await _addresses_of(host):
             try:
-                if not self._book.anywhere and not is_near(address):
+                if not self._book.anywhere and not is_local_address(address):
                     raise NotAdmitted(
                         f"Without a secret, only private and link-local addresses are called, not {address}.",
                         hint="Start all nodes with one --secret-file.",

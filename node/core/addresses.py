@@ -21,13 +21,13 @@ _LOCAL_DOMAINS = ("localhost", "local", "internal", "home.arpa")
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.%~-]+)?)\]|([\w.-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 
 
-def is_near(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether an IP address is loopback, private, link-local or a VPN's. False for anything but an IP address."""
     found = _parse(address)
     return found is not None and any(found in network for network in _NEAR)
 
 
-def share_link(one: str, other: str) -> bool:
+def are_in_one_network(one: str, other: str) -> bool:
     """Whether two IP addresses are equal, or in the same IPv6 /64, like the public addresses of a home network."""
     first, second = _parse(one), _parse(other)
     if isinstance(first, IPv6Address) and isinstance(second, IPv6Address):
@@ -52,7 +52,7 @@ def is_local_name(host: str) -> bool:
     )
 
 
-def host_in(authority: str) -> str | None:
+def parse_host(authority: str) -> str | None:
     """The host, in lower case, of `host`, `host:port` or `[IPv6]:port`; None for any other text."""
     match = _AUTHORITY.fullmatch(authority)
     return (match[1] or match[2]).lower() if match else None

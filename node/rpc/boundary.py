@@ -34,12 +34,12 @@ _MAX_CHARS = 2000
 """Maximum characters of a message or hint: gRPC refuses more than 8 KB of metadata, and with it the whole answer."""
 
 
-def quiet_hang_ups() -> None:
+def quiet_hang_up_tracebacks() -> None:
     """Suppress the traceback that gRPC logs if a caller hangs up just as the status of its answer is sent."""
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_logging)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     raised = record.exc_info[1] if record.exc_info else None
     if isinstance(raised, cygrpc.ExecuteBatchError):
         log.debug("a caller closed the connection before its answer ended")

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from node.core.addresses import is_near, split_host_port
+from node.core.addresses import is_local_address, split_host_port
 from node.core.errors import BadRequest, NotAdmitted
 from node.core.types import Caller
 from node.rpc.boundary import answering
@@ -79,7 +79,7 @@ class Guard(grpc.aio.ServerInterceptor):
         caller = caller_of(context)
         if self._anywhere and not caller.node:  # its claims could not be verified
             raise NotAdmitted(f"The certificate of {caller.address} has no node's key.")
-        if not self._anywhere and not is_near(caller.address):
+        if not self._anywhere and not is_local_address(caller.address):
             raise NotAdmitted(
                 f"Without a secret, calls are accepted from private and link-local addresses only, not from {caller.address}.",
                 hint="Start all nodes with the same --secret-file.",

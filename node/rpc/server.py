@@ -10,7 +10,7 @@ import grpc
 from node.core.addresses import join_host_port
 from node.core.errors import PortTaken
 from node.core.types import Heartbeat
-from node.rpc.boundary import quiet_hang_ups
+from node.rpc.boundary import quiet_hang_up_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
     checked_challenge,
@@ -47,7 +47,7 @@ class RpcServer:
 
         Without `security`, anybody on the networks of this machine may call.
         """
-        quiet_hang_ups()
+        quiet_hang_up_tracebacks()
         guard = Guard(anywhere=security is not None)
         # This limit leaves descriptors for all other uses.
         most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

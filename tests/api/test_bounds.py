@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from api import limits
 from api.body import Bodies
 from api.errors import error_object
-from api.json_object import Counts, parse_json, weight
+from api.json_object import Counts, approximate_bytes, parse_json
 from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from api.stop_strings import Pattern, StopMatcher
 from node.core.errors import BadRequest
@@ -257,7 +257,7 @@ def test_arguments_count_together():
 @given(values)
 def test_weights_are_about_as_long_as_the_json(value):
     written = len(json.dumps(value, ensure_ascii=False))
-    assert written / 30 <= weight(value) <= 20 * written
+    assert written / 30 <= approximate_bytes(value) <= 20 * written
 
 
 # --- encodings ---

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from node.core.addresses import host_in, is_local_name, is_near, share_link
+from node.core.addresses import are_in_one_network, is_local_address, is_local_name, parse_host
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ from node.core.addresses import host_in, is_local_name, is_near, share_link
     ],
 )
 def test_what_is_near(address: str, near: bool) -> None:
-    assert is_near(address) is near
+    assert is_local_address(address) is near
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_near(address: str, near: bool) -> None:
     ],
 )
 def test_what_shares_a_link(one: str, other: str, shared: bool) -> None:
-    assert share_link(one, other) is share_link(other, one) is shared
+    assert are_in_one_network(one, other) is are_in_one_network(other, one) is shared
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_local_names(name: str, local: bool) -> None:
     ],
 )
 def test_hosts(authority: str, host: str | None) -> None:
-    assert host_in(authority) == host
+    assert parse_host(authority) == host
 
 
 def test_any_text_is_judged() -> None:
     seeded = random.Random(5)
     for _ in range(5000):
         text = "".join(seeded.choices("0123456789abcdf.:[]%/@-_ \u00e9\x00", k=seeded.randrange(20)))
-        host = host_in(text)
+        host = parse_host(text)
         assert host is None or host in text.lower()
-        assert isinstance(is_near(text), bool)
+        assert isinstance(is_local_address(text), bool)
         assert isinstance(is_local_name(text), bool)
-        assert isinstance(share_link(text, "::1"), bool)
+        assert isinstance(are_in_one_network(text, "::1"), bool)
