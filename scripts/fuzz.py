@@ -63,7 +63,6 @@ def attack(kind: str, directory: Path, options: argparse.Namespace, limits: Limi
         except* NodeEnded as ended:
             target.findings.complain(str(ended.exceptions[0]))
         else:
-            target.check_at_end()
             target.report(kind)
     return target.findings
 

@@ -130,7 +130,7 @@ def _bytes(folder: Path, rng: random.Random) -> str:
 
 def _header(folder: Path, rng: random.Random) -> str:
     """Change the header of a safetensors file."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
     if not files:
         return "no weights"
     file = rng.choice(files)

@@ -18,8 +18,8 @@ class Watch:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def result(self) -> tuple[float, float, int, int]:
-        """End the watch; return the 99th percentile and the maximum in ms, the number of polls, and of failed ones."""
+    def figures(self) -> tuple[float, float, int, int]:
+        """99th percentile and maximum in ms, number of polls, and of failed ones, since these were last asked for."""
         self._pipe.send(None)
         told: tuple[float, float, int, int] = self._pipe.recv()
         return told
@@ -41,10 +41,15 @@ def watching(ports: Sequence[int]) -> Iterator[Watch]:
 def _poll(ports: Sequence[int], pipe: Connection) -> None:
     with contextlib.suppress(PermissionError, OSError):  # needs root
         os.nice(-10)
-    times: list[float] = []
-    missed = 0
     connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S) for port in ports]
-    while not pipe.poll(EVERY_S):
+    times: list[float] = []
+    failed = 0
+    while True:
+        if pipe.poll(EVERY_S):
+            pipe.recv()
+            times.sort()
+            pipe.send((times[len(times) * 99 // 100], times[-1], len(times), failed))
+            times, failed = [], 0
         for connection in connections:
             began = time.perf_counter()
             try:
@@ -52,8 +57,5 @@ def _poll(ports: Sequence[int], pipe: Connection) -> None:
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException):
                 connection.close()
-                missed += 1
+                failed += 1
             times.append((time.perf_counter() - began) * 1000)
-    times.sort()
-    with contextlib.suppress(BrokenPipeError):
-        pipe.send((times[len(times) * 99 // 100], times[-1], len(times), missed))

@@ -131,7 +131,7 @@ class Target:
                 self.findings.complain(f"after {what}: {node.name} logged {traceback}")
             self._read[node.name] = len(node.written)
         self._weigh()
-        print(f"  {what} done; memory {self._growth():.2f}x", flush=True)
+        self._check_limits(what)
 
     def check_processes(self, what: str) -> None:
         """Raises NodeEnded."""
@@ -144,22 +144,21 @@ class Target:
         self._memory = self._memory or now
         self._most = [max(pair) for pair in zip(self._most, now, strict=True)]
 
-    def _growth(self) -> float:
-        return max(most / first for most, first in zip(self._most, self._memory, strict=True))
-
-    def check_at_end(self) -> None:
-        limits, told = self._limits, self._watch.result()
-        self.p99_ms, self.max_ms, self.polls, self.missed = told
-        if self.p99_ms > limits.health_p99_ms or self.max_ms > limits.health_max_ms or self.missed:
-            self.findings.complain(
-                f"/health: p99 {self.p99_ms:.1f} ms (at most {limits.health_p99_ms:g}), max {self.max_ms:.1f} ms "
-                f"(at most {limits.health_max_ms:g}), {self.missed} of {self.polls} not answered"
-            )
-        if self._growth() > limits.growth:
-            self.findings.complain(f"memory grew {self._growth():.2f} times (at most {limits.growth:g})")
+    def _check_limits(self, what: str) -> None:
+        """Health during these attacks, and the most memory after any batch so far."""
+        limits = self._limits
+        p99_ms, max_ms, polls, failed = self._watch.figures()
+        growth, most = max((most / first, most) for most, first in zip(self._most, self._memory, strict=True))
+        told = (
+            f"{what}: /health p99 {p99_ms:.1f} ms, max {max_ms:.1f} ms, {failed} of {polls} not answered; "
+            f"memory {growth:.2f}x, {most / 1e6:.0f} MB"
+        )
+        print(f"  {told}", flush=True)
+        if p99_ms > limits.health_p99_ms or max_ms > limits.health_max_ms or failed or growth > limits.growth:
+            self.findings.complain(f"over the limits: {told}")
 
     def report(self, kind: str) -> None:
-        print(f"{kind}: /health p99 {self.p99_ms:.1f} ms, max {self.max_ms:.1f} ms; memory {self._growth():.2f}x")
+        print(f"{kind}:")
         for word, count in sorted(self.findings.answers.items()):
             print(f"  {count:>8,}  {word}")
 
