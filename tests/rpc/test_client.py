@@ -11,7 +11,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.types import Address, Fence
-from node.rpc.boundary import quiet_hang_ups
+from node.rpc.boundary import quiet_hang_up_tracebacks
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving
 
@@ -82,7 +82,7 @@ async def test_a_link_that_was_closed_before_its_first_frame() -> None:
 
 
 def test_who_hangs_up_at_the_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    quiet_hang_ups()
+    quiet_hang_up_tracebacks()
     log = logging.getLogger("grpc._cython.cygrpc")
     for error in (cygrpc.ExecuteBatchError("Failed"), ValueError("something else")):
         log.error("%s raised in core", type(error).__name__, exc_info=error)
