@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState, PeerView, Refusal
 
-_NAMED = 5
+_MAX_NAMED = 5
 """Maximum nodes that one warning names."""
 LONG_JOB_S = 15.0
 """Seconds after which a job counts as stuck; the largest chunk on the slowest machine takes 6 s."""
@@ -131,8 +131,8 @@ def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
 
 def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     """Nodes have the same cluster name but another secret: of the same user by mistake, or of a neighbour."""
-    names = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_NAMED]]
-    more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    names = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_MAX_NAMED]]
+    more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
     return Issue(
         Code.SECRET_MISMATCH,
         Severity.WARNING,

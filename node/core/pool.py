@@ -115,7 +115,7 @@ class Pools:
     """Reads this node's disk for requests and loads; a disk that has to wake up takes some 10 s."""
     upkeep: Pool = field(default_factory=lambda: Pool("upkeep", 2, 16, 60))
     """Periodic tasks of the node."""
-    uploads: Pool = field(default_factory=lambda: Pool("upload", 4, 256, 60))
+    offers: Pool = field(default_factory=lambda: Pool("offer", 4, 256, 60))
     """Reads files for peers."""
     hub: Pool = field(default_factory=lambda: Pool("hub", 4, 64, 120))
     """Look-ups at the hub, each with a timeout."""
@@ -124,5 +124,5 @@ class Pools:
 
     def stuck(self) -> list[str]:
         """Names of the pools whose jobs do not end."""
-        pools = (self.texts, self.files, self.upkeep, self.uploads, self.hub, self.downloads)
+        pools = (self.texts, self.files, self.upkeep, self.offers, self.hub, self.downloads)
         return [pool.name for pool in pools if pool.is_stuck()]

@@ -47,12 +47,12 @@ class Files:
     # --- for peers ----------------------------------------------------------------------------------------------------
 
     async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
-        offered = await self._pools.uploads.run(lambda: offer(self._here(model, revision)))
+        offered = await self._pools.offers.run(lambda: offer(self._here(model, revision)))
         return [(file.name, file.size) for file in offered]
 
     async def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        chunks = await self._pools.uploads.run(lambda: read(self._here(model, revision), name, offset))
-        while chunk := await self._pools.uploads.run(next, chunks, None):
+        chunks = await self._pools.offers.run(lambda: read(self._here(model, revision), name, offset))
+        while chunk := await self._pools.offers.run(next, chunks, None):
             yield chunk
 
     def _here(self, model: str, revision: str) -> Path:
