@@ -1,7 +1,7 @@
 """This node's state in the cluster: membership, election, and the current placement.
 
 All nodes exchange their whole state twice a second, and at once when it changes. The head adds its placement for nodes
-that have an older one. There are no commands over the network, so a lost message does no harm: the next one repeats it.
+that have an older one. A placement is state, not a command, so a lost message does no harm: the next one repeats it.
 
 A node that joins a new head sends it the old head's placement. The new head takes over rings of it that still work, so that
 a healed partition interrupts nothing; until it has decided, it sends the node no placement.
