@@ -21,12 +21,12 @@ from node.text.tokenizer import Tokenizer
 
 async def create(env: Env, request: web.Request) -> web.StreamResponse:
     body = await env.bodies.read(request, partial(parse, ChatRequest))
-    job, choices = await ask(env, request, body, new_id("chatcmpl"))
+    job, choices = await prepare(env, request, body, new_id("chatcmpl"))
     shape = ChatShape(job.model.tokenizer, body.wanted_logprobs, legacy=body.tool_use.legacy)
     return await Reply(job, choices, shape).send(request, env)
 
 
-async def ask(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
+async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """Prepare the choices of a chat request."""
     use = body.tool_use
     constraint = AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format))

@@ -44,7 +44,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     for prompt in body.prompt:
         await asyncio.sleep(0)  # let other tasks run: thousands of prompts take long
         tokens = await encode(model, prompt, param="prompt")
-        job.room(tokens)
+        job.max_new_tokens(tokens)
         name = f"{job.id}-{len(choices)}-prompt"
         wanted = None
         if body.echo and body.logprobs is not None:

@@ -82,7 +82,7 @@ class Job:
             id=self.id,
             model=self.model.id,
             prompt=tuple(prompt),
-            max_tokens=self.room(prompt),
+            max_tokens=self.max_new_tokens(prompt),
             # After a complete grammar only EOS can come, so `ignore_eos` has no effect.
             stop_tokens=frozenset() if self.body.ignore_eos and not self.grammar else self.model.tokenizer.eos,
             sampling=self.sampling,
@@ -91,7 +91,7 @@ class Job:
             revision=self.model.revision,
         )
 
-    def room(self, prompt: Sequence[int]) -> int:
+    def max_new_tokens(self, prompt: Sequence[int]) -> int:
         """Maximum number of tokens that can be generated for a prompt.
 
         Raises ContextExceeded if the prompt leaves no room, before anything is computed.

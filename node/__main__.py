@@ -26,10 +26,10 @@ def _run(options: Options) -> int:
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
-    from node.host.memory import share_heaps  # noqa: PLC0415
+    from node.host.memory import limit_arenas  # noqa: PLC0415
     from node.text.sandbox import SandboxServer  # noqa: PLC0415
 
-    share_heaps()
+    limit_arenas()
     sandboxes = SandboxServer()  # before threads and gRPC start; it imports in parallel to this process
     with fixed_limit():
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415

@@ -75,7 +75,7 @@ class Upkeep:
         """Return the heap memory that large requests freed to the system."""
         while True:
             await asyncio.sleep(MEMORY_S)
-            await self._pool.run(memory.give_back)
+            await self._pool.run(memory.release_free_heap)
 
 
 def addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from api.answer import Delta
-from api.chat import ask
+from api.chat import prepare
 from api.errors import Unsupported
 from api.generation import run_all
 from api.json_object import approximate_bytes
@@ -150,7 +150,7 @@ class Responses:
         while turn.job is None:
             try:
                 with _with_own_param_names():
-                    turn.open(*await ask(self.env, request, chat, turn.output.id))
+                    turn.open(*await prepare(self.env, request, chat, turn.output.id))
             except NotReady:
                 if not turn.output.body.background or time.monotonic() > deadline:
                     raise

@@ -16,7 +16,7 @@ _M_ARENA_MAX = -8
 _MAX_ARENAS = 2
 
 
-def share_heaps() -> None:
+def limit_arenas() -> None:
     """Limit glibc to two malloc arenas. By default nearly every thread has its own, of up to 64 MB.
 
     Memory freed in an arena is of no use to threads with other arenas, and is seldom returned to the system. Other C
@@ -26,7 +26,7 @@ def share_heaps() -> None:
         _GLIBC.mallopt(_M_ARENA_MAX, _MAX_ARENAS)
 
 
-def give_back() -> None:
+def release_free_heap() -> None:
     """Return free heap memory to the system: glibc keeps all but the ends of its heaps. Takes some milliseconds."""
     if _GLIBC:
         _GLIBC.malloc_trim(0)

@@ -55,9 +55,9 @@ def test_a_mac_without_sysctl_still_has_a_chip(monkeypatch):
 
 THREADS = """
 import ctypes, threading
-from node.host.memory import share_heaps
+from node.host.memory import limit_arenas
 
-share_heaps()
+limit_arenas()
 libc = ctypes.CDLL(None)
 ready = threading.Barrier(9)
 
@@ -85,7 +85,7 @@ def test_what_is_free_in_the_middle_of_a_heap_goes_back_to_the_system():
     for block in blocks:
         libc.free(block)
     before = psutil.Process().memory_info().rss
-    memory.give_back()
+    memory.release_free_heap()
     assert before - psutil.Process().memory_info().rss > 30_000_000
     libc.free(end)
 
