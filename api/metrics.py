@@ -44,10 +44,7 @@ class Metrics:
             registry=registry,
         )
         self.tokens = Counter("pippin_tokens", "Tokens of prompts and answers", ["model", "kind"], registry=registry)
-        registry.register(_State(backend))
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+        registry.register(_BackendGauges(backend))
 
     @property
     def middleware(self) -> Middleware:
@@ -97,7 +94,7 @@ class CountedInference:
         return evaluation
 
 
-class _State(Collector):
+class _BackendGauges(Collector):
     """Gauges, read from the backend at each scrape."""
 
     def __init__(self, backend: Backend) -> None:
@@ -140,4 +137,4 @@ class _State(Collector):
 
 
 async def show(metrics: Metrics, _request: web.Request) -> web.Response:
-    return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
