@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from api.limits import MAX_STOP
+from api.limits import MAX_STOP_CHARS
 from api.message import Message, StrictModel
 
 ROLES = {
@@ -20,7 +20,7 @@ ROLES = {
 """Role of a message -> role whose texts wrap it; koboldcpp calls that of tool results `tools`."""
 
 
-Text = Annotated[str, Field(max_length=MAX_STOP)]
+Text = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 
 
 class Wrapper(StrictModel):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.limits import MAX_MESSAGE, MAX_PARAM
+from api.limits import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS
 from node.core.errors import BadRequest, PippinError
 
 
@@ -63,13 +63,13 @@ def error_object(status: int, message: str, *, code: str | None = None, param: s
         "error": {
             "message": shorten(message),
             "type": error_type(status),
-            "param": param and shorten(param, MAX_PARAM),
+            "param": param and shorten(param, MAX_PARAM_CHARS),
             "code": code,
         }
     }
 
 
-def shorten(text: str, most: int = MAX_MESSAGE) -> str:
+def shorten(text: str, most: int = MAX_MESSAGE_CHARS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -35,8 +35,7 @@ MAX_DIGITS = 400
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
-MAX_NAME = 512
-"""Maximum characters of a model's name, an id, or a name that is echoed."""
+# Names have at most MAX_NAME_CHARS of node.core.types, like those that nodes accept from each other.
 MAX_MESSAGES = 4096
 """Maximum messages of a chat, or items of a response's input."""
 MAX_PARTS = 1024
@@ -45,7 +44,7 @@ MAX_CALLS = 128
 """Maximum tool calls of a message."""
 MAX_TOOLS = 128
 MAX_STOPS = 4
-MAX_STOP = 1024
+MAX_STOP_CHARS = 1024
 """Maximum characters of a stop string, or of a text in an adapter."""
 MAX_BIASES = 1024
 MAX_CHOICES = 128
@@ -60,9 +59,9 @@ MAX_METADATA = 16
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-MAX_MESSAGE = 2000
+MAX_MESSAGE_CHARS = 2000
 """Maximum characters of an error message, which may quote the request."""
-MAX_PARAM = 200
+MAX_PARAM_CHARS = 200
 
 # --- responses --------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from api.json_object import parse_json
-from api.limits import MAX_CALLS, MAX_NAME, MAX_PARTS
+from api.limits import MAX_CALLS, MAX_PARTS
 from node.core.errors import BadRequest
+from node.core.types import MAX_NAME_CHARS
 
 MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file"})
 
@@ -39,7 +40,7 @@ def _part_text(index: int, part: Any) -> str:
     return text
 
 
-Name = Annotated[str, Field(max_length=MAX_NAME)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class StrictModel(BaseModel):

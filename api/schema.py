@@ -25,8 +25,7 @@ from api.limits import (
     MAX_CHOICES,
     MAX_INPUTS,
     MAX_MESSAGES,
-    MAX_NAME,
-    MAX_STOP,
+    MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TOOLS,
     MAX_VARIABLES,
@@ -35,6 +34,7 @@ from api.message import Message, StrictModel
 from api.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from node.core.errors import BadRequest
 from node.core.generation import Sampling
+from node.core.types import MAX_NAME_CHARS
 
 MAX_INT = 2**31 - 1
 SEEDS = 2**63
@@ -48,8 +48,8 @@ def _stop_list(value: Any) -> Any:
         raise PydanticCustomError("stop", f"Input should have at most {MAX_STOPS} strings, not {len(stops)}")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise PydanticCustomError("stop", "Input should be a string or a list of strings")
-    if (longest := max(map(len, stops), default=0)) > MAX_STOP:
-        raise PydanticCustomError("stop", f"A string should have at most {MAX_STOP} characters, not {longest}")
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
+        raise PydanticCustomError("stop", f"A string should have at most {MAX_STOP_CHARS} characters, not {longest}")
     return stops
 
 
@@ -82,7 +82,7 @@ class GenerationRequest(BaseModel):
     # OpenAI's names may begin with `model_`, which pydantic protects by default.
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: str = Field(min_length=1, max_length=MAX_NAME)
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -316,7 +316,7 @@ def _input_list(value: Any) -> list[str | list[int]]:
 class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
-    model: str = Field(min_length=1, max_length=MAX_NAME)
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)

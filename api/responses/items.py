@@ -9,9 +9,10 @@ from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
-from api.limits import MAX_MESSAGES, MAX_NAME, MAX_PARTS
+from api.limits import MAX_MESSAGES, MAX_PARTS
 from api.message import MEDIA, Name, StrictModel
 from node.core.errors import BadRequest
+from node.core.types import MAX_NAME_CHARS
 
 Json = dict[str, Any]
 
@@ -110,7 +111,7 @@ def _item(param: str, given: Any) -> Item:
     except BadRequest as error:
         raise type(error)(f"Invalid '{param}': {error.message}", param=param) from error
     own = given.get("id")
-    return {"id": own if isinstance(own, str) and 0 < len(own) <= MAX_NAME else item_id(prefix), **item}
+    return {"id": own if isinstance(own, str) and 0 < len(own) <= MAX_NAME_CHARS else item_id(prefix), **item}
 
 
 def _texts(content: str | list[Any]) -> list[str]:

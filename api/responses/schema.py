@@ -7,11 +7,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
-from api.limits import MAX_METADATA, MAX_NAME, MAX_TOOLS, MAX_VARIABLES
+from api.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.message import Name
 from api.responses.items import Item, items_of
 from api.schema import MAX_INT, Effort
 from node.core.errors import BadRequest
+from node.core.types import MAX_NAME_CHARS
 
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),
@@ -69,7 +70,7 @@ def _check_count(metadata: Any) -> Any:
 
 
 class ResponseRequest(_Strict):
-    model: str = Field(min_length=1, max_length=MAX_NAME)
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     input: Annotated[list[Item], BeforeValidator(items_of)]
     instructions: str | None = None
     previous_response_id: Name | None = None

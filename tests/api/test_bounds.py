@@ -21,6 +21,7 @@ from api.json_object import Counts, approximate_bytes, parse_json
 from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from api.stop_strings import Pattern, StopMatcher
 from node.core.errors import BadRequest
+from node.core.types import MAX_NAME_CHARS
 from node.options import Options
 from tests.api.hostile import MOST
 
@@ -50,7 +51,7 @@ def chosen(count):
     return {"tools": [function(0)], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
 
 
-NAME = "x" * limits.MAX_NAME
+NAME = "x" * MAX_NAME_CHARS
 TEXT_PARTS = [{"type": "text", "text": "x"}]
 BOUNDS = [
     ("model", lambda more: {"model": NAME + "x" * more}),
@@ -62,11 +63,11 @@ BOUNDS = [
     ("tools", lambda more: {"tools": [function(number) for number in range(limits.MAX_TOOLS + more)]}),
     ("tool_choice", lambda more: chosen(limits.MAX_TOOLS + more)),
     ("stop", lambda more: {"stop": ["x"] * (limits.MAX_STOPS + more)}),
-    ("stop", lambda more: {"stop": "x" * (limits.MAX_STOP + more)}),
+    ("stop", lambda more: {"stop": "x" * (limits.MAX_STOP_CHARS + more)}),
     ("logit_bias", lambda more: {"logit_bias": {str(token): 1 for token in range(limits.MAX_BIASES + more)}}),
     ("chat_template_kwargs", lambda more: {"chat_template_kwargs": _entries(limits.MAX_VARIABLES + more)}),
     ("modalities", lambda more: {"modalities": ["text"] * (limits.MAX_VARIABLES + more)}),
-    ("adapter.templates.user.start", lambda more: {"adapter": {"user_start": "x" * (limits.MAX_STOP + more)}}),
+    ("adapter.templates.user.start", lambda more: {"adapter": {"user_start": "x" * (limits.MAX_STOP_CHARS + more)}}),
 ]
 
 
@@ -405,8 +406,8 @@ def test_a_stop_that_never_begins_costs_nothing():
 
 def test_errors_quote_little():
     error = error_object(400, "x" * 10**6, param="y" * 10**6)["error"]
-    assert len(error["message"]) == limits.MAX_MESSAGE
-    assert len(error["param"]) == limits.MAX_PARAM
+    assert len(error["message"]) == limits.MAX_MESSAGE_CHARS
+    assert len(error["param"]) == limits.MAX_PARAM_CHARS
 
 
 async def test_echoes_of_a_long_prompt_are_bounded(serve):
