@@ -308,9 +308,9 @@ class Daemon:
         return NodeReport(
             info=self._agent.info,
             memory=replace(self._facts.memory, used=self._rings.memory_used()),
-            loads=self._rings.reports(),
+            stages=self._rings.reports(),
             idle=self._rings.idle(),
-            rings=self._rings.loads(),
+            traffic=self._rings.traffic(),
             models=self._catalogue.local(),
             preload=self._preload,
             min_stages=self._options.stages or 1,

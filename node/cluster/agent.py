@@ -26,13 +26,13 @@ from node.core.types import (
     Caller,
     ClusterView,
     Heartbeat,
-    LoadState,
     NodeInfo,
     NodeReport,
     NodeState,
     PeerHint,
     PeerView,
     Placement,
+    StageState,
 )
 from node.host.interfaces import Interface
 
@@ -192,7 +192,7 @@ class Agent:
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reconciliation.offer(offered)
             self.head_due.notify()
-        if any(load.state is LoadState.ENDED for load in heartbeat.report.loads):
+        if any(load.state is StageState.ENDED for load in heartbeat.report.stages):
             self.head_due.notify()
         self.changed.notify()
 

@@ -81,6 +81,6 @@ class Draining:
 def is_needed(view: ClusterView) -> bool:
     """Whether the end of this node would interrupt requests that nodes which stay could take over."""
     stay = [p.report for p in view.peers if p.state is NodeState.ALIVE and not p.report.draining]
-    busy = {load.ring for peer in view.peers for load in peer.report.rings if load.running or load.queued}
-    rings = [ring for ring in view.placement.rings if view.self_id in [stage.node for stage in ring.stages]]
+    busy = {load.ring for peer in view.peers for load in peer.report.traffic if load.running or load.queued}
+    rings = [ring for ring in view.placement.rings if view.self_id in ring.nodes]
     return any(ring.id in busy for ring in rings) and any(report.info.id != view.self_id for report in stay)

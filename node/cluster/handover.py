@@ -41,12 +41,12 @@ class Handover:
             self._replaceable_since.pop(ring.id, None)
             return False
         reports = [peer.report for peer in view.peers]
-        nodes = {stage.node for stage in ring.stages}
+        nodes = ring.nodes
         if any(report.draining for report in reports if report.info.id in nodes):
             return True
-        busy = any(load.running or load.queued for report in reports for load in report.rings if load.ring == ring.id)
+        busy = any(load.running or load.queued for report in reports for load in report.traffic if load.ring == ring.id)
         return not busy or now - self._replaceable_since.setdefault(ring.id, now) >= FINISH_S
 
 
 def _shape(placement: Placement) -> _Shape:
-    return {(ring.model, ring.stages) for ring in placement.rings if not ring.retiring}
+    return {ring.place for ring in placement.rings if not ring.retiring}

@@ -14,7 +14,7 @@ from node.cluster.wanted import WantedModels
 from node.core.clock import now
 from node.core.errors import NoCapacity, NotReady, error_from
 from node.core.signal import Signal
-from node.core.types import Fence, LoadState, NodeReport, Placement, Ring, StageSpec
+from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
 from node.placement.normalize import Normalizer
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
@@ -88,7 +88,7 @@ class Head:
         fence = self._next_fence(current)
         marked = [replace(each, draining=each.draining or each.info.id == node) for each in nodes]
         plan = self._place(self._wanted.placeable(), marked, fence, current)
-        if all(ring.retiring or node not in [stage.node for stage in ring.stages] for ring in plan.rings):
+        if all(ring.retiring or node not in ring.nodes for ring in plan.rings):
             return
         others = [each for each in marked if not each.draining]
         refused = self._place(self._wanted.placeable(), others, fence, current).refused
@@ -135,10 +135,10 @@ class Head:
         self._succeeded_at = {
             key: since for key, since in self._succeeded_at.items() if at - since < SUCCESSOR_INTERVAL_S
         }
-        ended = {load.ring for node in nodes for load in node.loads if load.state is LoadState.ENDED}
+        ended = {load.ring for node in nodes for load in node.stages if load.state is StageState.ENDED}
         found = list(rings)
         for index, ring in enumerate(rings):
-            key = (ring.model, ring.stages)
+            key = ring.place
             if ring.id in ended and key not in self._succeeded_at:
                 self._succeeded_at[key] = at
                 name = f"{ring.model}@{fence.term}.{fence.epoch}.{self._agent.info.id}-again-{index}"
@@ -160,7 +160,7 @@ class Head:
         if not refused:
             return plan
         newest = max(refused, key=lambda model: self._wanted.models[model].asked_at)
-        busy = {load.ring for node in nodes for load in node.rings if load.running or load.queued}
+        busy = {load.ring for node in nodes for load in node.traffic if load.running or load.queued}
         fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | loading
         idle = [
             model for model in self._wanted.placeable() if model not in fixed and not self._wanted.models[model].preload

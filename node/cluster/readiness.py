@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from node.cluster.membership import PRESENT
-from node.core.types import ClusterView, LoadReport, LoadState, PeerView, Ring, StageSpec
+from node.core.types import ClusterView, PeerView, Ring, StageReport, StageSpec, StageState
 
 UNHEARD_S = 5.0
 """A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:
@@ -28,16 +28,16 @@ def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
         if peer is None or peer.state not in PRESENT:
             return RingState.FAILED
         load = load_of(peer, ring, stage)
-        loads.append(load.state if load else LoadState.LOADING)
-    if LoadState.FAILED in loads:
+        loads.append(load.state if load else StageState.LOADING)
+    if StageState.FAILED in loads:
         return RingState.FAILED
-    return RingState.READY if all(load is LoadState.READY for load in loads) else RingState.LOADING
+    return RingState.READY if all(load is StageState.READY for load in loads) else RingState.LOADING
 
 
-def load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> LoadReport | None:
+def load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> StageReport | None:
     """The peer's report of its stage of the ring, if there is one."""
     shard = (stage.start, stage.end)
-    loads = (load for load in peer.report.loads if load.ring == ring.id)
+    loads = (load for load in peer.report.stages if load.ring == ring.id)
     return next((load for load in loads if (load.shard.start, load.shard.end) == shard), None)
 
 
@@ -73,7 +73,7 @@ def _seems_ready(ring: Ring, peers: Mapping[str, PeerView]) -> bool:
     def ready(stage: StageSpec) -> bool:
         peer = peers.get(stage.node)
         load = load_of(peer, ring, stage) if peer and peer.state in PRESENT else None
-        return load is not None and load.state is LoadState.READY
+        return load is not None and load.state is StageState.READY
 
     driver, *others = ring.stages
     return ready(driver) and all(ready(stage) or _unheard(peers.get(stage.node)) for stage in others)

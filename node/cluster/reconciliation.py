@@ -5,7 +5,7 @@ import math
 from node.cluster.membership import PRESENT
 from node.cluster.readiness import RingState, ring_state
 from node.core.models import ModelSpec
-from node.core.types import ClusterView, LoadState, NodeReport, Placement, Ring
+from node.core.types import ClusterView, NodeReport, Placement, Ring, StageState
 
 MEET_S = 3.0
 """Time within which all nodes of a healed partition join, after the first one: lost nodes are retried every 2 s, for 1 s.
@@ -38,12 +38,12 @@ class Reconciliation:
     def working(self, view: ClusterView) -> tuple[Ring, ...]:
         """Offered rings that are ready and not placed here, whose nodes have adopted no placement of this term."""
         fences = {peer.report.info.id: peer.report.fence for peer in view.peers}
-        held = {load.ring for peer in view.peers for load in peer.report.loads} - _placed(view)
+        held = {load.ring for peer in view.peers for load in peer.report.stages} - _placed(view)
         self._offered = {ring.id: ring for ring in self._offered.values() if ring.id in held}
         models = {ring.model for ring in self._offered.values()}
         self.specs = {model: spec for model, spec in self.specs.items() if model in models}
         ready = [ring for ring in self._offered.values() if _state(ring, view) is RingState.READY]
-        return tuple(ring for ring in ready if all(fences[stage.node].term < view.term for stage in ring.stages))
+        return tuple(ring for ring in ready if all(fences[node].term < view.term for node in ring.nodes))
 
     def is_pending(self, view: ClusterView, now: float) -> bool:
         """Whether a node that has just joined holds a stage of a ring whose other nodes may still join."""
@@ -56,7 +56,7 @@ class Reconciliation:
         met_s = now - self._joined_at.get(report.info.id, -math.inf)
         if report.fence.term >= view.term or met_s >= MEET_S:
             return set()
-        held = {load.ring for load in report.loads if load.state is LoadState.READY} - _placed(view)
+        held = {load.ring for load in report.stages if load.state is StageState.READY} - _placed(view)
         return {ring for ring in held if self._may_work(ring, view, met_s)}
 
     def _may_work(self, ring_id: str, view: ClusterView, met_s: float) -> bool:
@@ -64,8 +64,7 @@ class Reconciliation:
         ring = self._offered.get(ring_id)
         if ring is None:
             return True  # its node will offer it
-        nodes = {stage.node for stage in ring.stages}
-        gone = [peer for peer in view.peers if peer.report.info.id in nodes and peer.state not in PRESENT]
+        gone = [peer for peer in view.peers if peer.report.info.id in ring.nodes and peer.state not in PRESENT]
         if any(peer.last_seen_s < met_s for peer in gone):
             return False
         return not self._is_complete(ring_id, view) or _state(ring, view) is RingState.READY
@@ -74,7 +73,7 @@ class Reconciliation:
         """Whether all nodes of a ring are known and present."""
         ring = self._offered.get(ring_id)
         present = {peer.report.info.id for peer in view.peers if peer.state in PRESENT}
-        return ring is not None and present.issuperset(stage.node for stage in ring.stages)
+        return ring is not None and present.issuperset(ring.nodes)
 
 
 def _placed(view: ClusterView) -> set[str]:

@@ -33,7 +33,7 @@ from node.cluster.membership import PRESENT
 from node.cluster.readiness import load_of, ring_state
 from node.core.addresses import join_host_port
 from node.core.health import Issue, diagnose
-from node.core.types import ClusterView, LoadState, NodeInfo, NodeState, PeerView, Ring, RingLoad, StageSpec
+from node.core.types import ClusterView, NodeInfo, NodeState, PeerView, Ring, RingTraffic, StageSpec, StageState
 
 Json = dict[str, Any]
 
@@ -120,16 +120,16 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
     }
 
 
-def _requests(loads: list[RingLoad]) -> Json:
+def _requests(loads: list[RingTraffic]) -> Json:
     return {"running": sum(load.running for load in loads), "queued": sum(load.queued for load in loads)}
 
 
-def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
+def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingTraffic]:
     """What the ring's driver says of it; nothing once the driver is gone."""
     driver = peers.get(ring.driver)
     if driver is None or driver.state not in PRESENT:
         return []
-    return [load for load in driver.report.rings if load.ring == ring.id]
+    return [load for load in driver.report.traffic if load.ring == ring.id]
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _work(ring: Ring, peers: dict[str, PeerView]) -> list[RingLoad]:
 
 def _in_ring_order(view: ClusterView) -> list[PeerView]:
     """The order in which tokens pass, so that a link's other end is the next line; the others after them, by name."""
-    order = list(dict.fromkeys(stage.node for ring in view.placement.rings for stage in ring.stages))
+    order = list(dict.fromkeys(node for ring in view.placement.rings for node in ring.nodes))
 
     def place(peer: PeerView) -> tuple[int, str, str]:
         info = peer.report.info
@@ -170,13 +170,13 @@ def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
     if peer.state is not NodeState.ALIVE:
         return str(peer.state)
     if peer.report.draining:
-        return "draining" if placed or peer.report.loads or peer.report.idle else "drained"
-    if any(load.state is LoadState.FAILED for load in peer.report.loads):
+        return "draining" if placed or peer.report.stages or peer.report.idle else "drained"
+    if any(load.state is StageState.FAILED for load in peer.report.stages):
         return "error"
     if not placed:
         return "idle"
     loads = [load_of(peer, ring, stage) for ring, stage in placed]
-    return "ready" if all(load and load.state is LoadState.READY for load in loads) else "loading"
+    return "ready" if all(load and load.state is StageState.READY for load in loads) else "loading"
 
 
 def _roles(peer: PeerView, view: ClusterView) -> list[str]:
@@ -188,7 +188,7 @@ def _roles(peer: PeerView, view: ClusterView) -> list[str]:
     plays = {
         "head": node == view.head,
         "driver": any(ring.driver == node for ring in rings),
-        "stage": any(stage.node == node for ring in rings for stage in ring.stages),
+        "stage": any(node in ring.nodes for ring in rings),
         "gateway": True,
     }
     return [role for role, played in plays.items() if played]
@@ -198,12 +198,10 @@ def _link(peer: PeerView, view: ClusterView) -> Json | None:
     """To the next node of the first ring in which it has one."""
     node = peer.report.info.id
     for ring in view.placement.rings:
-        nodes = [stage.node for stage in ring.stages]
-        if node not in nodes or len(nodes) == 1:
+        if node not in ring.nodes or len(ring.nodes) == 1:
             continue
-        following = nodes[(nodes.index(node) + 1) % len(nodes)]
         for link in peer.report.links:
-            if link.to == following:
+            if link.to == ring.after(node):
                 rtt = round(link.rtt_ms, 2)
                 return {"to": link.to, "interface": link.interface, "kind": link.kind, "rtt_ms": rtt}
     return None

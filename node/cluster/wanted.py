@@ -11,7 +11,7 @@ from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
 from node.core.models import ModelSpec
-from node.core.types import MAX_TEXT_CHARS, ClusterView, LoadState, NodeReport, Placement, Refusal
+from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageState
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +168,10 @@ class WantedModels:
         for node in nodes:
             if node.draining:
                 continue  # nothing is placed there anyway, and other nodes may be able to load it
-            for load in node.loads:
+            for load in node.stages:
                 model = load.shard.model
                 wanted = self.models.get(model)
-                if not (wanted and load.state is LoadState.FAILED and load.ring in rings):
+                if not (wanted and load.state is StageState.FAILED and load.ring in rings):
                     continue
                 if ready_rings(view, model):
                     self.barred[model, node.info.id] = at + RETRY_S

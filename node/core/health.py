@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from node.core.types import ClusterView, Link, LoadReport, LoadState, NodeState, PeerView, Refusal
+from node.core.types import ClusterView, Link, NodeState, PeerView, Refusal, StageReport, StageState
 
 _MAX_NAMED = 5
 """Maximum nodes that one warning names."""
@@ -65,7 +65,7 @@ def model_refused(refusal: Refusal) -> Issue:
     return Issue(code, Severity.ERROR, _sentence(refusal.message), refusal.hint)
 
 
-def load_failed(node: str, load: LoadReport) -> Issue:
+def load_failed(node: str, load: StageReport) -> Issue:
     shard = load.shard
     return Issue(
         Code.LOAD_FAILED,
@@ -77,7 +77,7 @@ def load_failed(node: str, load: LoadReport) -> Issue:
     )
 
 
-def ring_ended(node: str, load: LoadReport) -> Issue:
+def ring_ended(node: str, load: StageReport) -> Issue:
     return Issue(
         Code.RING_ENDED,
         Severity.WARNING,
@@ -160,8 +160,8 @@ def slow_link(node: str, neighbour: str, link: Link) -> Issue:
     return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Check for a busy network, a VPN or a wireless bridge.")
 
 
-def loading(node: str, load: LoadReport) -> Issue:
-    verb = "fetched" if load.state is LoadState.FETCHING else "loaded"
+def loading(node: str, load: StageReport) -> Issue:
+    verb = "fetched" if load.state is StageState.FETCHING else "loaded"
     shard = load.shard
     text = f"{node} has {verb} {100 * load.progress:.0f} % of layers {shard.start}-{shard.end - 1} of {shard.model}."
     return Issue(Code.LOADING, Severity.INFO, text)
@@ -202,7 +202,7 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
 
 def _node_issues(view: ClusterView) -> Iterator[Issue]:
     version = next((peer.report.info.version for peer in view.peers if peer.report.info.id == view.self_id), "")
-    needed = {stage.node for ring in view.placement.rings for stage in ring.stages}
+    needed = {node for ring in view.placement.rings for node in ring.nodes}
     for peer in view.peers:
         if peer.state is NodeState.FAILED:
             yield node_failed(peer, needed=peer.report.info.id in needed)
@@ -218,23 +218,19 @@ def _load_issues(view: ClusterView) -> Iterator[Issue]:
     for peer in view.peers:
         if peer.state is not NodeState.ALIVE:
             continue  # the last report of a node that is gone is outdated
-        for load in peer.report.loads:
-            if load.state is LoadState.FAILED:
+        for load in peer.report.stages:
+            if load.state is StageState.FAILED:
                 yield load_failed(peer.report.info.name, load)
-            elif load.state is LoadState.ENDED:
+            elif load.state is StageState.ENDED:
                 yield ring_ended(peer.report.info.name, load)
-            elif load.state is not LoadState.READY:
+            elif load.state is not StageState.READY:
                 yield loading(peer.report.info.name, load)
 
 
 def _link_issues(view: ClusterView) -> Iterator[Issue]:
     """Find slow links, only among the hops of rings: other links carry no tokens."""
     peers = {peer.report.info.id: peer for peer in view.peers if peer.state in (NodeState.ALIVE, NodeState.SUSPECT)}
-    hops = dict.fromkeys(
-        (stage.node, ring.stages[(place + 1) % len(ring.stages)].node)
-        for ring in view.placement.rings
-        for place, stage in enumerate(ring.stages)
-    )
+    hops = dict.fromkeys((node, ring.after(node)) for ring in view.placement.rings for node in ring.nodes)
     for here, there in hops:
         if here not in peers or there not in peers:
             continue

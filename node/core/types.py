@@ -67,7 +67,7 @@ class NodeInfo:
     """Unix milliseconds, by this node's clock."""
 
 
-class LoadState(StrEnum):
+class StageState(StrEnum):
     FETCHING = "fetching"
     LOADING = "loading"
     READY = "ready"
@@ -77,20 +77,20 @@ class LoadState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadReport:
+class StageReport:
     """Report of a node on a stage that it holds, or that the placement assigns to it."""
 
     ring: str
     shard: Shard
-    state: LoadState
+    state: StageState
     progress: float = 0.0
     error: str = ""
     """Why it failed or ended, as `code: text`; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class RingLoad:
-    """Load of a ring, as its driver reports it."""
+class RingTraffic:
+    """Requests of a ring, as its driver reports them."""
 
     ring: str
     running: int = 0
@@ -102,7 +102,7 @@ class RingLoad:
 class Work:
     """Current work of a node, and counts since its start."""
 
-    rings: tuple[RingLoad, ...] = ()
+    rings: tuple[RingTraffic, ...] = ()
     """Rings that it drives."""
     kv_bytes: int = 0
     memory_bytes: int = 0
@@ -181,8 +181,9 @@ class NodeReport:
     """Id of the head that it follows; empty if none."""
     fence: Fence = Fence()
     """Fence of the placement that it has adopted."""
-    loads: tuple[LoadReport, ...] = ()
-    rings: tuple[RingLoad, ...] = ()
+    stages: tuple[StageReport, ...] = ()
+    traffic: tuple[RingTraffic, ...] = ()
+    """Of the rings that it drives."""
     models: tuple[HeldModel, ...] = ()
     preload: tuple[str, ...] = ()
     """Ids of the models named by --model."""
@@ -245,8 +246,21 @@ class Ring:
     revision: str = ""
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(stage.node for stage in self.stages)
+
+    @property
     def driver(self) -> str:
         return self.stages[0].node
+
+    def after(self, node: str) -> str:
+        """The next node of the ring; after the last comes the driver."""
+        return self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
+
+    @property
+    def place(self) -> tuple[str, tuple[StageSpec, ...]]:
+        """Model and stages. A ring finds weights and KV in memory that another ring of the same place has left."""
+        return self.model, self.stages
 
 
 @dataclass(frozen=True, slots=True)

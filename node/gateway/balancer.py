@@ -45,16 +45,16 @@ class Balancer:
         `tokens`: of the prompt. `loads`: requests of each ring, as its driver reports them. `suspect`: ids of nodes; a
         ring with one of them is chosen only if there is no other.
         """
-        sound = [ring for ring in rings if not any(stage.node in suspect for stage in ring.stages)] or rings
+        sound = [ring for ring in rings if not any(node in suspect for node in ring.nodes)] or rings
         while self._begun and now - self._begun[0][0] > REPORT_S:
             self._begun.popleft()
         began = [ring for _, ring in self._begun]
         work = {ring.id: loads.get(ring.id, 0) + began.count(ring.id) for ring in sound}
         chosen = min(sound, key=lambda ring: (work[ring.id], len(ring.stages)))
-        known = self._last_served(tokens, {_place(ring): ring for ring in sound})
+        known = self._last_served(tokens, {ring.place: ring for ring in sound})
         if known and work[known.id] - work[chosen.id] <= IMBALANCE:
             chosen = known
-        self._note(tokens, _place(chosen))
+        self._note(tokens, chosen.place)
         self._begun.append((now, chosen.id))
         return chosen
 
@@ -73,10 +73,6 @@ class Balancer:
             self._served.move_to_end(block)
         while len(self._served) > BLOCKS:
             self._served.popitem(last=False)
-
-
-def _place(ring: Ring) -> Place:
-    return ring.model, ring.stages
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[int]:

@@ -126,7 +126,7 @@ class Gateway:
     def work(self) -> Work:
         rings, agent = self._rings, self._agent
         job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
-        return Work(rings.loads(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s)
+        return Work(rings.traffic(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

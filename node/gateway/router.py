@@ -131,7 +131,7 @@ class Router:
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
         ready = await self.wait_for_rings(request.model, wait_s, request.revision)
         view = self._agent.view()
-        loads = {load.ring: load.running + load.queued for peer in view.peers for load in peer.report.rings}
+        loads = {load.ring: load.running + load.queued for peer in view.peers for load in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
         return self._balancer.choose(tries.others(ready) or ready, request.prompt, loads, now(), suspect)
 

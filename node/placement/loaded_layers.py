@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from node.core.models import ModelSpec
-from node.core.types import LoadState, NodeReport, Ring, StageSpec
+from node.core.types import NodeReport, Ring, StageSpec, StageState
 from node.placement.footprint import Footprint
 from node.placement.search import Goal
 from node.placement.split import boundaries
@@ -44,7 +44,7 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
     allowed_ends = set(boundaries(spec))
     stages: dict[int, list[StageSpec]] = {}
     for node in nodes:
-        used = [load.shard for load in node.loads if load.state in (LoadState.READY, LoadState.ENDED)]
+        used = [load.shard for load in node.stages if load.state in (StageState.READY, StageState.ENDED)]
         shards = [
             shard
             for shard in dict.fromkeys([*used, *node.idle])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from node.core.types import Link, LoadState, Memory, NodeReport
+from node.core.types import Link, Memory, NodeReport, StageState
 
 NOISE = 0.2
 NOISE_MS = 0.3
@@ -27,10 +27,10 @@ class Normalizer:
         return NodeReport(
             info=node.info,
             memory=Memory(node.memory.total, node.memory.usable),
-            loads=tuple(
-                replace(load, progress=1.0, state=LoadState.READY, error="")
-                for load in node.loads
-                if load.state in (LoadState.READY, LoadState.ENDED)
+            stages=tuple(
+                replace(stage, progress=1.0, state=StageState.READY, error="")
+                for stage in node.stages
+                if stage.state in (StageState.READY, StageState.ENDED)
             ),
             models=node.models,
             min_stages=node.min_stages,

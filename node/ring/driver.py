@@ -9,7 +9,7 @@ from node.core.clock import now
 from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
 from node.core.evaluation import ChunkResult
 from node.core.frames import Frame, Held
-from node.core.types import Ring, RingLoad
+from node.core.types import Ring, RingTraffic
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.engine.sampling import Sampled
@@ -79,10 +79,12 @@ class Driver:
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
 
-    def load(self) -> RingLoad:
+    def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
             self._sampled_at.popleft()
-        return RingLoad(self.ring.id, self._scheduler.running, self._scheduler.queued, len(self._sampled_at) / RATE_S)
+        return RingTraffic(
+            self.ring.id, self._scheduler.running, self._scheduler.queued, len(self._sampled_at) / RATE_S
+        )
 
     @property
     def kv_bytes(self) -> int:

@@ -19,7 +19,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.signal import Signal
-from node.core.types import MAX_TEXT_CHARS, Caller, LoadReport, LoadState, Placement, Ring, RingLoad, Shard
+from node.core.types import MAX_TEXT_CHARS, Caller, Placement, Ring, RingTraffic, Shard, StageReport, StageState
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
@@ -80,7 +80,7 @@ class Rings:
         """This node's part in each ring, by the ring's id."""
         self._began = Signal()
         """There is a new part."""
-        self._reports: dict[str, LoadReport] = {}
+        self._reports: dict[str, StageReport] = {}
         self._placement = Placement()
         """The placement that is followed."""
         self._draining = False
@@ -90,15 +90,15 @@ class Rings:
 
     # --- reports and requests ----------------------------------------------------------------------------------------
 
-    def reports(self) -> tuple[LoadReport, ...]:
+    def reports(self) -> tuple[StageReport, ...]:
         return tuple(self._reports.values())
 
     def idle(self) -> tuple[Shard, ...]:
         """Shards in memory that no ring needs."""
         return self._stages.idle({report.shard for report in self._reports.values()})
 
-    def loads(self) -> tuple[RingLoad, ...]:
-        return tuple(part.load() for part in self._parts.values() if isinstance(part, Driver))
+    def traffic(self) -> tuple[RingTraffic, ...]:
+        return tuple(part.traffic() for part in self._parts.values() if isinstance(part, Driver))
 
     def memory_used(self) -> int:
         """Bytes of weights and KV."""
@@ -141,7 +141,7 @@ class Rings:
         for ring, report in list(self._reports.items()):
             if part := self._parts.get(ring):
                 part.give_up(lost)
-            self._report(ring, report.shard, LoadState.FAILED, error=f"{reason.code}: {reason}")
+            self._report(ring, report.shard, StageState.FAILED, error=f"{reason.code}: {reason}")
 
     # --- following the placement ------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Rings:
             await self._leave(ring_id)
         gone = [self._reports.pop(ring_id) for ring_id in self._reports.keys() - wanted.keys()]
         # A load that was cancelled or failed leaves memory to free, too.
-        unfinished = any(report.state not in (LoadState.READY, LoadState.ENDED) for report in gone)
+        unfinished = any(report.state not in (StageState.READY, StageState.ENDED) for report in gone)
         room = 0 if self._draining else max(0, self._usable - self._set_aside())
         await self._stages.make_room(used, room, collect=unfinished)
         self._agent.touch()
@@ -205,7 +205,7 @@ class Rings:
         """Load this node's stage of a ring, if it has one."""
         shard = self._shard(ring)
         if shard and ring.id not in self._reports:
-            self._reports[ring.id] = LoadReport(ring.id, shard, LoadState.FETCHING)
+            self._reports[ring.id] = StageReport(ring.id, shard, StageState.FETCHING)
             if shard not in self._loading:
                 ends = shard.start == 0 or ring.shared_ends
                 self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
@@ -221,7 +221,7 @@ class Rings:
                 if loaded.shape != shape_of(ring):
                     await self._stages.clear_kept(loaded)  # of other stages, or more than is set aside now
                 self._parts[ring.id] = self._part(ring, shard, loaded)
-                self._report(ring.id, shard, LoadState.READY, 1.0)
+                self._report(ring.id, shard, StageState.READY, 1.0)
                 self._began.notify()
         except Exception as error:
             if not isinstance(error, PippinError):
@@ -229,17 +229,17 @@ class Rings:
             failed = as_pippin_error(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
             for ring in self._waiting(shard):
-                self._report(ring.id, shard, LoadState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
+                self._report(ring.id, shard, StageState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
         finally:
             self._loading.pop(shard, None)
 
     async def _fetch_and_load(self, shard: Shard, ends: bool) -> Loaded:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
-        directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, LoadState.FETCHING))
-        self._progress(shard, LoadState.LOADING, 0.0)
+        directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, StageState.FETCHING))
+        self._progress(shard, StageState.LOADING, 0.0)
         self._agent.touch()
-        return await self._stages.load(shard, directory, weights, partial(self._progress, shard, LoadState.LOADING))
+        return await self._stages.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded."""
@@ -248,27 +248,25 @@ class Rings:
             for ring in self._placement.rings
             if (report := self._reports.get(ring.id))
             and report.shard == shard
-            and report.state in (LoadState.FETCHING, LoadState.LOADING)
+            and report.state in (StageState.FETCHING, StageState.LOADING)
         ]
 
     def _node_before(self, ring: Ring) -> str:
-        nodes = [stage.node for stage in ring.stages]
-        return nodes[nodes.index(self._agent.info.id) - 1]
+        return ring.nodes[ring.nodes.index(self._agent.info.id) - 1]
 
     def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
-        nodes = [each.node for each in ring.stages]
-        index = nodes.index(self._agent.info.id)
-        next_hop = NextHop(nodes[(index + 1) % len(nodes)], self._client, self._book.address_of)
+        me = self._agent.info.id
+        next_hop = NextHop(ring.after(me), self._client, self._book.address_of)
         # Another ring may use the same layers at the same time, so this one has caches of its own.
         runner = Runner(loaded.stage.sibling(), loaded.directory)
         on_ended = partial(self._ended, ring.id, shard)
-        if index:
+        if ring.driver != me:
             return Worker(ring, self._compute, runner, next_hop, on_ended)
         limits = Limits(
             context=ring.context,
             max_sessions=ring.max_sessions,
             max_queue=self._max_queue,
-            max_rows=max(1, self._max_batch // len(nodes)),
+            max_rows=max(1, self._max_batch // len(ring.nodes)),
             chunk=prefill_chunk(),
             kv=loaded.stage.plan.kv,
         )
@@ -277,7 +275,7 @@ class Rings:
             limits,
             self._compute,
             runner,
-            next_hop if len(nodes) > 1 else None,
+            next_hop if len(ring.nodes) > 1 else None,
             on_ended,
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
@@ -289,14 +287,14 @@ class Rings:
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds."""
-        self._report(ring, shard, LoadState.ENDED, error=f"{reason.code}: {reason}"[:MAX_TEXT_CHARS])
+        self._report(ring, shard, StageState.ENDED, error=f"{reason.code}: {reason}"[:MAX_TEXT_CHARS])
         self._agent.head_due.notify()
 
-    def _report(self, ring: str, shard: Shard, state: LoadState, progress: float = 0.0, error: str = "") -> None:
-        self._reports[ring] = LoadReport(ring, shard, state, progress, error)
+    def _report(self, ring: str, shard: Shard, state: StageState, progress: float = 0.0, error: str = "") -> None:
+        self._reports[ring] = StageReport(ring, shard, state, progress, error)
         self._agent.touch()
 
-    def _progress(self, shard: Shard, state: LoadState, share: float) -> None:
+    def _progress(self, shard: Shard, state: StageState, share: float) -> None:
         """Sent with the next heartbeat."""
         for ring in self._waiting(shard):
-            self._reports[ring.id] = LoadReport(ring.id, shard, state, share)
+            self._reports[ring.id] = StageReport(ring.id, shard, state, share)

@@ -31,7 +31,7 @@ class Worker:
         self.ring = ring
         self._last = next_hop.node == ring.driver
         self._compute = compute
-        self._runner = runner
+        self.runner = runner
         self._next_hop = next_hop
         self._on_ended = on_ended
         self._seq = 0
@@ -43,7 +43,7 @@ class Worker:
 
     @property
     def kv_bytes(self) -> int:
-        return self._runner.kv_bytes
+        return self.runner.kv_bytes
 
     async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the stage before until the link or the ring ends."""
@@ -82,7 +82,7 @@ class Worker:
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Only a driver returns tokens."""
         self.give_up(reason)
-        await self._compute.run(self._runner.leave if keep else self._runner.reset)
+        await self._compute.run(self.runner.leave if keep else self.runner.reset)
         return {}
 
     def _end(self, reason: PippinError) -> None:
@@ -92,7 +92,7 @@ class Worker:
 
     async def _begin(self, first: Frame) -> None:
         """Take over the KV that the first frame asks for. The frame goes on with what this stage has of it."""
-        held = await self._compute.run(self._runner.inherit, first.held)
+        held = await self._compute.run(self.runner.inherit, first.held)
         self._link = self._next_hop.open(self._end)
         await self._take(replace(first, held=held))
 
@@ -104,7 +104,7 @@ class Worker:
         self._seq += 1
         assert self._link
         try:
-            frame = await self._compute.run(self._runner.relay, frame, last=self._last)
+            frame = await self._compute.run(self.runner.relay, frame, last=self._last)
         except PippinError as error:
             log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
             failure = Failure(error.code, error.message, error.hint)

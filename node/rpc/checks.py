@@ -115,8 +115,8 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_names(*report.preload)
     for held in report.models:
         _check_names(held.id, held.revision)
-    _check_count("loads", report.loads, MAX_ITEMS)
-    for load in report.loads:
+    _check_count("stages", report.stages, MAX_ITEMS)
+    for load in report.stages:
         _check_names(load.ring, load.shard.model, load.shard.revision)
         _check_layers(load.shard.start, load.shard.end)
         _check_finite(load.progress)
@@ -125,8 +125,8 @@ def _check_report(report: pb.NodeReport) -> None:
     for shard in report.idle:
         _check_names(shard.model, shard.revision)
         _check_layers(shard.start, shard.end)
-    _check_count("rings", report.rings, MAX_ITEMS)
-    for ring in report.rings:
+    _check_count("traffic", report.traffic, MAX_ITEMS)
+    for ring in report.traffic:
         _check_names(ring.ring)
         _check_finite(ring.tokens_per_second)
     _check_finite(report.lag_s, report.job_s)

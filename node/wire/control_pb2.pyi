@@ -144,7 +144,7 @@ class NodeInfo(_message.Message):
     started_at: int
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ...) -> None: ...
 
-class LoadReport(_message.Message):
+class StageReport(_message.Message):
     __slots__ = ("ring", "shard", "state", "progress", "error")
     RING_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -158,7 +158,7 @@ class LoadReport(_message.Message):
     error: str
     def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
-class RingLoad(_message.Message):
+class RingTraffic(_message.Message):
     __slots__ = ("ring", "running", "queued", "tokens_per_second")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -195,14 +195,14 @@ class PeerHint(_message.Message):
     def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "loads", "rings", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
-    LOADS_FIELD_NUMBER: _ClassVar[int]
-    RINGS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     PRELOAD_FIELD_NUMBER: _ClassVar[int]
     MIN_STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -218,8 +218,8 @@ class NodeReport(_message.Message):
     term: int
     head: str
     fence: Fence
-    loads: _containers.RepeatedCompositeFieldContainer[LoadReport]
-    rings: _containers.RepeatedCompositeFieldContainer[RingLoad]
+    stages: _containers.RepeatedCompositeFieldContainer[StageReport]
+    traffic: _containers.RepeatedCompositeFieldContainer[RingTraffic]
     models: _containers.RepeatedCompositeFieldContainer[HeldModel]
     preload: _containers.RepeatedScalarFieldContainer[str]
     min_stages: int
@@ -230,7 +230,7 @@ class NodeReport(_message.Message):
     job_s: float
     idle: _containers.RepeatedCompositeFieldContainer[Shard]
     disk_error: str
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[LoadReport, _Mapping]]] = ..., rings: _Optional[_Iterable[_Union[RingLoad, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ...) -> None: ...
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")

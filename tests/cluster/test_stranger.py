@@ -70,7 +70,7 @@ class Stranger:
         """Send placements with the ring until the node has loaded its part or failed; return "ready" or the error."""
         async with asyncio.timeout(20):
             while True:
-                for load in (await self.say(ring)).loads:
+                for load in (await self.say(ring)).stages:
                     if load.ring == ring.id and load.state in ("ready", "failed"):
                         return load.error or load.state
                 await asyncio.sleep(0.1)

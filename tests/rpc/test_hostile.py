@@ -62,13 +62,13 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "too many peers": lambda m: [m.report.peers.add(id=str(n)) for n in range(MAX_ITEMS + 1)],
     "a peer of too many addresses": lambda m: m.report.peers.add(id="x", addresses=["10.0.0.1"] * (MAX_ITEMS + 1)),
     "too many links": lambda m: [m.report.links.add() for _ in range(MAX_ITEMS + 1)],
-    "too many rings of its own": lambda m: [m.report.rings.add() for _ in range(MAX_ITEMS + 1)],
-    "a rate that is no number": lambda m: m.report.rings.add(ring="r", tokens_per_second=float("nan")),
+    "too many rings of its own": lambda m: [m.report.traffic.add() for _ in range(MAX_ITEMS + 1)],
+    "a rate that is no number": lambda m: m.report.traffic.add(ring="r", tokens_per_second=float("nan")),
     "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
-    "too many loads": lambda m: [m.report.loads.add() for _ in range(MAX_ITEMS + 1)],
-    "layers backwards": lambda m: m.report.loads.add(shard=pb.Shard(model="m", start=5, end=4)),
-    "too many layers": lambda m: m.report.loads.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
+    "too many loads": lambda m: [m.report.stages.add() for _ in range(MAX_ITEMS + 1)],
+    "layers backwards": lambda m: m.report.stages.add(shard=pb.Shard(model="m", start=5, end=4)),
+    "too many layers": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
     "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),
     "an epoch after which none can come": lambda m: setattr(m.placement.fence, "epoch", (1 << 64) - 1),
@@ -105,7 +105,7 @@ async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, s
     handlers, peer = served
     message = to_message(Heartbeat(report("talkative")), pb.Heartbeat)
     message.report.models.extend([pb.HeldModel(id="m")] * (MAX_MODELS + 1))
-    message.report.loads.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (MAX_TEXT_CHARS + 1))
+    message.report.stages.add(shard=pb.Shard(model="m", end=1), state="failed", error="x" * (MAX_TEXT_CHARS + 1))
     many = [f"10.0.{n // 256}.{n % 256}" for n in range(MAX_ITEMS)]
     message.report.info.addresses[:] = many
     message.report.peers.extend(pb.PeerHint(id=f"p{n}", addresses=many) for n in range(MAX_NODES + 1))
@@ -118,7 +118,7 @@ async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, s
     assert (len(taken.report.models), len(taken.placement.refused)) == (MAX_MODELS, MAX_ITEMS)
     assert len(taken.report.info.addresses) == MAX_ADDRESSES
     assert [len(peer.addresses) for peer in taken.report.peers] == [MAX_ADDRESSES] * MAX_NODES
-    assert len(taken.report.loads[0].error) == MAX_TEXT_CHARS
+    assert len(taken.report.stages[0].error) == MAX_TEXT_CHARS
     assert len(taken.placement.refused[0].message + taken.placement.refused[0].hint) == MAX_TEXT_CHARS
 
 

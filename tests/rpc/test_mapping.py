@@ -16,8 +16,6 @@ from node.core.types import (
     Fence,
     Heartbeat,
     Link,
-    LoadReport,
-    LoadState,
     Memory,
     NodeInfo,
     NodeReport,
@@ -25,9 +23,11 @@ from node.core.types import (
     Placement,
     Refusal,
     Ring,
-    RingLoad,
+    RingTraffic,
     Shard,
+    StageReport,
     StageSpec,
+    StageState,
 )
 from node.rpc.mapping import from_message, to_message
 from node.rpc.token_codec import (
@@ -62,8 +62,8 @@ reports = st.builds(
     term=small,
     head=texts,
     fence=fences,
-    loads=tuples(st.builds(LoadReport, texts, shards, st.sampled_from(LoadState), floats, texts)),
-    rings=tuples(st.builds(RingLoad, texts, small, small, floats)),
+    stages=tuples(st.builds(StageReport, texts, shards, st.sampled_from(StageState), floats, texts)),
+    traffic=tuples(st.builds(RingTraffic, texts, small, small, floats)),
     models=tuples(st.builds(HeldModel, texts, texts)),
     preload=tuples(texts),
     min_stages=small,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.core.types import LoadState, Shard
+from node.core.types import Shard, StageState
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.model import MB, MODEL
@@ -29,11 +29,11 @@ def ready(world: World) -> bool:
     """Whether all nodes follow one placement and hold its layers."""
     placements = {process.agent.placement.fence for process in world.processes()}
     loads = [load for process in world.processes() for load in process.rings.reports()]
-    return len(placements) == 1 and len(loads) == 2 and all(load.state is LoadState.READY for load in loads)
+    return len(placements) == 1 and len(loads) == 2 and all(load.state is StageState.READY for load in loads)
 
 
 def held(world: World) -> dict[str, tuple[Shard, ...]]:
-    return {process.name: tuple(process.rings._stages) for process in world.processes()}
+    return {process.name: process.rings._stages.idle(()) for process in world.processes()}
 
 
 @pytest.mark.parametrize("name", ["n1", "n2"])

@@ -97,7 +97,7 @@ async def test_in_a_full_queue_of_one_client_another_client_replaces_the_last_se
             await anext(stream)
         waiting = [asyncio.ensure_future(anext(ask("a", first, 4000))) for first in range(30, 34)]
         await asyncio.sleep(0)
-        assert driver.load().queued == 4
+        assert driver.traffic().queued == 4
         assert len([event async for event in ask("b", 40, 3)]) == 3
         assert [task.done() for task in waiting] == [False, False, False, True]
         assert isinstance(waiting[-1].exception(), Overloaded)
@@ -118,7 +118,7 @@ async def test_a_failed_row_ends_only_its_session() -> None:
         assert isinstance(done[1], StepFailed)
         for events in (done[0], done[2]):
             assert [event.token for event in events] == [100 + position for position in range(30)]
-        assert (driver.load().running, driver.load().queued) == (0, 0)
+        assert (driver.traffic().running, driver.traffic().queued) == (0, 0)
         assert runner.computed <= 6 + 2 * 30  # no token was replayed
 
 

@@ -10,8 +10,6 @@ from node.cluster.readiness import ready_rings
 from node.core.types import (
     ClusterView,
     Fence,
-    LoadReport,
-    LoadState,
     Memory,
     NodeInfo,
     NodeReport,
@@ -19,9 +17,11 @@ from node.core.types import (
     PeerView,
     Placement,
     Ring,
-    RingLoad,
+    RingTraffic,
     Shard,
+    StageReport,
     StageSpec,
+    StageState,
 )
 
 
@@ -29,13 +29,15 @@ def ring(name: str, node: str, *, retiring: bool = False) -> Ring:
     return Ring(name, "m", (StageSpec(node, 0, 8),), 4096, 4, retiring=retiring)
 
 
-def peer(node: str, *loads: tuple[str, LoadState], running: int = 0, state=NodeState.ALIVE, draining=False) -> PeerView:
+def peer(
+    node: str, *loads: tuple[str, StageState], running: int = 0, state=NodeState.ALIVE, draining=False
+) -> PeerView:
     info = NodeInfo(node, 1, node, "home", "1", 1, (), 1, 2)
     report = NodeReport(
         info,
         Memory(8, 8),
-        loads=tuple(LoadReport(name, Shard("m", 0, 8), load) for name, load in loads),
-        rings=tuple(RingLoad(name, running) for name, load in loads if load is LoadState.READY),
+        stages=tuple(StageReport(name, Shard("m", 0, 8), load) for name, load in loads),
+        traffic=tuple(RingTraffic(name, running) for name, load in loads if load is StageState.READY),
         draining=draining,
     )
     return PeerView(report, state)
@@ -47,7 +49,7 @@ def view(*peers: PeerView, rings: tuple[Ring, ...]) -> ClusterView:
 
 OLD, NEW = ring("old", "a", retiring=True), ring("new", "b")
 BOTH = (NEW, OLD)
-READY, LOADING = LoadState.READY, LoadState.LOADING
+READY, LOADING = StageState.READY, StageState.LOADING
 
 
 def test_requests_go_to_the_ring_that_retires_only_until_the_new_one_is_ready():

@@ -6,8 +6,6 @@ from node.core.health import Code, Severity, diagnose, is_slow
 from node.core.types import (
     ClusterView,
     Link,
-    LoadReport,
-    LoadState,
     Memory,
     NodeInfo,
     NodeReport,
@@ -17,13 +15,15 @@ from node.core.types import (
     Refusal,
     Ring,
     Shard,
+    StageReport,
     StageSpec,
+    StageState,
 )
 
 
 def peer(name, state=NodeState.ALIVE, *, loads=(), links=(), version="0.1.0", seen=0.0, reason=""):
     info = NodeInfo(f"id-{name}", 1, name, "home", version, 1, ("10.0.0.1",), 1, 2)
-    report = NodeReport(info, Memory(16, 12), loads=loads, links=links)
+    report = NodeReport(info, Memory(16, 12), stages=loads, links=links)
     return PeerView(report, state, seen, reason)
 
 
@@ -36,7 +36,7 @@ def ring(*names):
 
 
 def load(state, progress=0.0, error=""):
-    return LoadReport("r", Shard("m", 2, 5), state, progress, error)
+    return StageReport("r", Shard("m", 2, 5), state, progress, error)
 
 
 def only(issues):
@@ -130,28 +130,28 @@ def test_refused_models_keep_the_words_of_the_placement(code, issued):
 
 
 def test_loads_tell_progress_and_failure():
-    peers = (peer("a", loads=(load(LoadState.LOADING, 0.58),)), peer("b", loads=(load(LoadState.FAILED, 0, "x: y"),)))
+    peers = (peer("a", loads=(load(StageState.LOADING, 0.58),)), peer("b", loads=(load(StageState.FAILED, 0, "x: y"),)))
     failed, loading = diagnose(view(*peers))
     assert (failed.code, failed.text) == (Code.LOAD_FAILED, "b could not load layers 2-4 of m: x: y.")
     assert (loading.code, loading.text) == (Code.LOADING, "a has loaded 58 % of layers 2-4 of m.")
     assert only(
         diagnose(
             view(
-                peer("a", NodeState.SUSPECT, loads=(load(LoadState.FAILED),)),
-                peer("b", loads=(load(LoadState.FETCHING),)),
+                peer("a", NodeState.SUSPECT, loads=(load(StageState.FAILED),)),
+                peer("b", loads=(load(StageState.FETCHING),)),
             )
         )
     )
 
 
 def test_a_ring_that_has_ended_is_told_with_its_reason():
-    issue = only(diagnose(view(peer("a", loads=(load(LoadState.ENDED, 0, "peer_unavailable: b hung up"),)))))
+    issue = only(diagnose(view(peer("a", loads=(load(StageState.ENDED, 0, "peer_unavailable: b hung up"),)))))
     assert (issue.code, issue.severity) == (Code.RING_ENDED, Severity.WARNING)
     assert issue.text == "A ring of m ended at a: peer_unavailable: b hung up."
 
 
 def test_gravest_first():
-    peers = (peer("a", loads=(load(LoadState.LOADING),)), peer("b", NodeState.FAILED))
+    peers = (peer("a", loads=(load(StageState.LOADING),)), peer("b", NodeState.FAILED))
     issues = diagnose(view(*peers, refused=(Refusal("m", "no_capacity", "t"),)), is_open=True)
     assert [issue.code for issue in issues] == [Code.NO_CAPACITY, Code.NODE_FAILED, Code.LOADING, Code.OPEN_CLUSTER]
 

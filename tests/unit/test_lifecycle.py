@@ -16,7 +16,7 @@ from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
-from node.core.types import Caller, Fence, LoadState, Placement, Ring, Shard, StageSpec
+from node.core.types import Caller, Fence, Placement, Ring, Shard, StageSpec, StageState
 from node.engine.compute import Compute
 from node.ring import lifecycle, stages
 from node.ring.lifecycle import Rings
@@ -160,13 +160,13 @@ class World:
         epoch = self.agent.placement.fence.epoch + 1
         self.agent.adopt(Placement(Fence(1, epoch), "a", rings, specs=SPECS), draining=draining)
 
-    async def until(self, *states: LoadState) -> None:
+    async def until(self, *states: StageState) -> None:
         while tuple(report.state for report in self.rings.reports()) != states:
             self.agent.touched.clear()
             await self.agent.touched.wait()
 
     async def ready(self, *names: str) -> None:
-        while [(r.ring, r.state) for r in self.rings.reports()] != [(name, LoadState.READY) for name in names]:
+        while [(r.ring, r.state) for r in self.rings.reports()] != [(name, StageState.READY) for name in names]:
             self.agent.touched.clear()
             await self.agent.touched.wait()
 
@@ -193,7 +193,7 @@ async def test_a_node_that_gives_up_ends_the_requests_of_its_rings(world: World)
     """As driver and as worker. Later requests get the same error."""
     world.go_on.set()
     world.place(ring("driven", FIRST), ring("shared", SECOND))
-    await world.until(LoadState.READY, LoadState.READY)
+    await world.until(StageState.READY, StageState.READY)
     world.rings.give_up(NotReady("It is stuck."))
     for _ in range(2):
         with pytest.raises(RingLost, match=r"mini-1 left the ring: It is stuck\."):
@@ -201,14 +201,14 @@ async def test_a_node_that_gives_up_ends_the_requests_of_its_rings(world: World)
         with pytest.raises(RingLost, match="It is stuck"):
             await world.rings.frames(frames_of("shared"), Caller("192.168.1.5"))
     failed = {(report.state, report.error) for report in world.rings.reports()}
-    assert failed == {(LoadState.FAILED, "not_ready: It is stuck.")}
+    assert failed == {(StageState.FAILED, "not_ready: It is stuck.")}
 
 
 @pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
 async def test_weights_have_no_references_when_memory_is_released(world: World, stages: tuple[StageSpec, ...]) -> None:
     world.go_on.set()
     world.place(ring("r", stages))
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     world.place(draining=True)
     await world.released.wait()
     assert world.held == [False]
@@ -218,13 +218,13 @@ async def test_weights_have_no_references_when_memory_is_released(world: World, 
 async def test_idle_weights_stay_for_the_next_ring(world: World) -> None:
     world.go_on.set()
     world.place(ring("one", FIRST))
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     world.place()
     await world.until()
     assert world.rings.idle() == (Shard("m", 0, 2),)
     assert world.rings.memory_used() == 2 * LAYER + KV
     world.place(ring("two", FIRST))
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     assert world.rings.idle() == ()
     assert world.loads == ["0-2", "closed"]
 
@@ -249,7 +249,7 @@ async def test_the_least_recently_used_idle_weights_are_unloaded_first(world: Wo
 async def test_idle_weights_are_unloaded_before_others_are_loaded(world: World) -> None:
     world.go_on.set()
     world.place(ring("one"))
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     world.place(ring("two", FIRST, model="other"))
     await world.ready("two")
     assert world.held == [False]
@@ -259,11 +259,11 @@ async def test_idle_weights_are_unloaded_before_others_are_loaded(world: World) 
 
 async def test_rings_that_need_the_same_layers_load_them_once(world: World) -> None:
     world.place(ring("one"), ring("two"))
-    await world.until(LoadState.FETCHING, LoadState.FETCHING)
+    await world.until(StageState.FETCHING, StageState.FETCHING)
     world.go_on.set()
-    await world.until(LoadState.READY, LoadState.READY)
+    await world.until(StageState.READY, StageState.READY)
     world.place(ring("two"), ring("three"))
-    await world.until(LoadState.READY, LoadState.READY)
+    await world.until(StageState.READY, StageState.READY)
     assert world.loads == ["0-4", "closed"]
 
 
@@ -275,7 +275,7 @@ async def test_a_ring_continues_the_load_of_the_ring_that_it_replaces(world: Wor
     world.place(ring("two"))
     await world.released.wait()
     world.go_on.set()
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     assert [report.ring for report in world.rings.reports()] == ["two"]
     assert world.loads == ["0-4", "closed"]
 
@@ -289,18 +289,18 @@ async def test_an_unwanted_load_is_cancelled_before_memory_is_released(world: Wo
     await world.released.wait()
     assert world.held == [False]
     world.go_on.set()
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     assert world.loads == ["0-4", "closed", "0-2", "closed"]
 
 
 async def test_a_load_that_was_cancelled_while_fetching_can_begin_again(world: World) -> None:
     world.place(ring("one"))
-    await world.until(LoadState.FETCHING)
+    await world.until(StageState.FETCHING)
     world.place()
     await world.released.wait()
     world.go_on.set()
     world.place(ring("two"))
-    await world.until(LoadState.READY)
+    await world.until(StageState.READY)
     assert world.loads == ["0-4", "closed"]
 
 
@@ -328,7 +328,7 @@ async def test_kv_is_kept_for_a_ring_of_the_same_stages(world: World) -> None:
 )
 async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, other: Ring) -> None:
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"]._runner.inherit(())  # its first frame
+    world.rings._parts["one"].runner.inherit(())  # its first frame
     world.place()
     await world.until()
     assert world.rings.kv_bytes() == KV
@@ -339,7 +339,7 @@ async def test_no_kv_is_kept_for_a_ring_with_a_smaller_budget(world: World, othe
 
 async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> None:
     await begun(world, ring("one", SECOND), ring("two", SECOND))
-    world.rings._parts["one"]._runner.inherit(())
+    world.rings._parts["one"].runner.inherit(())
     world.place(ring("two", SECOND))
     await world.ready("two")
     assert world.rings.kv_bytes() == 0
@@ -348,7 +348,7 @@ async def test_no_kv_is_kept_beside_a_ring_of_the_same_layers(world: World) -> N
 async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> None:
     """There is room for the idle weights and the other model, but not for the kept KV, too."""
     await begun(world, ring("one", SECOND))
-    world.rings._parts["one"]._runner.inherit(())
+    world.rings._parts["one"].runner.inherit(())
     await begun(world, ring("two", FIRST, model="other"))
     assert world.rings.idle() == (Shard("m", 2, 4),)
     assert world.rings.kv_bytes() == 0

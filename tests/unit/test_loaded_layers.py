@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from node.core.models import HeldModel
-from node.core.types import LoadReport, LoadState, NodeReport, Placement, Ring, Shard
+from node.core.types import NodeReport, Placement, Ring, Shard, StageReport, StageState
 from tests.unit.test_placement import (
     CABLE,
     GB,
@@ -49,8 +49,8 @@ def test_a_ring_whose_node_is_back_is_made_of_the_same_layers_whatever_is_measur
 def test_a_node_that_does_not_know_yet_that_its_ring_is_gone_has_the_layers():
     before = placed([model()], linked(CABLE, "a", "b"))
     nodes = holding(linked(CABLE, "a", "b"), *before.rings)
-    load = LoadReport(before.rings[0].id, nodes[1].idle[0], LoadState.READY, 1.0)
-    nodes = [nodes[0], dataclasses.replace(nodes[1], idle=(), loads=(load,))]
+    load = StageReport(before.rings[0].id, nodes[1].idle[0], StageState.READY, 1.0)
+    nodes = [nodes[0], dataclasses.replace(nodes[1], idle=(), stages=(load,))]
     nodes = [dataclasses.replace(each, links=()) for each in nodes[::-1]]
     assert shape(again([model()], nodes, Placement()).rings[0]) == shape(before.rings[0])
 

@@ -12,7 +12,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
 from node.core.models import HeldModel, KvCost, ModelSpec
 from node.core.pool import Pools
-from node.core.types import Address, LoadReport, LoadState, Placement, Ring, Shard, StageSpec
+from node.core.types import Address, Placement, Ring, Shard, StageReport, StageSpec, StageState
 from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
@@ -72,7 +72,7 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
         head._wanted._specs = SimpleNamespace(find=find)
         report, loads = agent._local_report(), []
         memory = replace(report.memory, total=1 << 40, usable=1 << 40)
-        monkeypatch.setattr(agent, "_local_report", lambda: replace(report, memory=memory, loads=tuple(loads)))
+        monkeypatch.setattr(agent, "_local_report", lambda: replace(report, memory=memory, stages=tuple(loads)))
         agent.touch()
         await asyncio.sleep(0)
         await head.want("org/m")
@@ -80,7 +80,7 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
         assert ring.revision == OLD
 
         failed = f"{ModelChanged.code}: No node holds it any more."
-        loads.append(LoadReport(ring.id, Shard("org/m", 0, 2, OLD), LoadState.FAILED, error=failed))
+        loads.append(StageReport(ring.id, Shard("org/m", 0, 2, OLD), StageState.FAILED, error=failed))
         for _ in range(5):
             agent.touch()
             await planned(head, agent)

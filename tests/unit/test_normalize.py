@@ -4,7 +4,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.types import Fence, Link, LoadReport, LoadState, Memory, PeerHint, RingLoad, Shard
+from node.core.types import Fence, Link, Memory, PeerHint, RingTraffic, Shard, StageReport, StageState
 from node.placement.normalize import NOISE, NOISE_MS, Normalizer
 from node.placement.place import place
 from tests.unit.test_placement import clusters, node, specs
@@ -37,8 +37,8 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
     busy = replace(
         still,
         memory=Memory(still.memory.total, still.memory.usable, 5),
-        loads=(LoadReport("r", Shard("m", 0, 2), LoadState.LOADING, 0.7),),
-        rings=(RingLoad("r", 3, 1, 20.0),),
+        stages=(StageReport("r", Shard("m", 0, 2), StageState.LOADING, 0.7),),
+        traffic=(RingTraffic("r", 3, 1, 20.0),),
         links=(Link("b", "10.0.0.9", 1.1, "en0", "wi-fi"),),
         peers=(PeerHint("b", (), 1),),
         term=7,
@@ -53,7 +53,7 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
     assert normalizer.normalize([still]) == normalizer.normalize([busy])
     for change in (
         {"memory": Memory(1, 1)},
-        {"loads": (LoadReport("r", Shard("m", 0, 2), LoadState.READY, 1.0),)},
+        {"stages": (StageReport("r", Shard("m", 0, 2), StageState.READY, 1.0),)},
         {"idle": (Shard("m", 0, 2),)},
         {"models": ("m",)},
         {"min_stages": 2},

@@ -11,8 +11,6 @@ from node.core.types import (
     ClusterView,
     Fence,
     Link,
-    LoadReport,
-    LoadState,
     Memory,
     NodeInfo,
     NodeReport,
@@ -21,19 +19,21 @@ from node.core.types import (
     Placement,
     Refusal,
     Ring,
-    RingLoad,
+    RingTraffic,
     Shard,
+    StageReport,
     StageSpec,
+    StageState,
 )
 
 GOLDEN = Path(__file__).parents[1] / "cli" / "golden" / "status.json"
-READY, LOADING, FAILED = LoadState.READY, LoadState.LOADING, LoadState.FAILED
+READY, LOADING, FAILED = StageState.READY, StageState.LOADING, StageState.FAILED
 
 
 def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), links=(), preload=(), addresses=("10.0.0.1",), seen=0.0):
     info = NodeInfo(f"id-{node}", 1, f"mini-{node}", "home", "0.1.0", 1, addresses, 50000, 52415, "Apple M4")
     report = NodeReport(
-        info, Memory(16 * 10**9, 12 * 10**9, 5 * 10**9), loads=loads, rings=rings, links=links, preload=preload
+        info, Memory(16 * 10**9, 12 * 10**9, 5 * 10**9), stages=loads, traffic=rings, links=links, preload=preload
     )
     return PeerView(report, state, seen)
 
@@ -44,7 +44,7 @@ def ring(*nodes, name="r1", model="m", context=4096):
 
 
 def load(start, state=READY, name="r1", model="m", progress=1.0):
-    return LoadReport(name, Shard(model, start, start + 8), state, progress)
+    return StageReport(name, Shard(model, start, start + 8), state, progress)
 
 
 def view(*peers, rings=(), refused=(), head="id-1"):
@@ -67,8 +67,8 @@ def home_view():
             f"{'abc'[at - 1]}{at}", at, name, "home", "0.1.0", 1, (f"192.168.1.{at}",), 50000 + at, 52415, "Apple M4"
         )
         loading = name == "mini-3"
-        loads = (LoadReport("r1", Shard(model, start, end), LOADING if loading else READY, 0.58 if loading else 1.0),)
-        rings = (RingLoad("r1", 2, 0, 21.41),) if at == 1 else ()
+        loads = (StageReport("r1", Shard(model, start, end), LOADING if loading else READY, 0.58 if loading else 1.0),)
+        rings = (RingTraffic("r1", 2, 0, 21.41),) if at == 1 else ()
         memory = Memory(24 * 2**30, 16 * 2**30, used[name])
         report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, links=(hops[name],))
         peers.append(PeerView(report, NodeState.ALIVE, 0.0 if at == 2 else 0.44))
@@ -163,7 +163,7 @@ def nodes(seen):
     [
         ((), (), "idle"),
         ((), TWO, "loading"),
-        ((load(0, LoadState.FETCHING),), TWO, "loading"),
+        ((load(0, StageState.FETCHING),), TWO, "loading"),
         ((load(0),), TWO, "ready"),
         ((load(0, FAILED),), TWO, "error"),
         ((load(0), load(0, LOADING, "r2", "n")), (*TWO, ring("1", name="r2", model="n")), "loading"),
@@ -225,8 +225,8 @@ def test_address_and_layers():
 
 def test_work_of_all_rings_is_summed_from_their_drivers():
     peers = (
-        peer("1", rings=(RingLoad("r1", 2, 1, 10.04), RingLoad("old", 9, 9, 9.0))),
-        peer("2", rings=(RingLoad("r2", 3, 0, 20.0),)),
+        peer("1", rings=(RingTraffic("r1", 2, 1, 10.04), RingTraffic("old", 9, 9, 9.0))),
+        peer("2", rings=(RingTraffic("r2", 3, 0, 20.0),)),
     )
     rings = (ring("1", context=8192), ring("2", name="r2", context=4096))
     (model,) = build_status(view(*peers, rings=rings))["models"]
@@ -238,7 +238,7 @@ def test_work_of_all_rings_is_summed_from_their_drivers():
 
 def test_each_ring_tells_its_state_and_its_work():
     peers = (
-        peer("1", loads=(load(0), load(0, name="r2")), rings=(RingLoad("r1", 2, 1), RingLoad("r2", 1, 0))),
+        peer("1", loads=(load(0), load(0, name="r2")), rings=(RingTraffic("r1", 2, 1), RingTraffic("r2", 1, 0))),
         peer("2", loads=(load(0, LOADING, name="r3"),)),
     )
     rings = (ring("1"), replace(ring("1", name="r2"), retiring=True), ring("2", name="r3"))

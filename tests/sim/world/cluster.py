@@ -216,7 +216,7 @@ class World:
         """
         for process in self.processes():
             for part in process.rings._parts.values():
-                stage = part._runner._stage
+                stage = part.runner._stage
                 if stage.lanes:
                     self.timeline.violated(f"{process.name} still has the KV of lanes {list(stage.lanes)}")
                 if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.sessions()):

@@ -250,9 +250,9 @@ class Process:
         return NodeReport(
             info=self.agent.info,
             memory=Memory(self.usable, self.usable, self.rings.memory_used()),
-            loads=self.rings.reports(),
+            stages=self.rings.reports(),
             idle=self.rings.idle(),
-            rings=self.rings.loads(),
+            traffic=self.rings.traffic(),
             models=(HeldModel(MODEL),),
             preload=(MODEL,) if self.world.preload else (),
             min_stages=self.world.min_stages,
