@@ -85,7 +85,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class NonFiniteRow:
     """A row of a step whose hidden states stopped being finite in the layers [start, end)."""
 
     row: int
@@ -124,7 +124,7 @@ class Frame:
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
     failure: Failure | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[NonFiniteRow, ...] = ()
     """For each row that is not finite, the first stage after which it was not; the error names its layers."""
     held: tuple[Held, ...] = ()
     """In a ring's first frame: KV of earlier rings that all stages so far have. Each stage removes the sequences that

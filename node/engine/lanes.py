@@ -32,7 +32,7 @@ class Lane:
 
 
 @dataclass
-class Kept:
+class LeftoverKv:
     """KV that ended rings left, for the next ring of the same layers."""
 
     lanes: list[Lane] = field(default_factory=list["Lane"])
@@ -91,14 +91,14 @@ class Lanes:
         self._prefixes.clear()
         mx.clear_cache()
 
-    def leave_to(self, kept: Kept) -> None:
+    def leave(self, kept: LeftoverKv) -> None:
         """Move all caches to `kept`, where the next ring of these layers finds them."""
         kept.prefixes |= self._prefixes
         kept.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
         kept.nbytes = _bytes((*kept.lanes, *kept.prefixes.values()))
 
-    def take_from(self, kept: Kept, held: Sequence[Held]) -> tuple[Held, ...]:
+    def inherit(self, kept: LeftoverKv, held: Sequence[Held]) -> tuple[Held, ...]:
         """Make prefixes of the sequences in `held` that earlier rings left in `kept`, and free the rest of `kept`.
 
         Returns the sequences that this stage has, each with at most the tokens that it has.

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, Score
-from node.core.frames import CacheOp, Drop, Fault, Frame, Held
+from node.core.frames import CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
 from node.engine.sampling import NO_TOKEN, History, Sampled, sample, score
@@ -72,12 +72,12 @@ class Runner:
             self.kv_bytes = self._stage.lanes.kv_bytes
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.take_from."""
+        """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.inherit."""
         try:
-            here = self._stage.lanes.take_from(self._stage.kept, held)
+            here = self._stage.lanes.inherit(self._stage.leftover, held)
         except MLX_ERRORS as error:
             log.warning("could not take over the KV of earlier rings: %s", error)
-            self._stage.kept.clear()
+            self._stage.leftover.clear()
             self.reset()
             return ()
         self.kv_bytes = self._stage.lanes.kv_bytes
@@ -85,7 +85,7 @@ class Runner:
 
     def leave(self) -> None:
         """Keep the KV for the next ring of these layers."""
-        self._stage.lanes.leave_to(self._stage.kept)
+        self._stage.lanes.leave(self._stage.leftover)
         self.kv_bytes = 0
 
     def reset(self) -> None:
@@ -125,18 +125,18 @@ class Runner:
         return replace(frame, ops=ops, faults=faults, tensors=pack(hidden), tokens=read)
 
     def finish(
-        self, frame: Frame, draws: Sequence[Draw], *, go_on: bool
+        self, frame: Frame, draws: Sequence[Draw], *, chain: bool
     ) -> tuple[list[Sampled | StepFailed], Frame | None]:
         """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
 
-        With `go_on`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
+        With `chain`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
         stage. That saves two hand-overs between threads for each token.
         """
         with self._step(frame.lane):
             drawn = self._draw(unpack(frame.tensors), draws, faults=frame.faults)
             tokens = [each.token for each in drawn if isinstance(each, Sampled)]
             if (
-                not go_on
+                not chain
                 or len(tokens) < len(drawn)
                 or any(draw.ends(token) for draw, token in zip(draws, tokens, strict=True))
             ):
@@ -169,7 +169,7 @@ class Runner:
         hidden: Sequence[mx.array],
         draws: Sequence[Draw],
         lengths: Sequence[int] = (),
-        faults: Sequence[Fault] = (),
+        faults: Sequence[NonFiniteRow] = (),
     ) -> list[Sampled | StepFailed]:
         logits = self._stage.finish(hidden, lengths)
         allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
@@ -184,7 +184,7 @@ class Runner:
             self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled for row, sampled in enumerate(drawn)
         ]
 
-    def _not_finite(self, row: int, faults: Sequence[Fault]) -> StepFailed:
+    def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
         """The failure of a single row; it does not affect the others."""
         layers = next((f"layers {fault.start} to {fault.end}" for fault in faults if fault.row == row), "")
         alone = self._stage.end == self.plan.layers
@@ -195,7 +195,7 @@ class Runner:
         )
 
     def _evaluate(
-        self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[Fault] = ()
+        self, hidden: Sequence[mx.array], chunks: Sequence[ChunkRequest], faults: Sequence[NonFiniteRow] = ()
     ) -> list[ChunkResult | StepFailed]:
         results = [
             self._total(hidden, row, chunk) if chunk.top is None else self._scores(hidden, row, chunk)
@@ -238,7 +238,9 @@ class Runner:
                 hidden = self._stage.last(hidden, frame.lengths) if frame.sampled else ()
             return replace(frame, faults=faults, tensors=pack(hidden), tokens=None, lengths=())
 
-    def _faults(self, frame: Frame, hidden: Sequence[mx.array], known: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    def _faults(
+        self, frame: Frame, hidden: Sequence[mx.array], known: tuple[NonFiniteRow, ...]
+    ) -> tuple[NonFiniteRow, ...]:
         """The `known` faults, and one for each further row that is not finite after this stage.
 
         Rows are checked only if the driver makes results of them.
@@ -248,7 +250,9 @@ class Runner:
         rows: Any = self._stage.finite(hidden, frame.lengths).tolist()
         before = {fault.row for fault in known}
         stage = self._stage
-        new = [Fault(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in before]
+        new = [
+            NonFiniteRow(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in before
+        ]
         return (*known, *new)
 
 

@@ -14,7 +14,7 @@ from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, find_layers
 from node.engine.hidden_states import record_outputs
-from node.engine.lanes import Kept, Lanes
+from node.engine.lanes import Lanes, LeftoverKv
 from node.engine.plan import Plan
 
 
@@ -34,7 +34,7 @@ class Stage:
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
         self._choose_caches()
-        self.kept = Kept()
+        self.leftover = LeftoverKv()
         self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
 
     def sibling(self) -> "Stage":

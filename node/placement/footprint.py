@@ -43,7 +43,7 @@ class Footprint:
         return self.stage(0, len(self._before) - 1, driver=True)
 
 
-def ring_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
+def stage_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes that a ring's stage may use on its node, as reserved by the placement."""
     costs = Footprint(spec, ring.context, ring.max_sessions)
     return costs.stage(stage.start, stage.end, driver=stage.node == ring.driver)

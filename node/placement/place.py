@@ -12,7 +12,7 @@ from math import isfinite
 
 from node.core.models import HeldModel, ModelSpec
 from node.core.types import Fence, NodeReport, Placement, Refusal, Ring
-from node.placement.footprint import ring_bytes
+from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, find_ring, refusal
 from node.placement.speed import TOO_SLOW, is_quicker, token_ms
@@ -153,7 +153,7 @@ class _Draft:
         return ring
 
     def _fits(self, spec: ModelSpec, ring: Ring, free: Mapping[str, int]) -> bool:
-        return all(ring_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
+        return all(stage_bytes(spec, ring, stage) <= free.get(stage.node, -1) for stage in ring.stages)
 
     def _is_draining(self, ring: Ring) -> bool:
         return any(stage.node in self._draining for stage in ring.stages)
@@ -300,4 +300,4 @@ class _Draft:
 
 def _reserve(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:
     for stage in ring.stages:
-        free[stage.node] -= sign * ring_bytes(spec, ring, stage)
+        free[stage.node] -= sign * stage_bytes(spec, ring, stage)

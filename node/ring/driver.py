@@ -45,11 +45,11 @@ class Driver:
         *,
         step_timeout_s: float,
         numbers: Iterator[int],
-        left: Mapping[int, tuple[int, ...]],
+        leftover: Mapping[int, tuple[int, ...]],
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
-        node.ring.scheduler.sequence_numbers. `left`: the tokens whose KV a ring of the same layers left, by sequence
+        node.ring.scheduler.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
         number.
         """
         self.ring = ring
@@ -73,7 +73,7 @@ class Driver:
         self._ended: PippinError | None = None
         """Why the ring takes no requests."""
         self._landed_at = 0.0
-        self._left = left
+        self._leftover = leftover
         self._held: tuple[Held, ...] = ()
         """KV of `_left` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._sampled_at: deque[float] = deque()
@@ -94,7 +94,7 @@ class Driver:
         """End all requests with `reason`, also later ones, and the links."""
         if not self._ended:
             self._ended = reason
-            self._left = {**self._left, **self._scheduler.sequences()}
+            self._leftover = {**self._leftover, **self._scheduler.sequences()}
             self._pipeline.close()
             for session in self._scheduler.sessions():
                 self._fail(session, reason)
@@ -104,7 +104,7 @@ class Driver:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns its tokens."""
         self.give_up(reason)
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
-        return self._left if keep else {}
+        return self._leftover if keep else {}
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Driver:
 
     # --- results back -----------------------------------------------------------------------------------------------
 
-    async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+    async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the last stage until it ends."""
         await self._receive(first)
         async for frame in frames:
@@ -204,7 +204,7 @@ class Driver:
         elif due and due.step:
             await self._finish_step(due.step, due.begun_at, frame)
         elif due:
-            self._restore(frame.held)
+            self._begin_with(frame.held)
 
     async def _finish_step(self, step: Step, begun_at: float, frame: Frame) -> None:
         # Seconds since the step had the ring to itself: so long did it delay the steps behind it.
@@ -216,8 +216,8 @@ class Driver:
             if step.evaluations:
                 results = await self._compute.run(self.runner.evaluate, frame, step.chunk_requests())
             elif draws := step.draws():
-                go_on = self._scheduler.goes_on(step)
-                results, next_frame = await self._compute.run(self.runner.finish, frame, draws, go_on=go_on)
+                chain = self._scheduler.can_chain(step)
+                results, next_frame = await self._compute.run(self.runner.finish, frame, draws, chain=chain)
         except PippinError as error:
             self._fail_step(step, error)
             return
@@ -226,7 +226,7 @@ class Driver:
         self._land(step, results, seconds)
         if next_frame:
             try:
-                await self._pipeline.send(next_frame, self._scheduler.go_on(step))
+                await self._pipeline.send(next_frame, self._scheduler.chain(step))
             except PippinError as error:
                 self._end(error)
 
@@ -269,18 +269,18 @@ class Driver:
 
     async def _inherit(self) -> None:
         """Take over what earlier rings left at this stage. If it has none, that of the others is of no use."""
-        left = tuple(Held(number, len(tokens)) for number, tokens in self._left.items())
+        left = tuple(Held(number, len(tokens)) for number, tokens in self._leftover.items())
         self._held = await self._compute.run(self.runner.inherit, left)
         if not self._ended and (self._alone or not self._held):
-            self._restore(self._held)
+            self._begin_with(self._held)
 
-    def _restore(self, held: tuple[Held, ...]) -> None:
+    def _begin_with(self, held: tuple[Held, ...]) -> None:
         """Begin with the KV that all stages have. No step is in flight."""
         if held:
             tokens = sum(each.tokens for each in held)
             log.info("ring %s begins with the KV of %d tokens, of %d sequences", self.ring.id, tokens, len(held))
-        self._scheduler.restore(self._left, held)
-        self._left, self._held = {}, ()
+        self._scheduler.inherit(self._leftover, held)
+        self._leftover, self._held = {}, ()
         self._wake.set()
 
     def _end(self, reason: PippinError) -> None:

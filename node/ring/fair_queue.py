@@ -67,7 +67,7 @@ class FairQueue:
             self._start = max(self._start, self._count(session.request.client))
         self.remove(session)
 
-    def charge(self, session: Session, tokens: int) -> None:
+    def bill(self, session: Session, tokens: int) -> None:
         """Count tokens that were, or are about to be, computed for the session's client."""
         client = session.request.client
         self._counts[client] = self._count(client) + tokens

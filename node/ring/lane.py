@@ -71,14 +71,14 @@ class Lane:
         return [*self.rows, *(slot for slots, _ in self.joining for slot in slots)]
 
     @property
-    def idle(self) -> bool:
+    def may_change(self) -> bool:
         """No step is in flight, so the rows may change."""
         return not self.busy and bool(self.rows or self.joining)
 
     @property
     def ready(self) -> bool:
         """Idle, with rows that need another step."""
-        return self.idle and not all(slot.gone for slot in self._present())
+        return self.may_change and not all(slot.gone for slot in self._present())
 
     @property
     def stale(self) -> bool:

@@ -24,13 +24,13 @@ from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
 from node.model.weights import Weights
-from node.placement.footprint import ring_bytes
+from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.kv import Limits
+from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
 from node.ring.pipeline import NextHop
 from node.ring.scheduler import sequence_numbers
-from node.ring.stages import Loaded, Stages, shape_of
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -75,7 +75,7 @@ class Rings:
         self._step_timeout = step_timeout_s
         self._numbers = sequence_numbers(agent.info)
         self._grammars = grammars
-        self._stages = Stages(compute)
+        self._shards = LoadedShards(compute)
         self._parts: dict[str, Driver | Worker] = {}
         """This node's part in each ring, by the ring's id."""
         self._began = Signal()
@@ -95,17 +95,17 @@ class Rings:
 
     def idle(self) -> tuple[Shard, ...]:
         """Shards in memory that no ring needs."""
-        return self._stages.idle({report.shard for report in self._reports.values()})
+        return self._shards.idle({report.shard for report in self._reports.values()})
 
     def traffic(self) -> tuple[RingTraffic, ...]:
         return tuple(part.traffic() for part in self._parts.values() if isinstance(part, Driver))
 
     def memory_used(self) -> int:
         """Bytes of weights and KV."""
-        return self._stages.weight_bytes + self.kv_bytes()
+        return self._shards.weight_bytes + self.kv_bytes()
 
     def kv_bytes(self) -> int:
-        return self._stages.kept_bytes + sum(part.kv_bytes for part in self._parts.values())
+        return self._shards.leftover_bytes + sum(part.kv_bytes for part in self._parts.values())
 
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Raises StaleFence when this node does not drive the ring."""
@@ -121,7 +121,7 @@ class Rings:
             raise StaleFence(f"This node does not drive ring {ring}.")
         return part
 
-    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+    async def serve_link(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         first = await anext(frames, None)
         if first is None:
             return
@@ -133,7 +133,7 @@ class Rings:
             raise StaleFence(f"This node is not part of ring {first.ring}.")
         if not self._book.is_from(self._node_before(part.ring), caller):
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
-        await part.frames(first, frames)
+        await part.serve_link(first, frames)
 
     def give_up(self, reason: PippinError) -> None:
         """End this node's part in all rings, as it can't compute; their requests go on elsewhere."""
@@ -176,14 +176,14 @@ class Rings:
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(report.state not in (StageState.READY, StageState.ENDED) for report in gone)
         room = 0 if self._draining else max(0, self._usable - self._set_aside())
-        await self._stages.make_room(used, room, collect=unfinished)
+        await self._shards.make_room(used, room, collect=unfinished)
         self._agent.touch()
 
     def _set_aside(self) -> int:
         """Bytes that the placement counts for this node's stages; all of them while a model's spec is not known."""
         specs = {spec.id: spec for spec in self._placement.specs}
         return sum(
-            ring_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
+            stage_bytes(specs[ring.model], ring, stage) if ring.model in specs else self._usable
             for ring in self._placement.rings
             for stage in ring.stages
             if stage.node == self._agent.info.id
@@ -195,8 +195,8 @@ class Rings:
         # Another ring that runs on these layers would never ask for the KV.
         keep = not any(self._shard(part.ring) == shard for other, part in self._parts.items() if other != ring_id)
         left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."), keep=keep)
-        if keep and (loaded := self._stages.get(shard)):
-            loaded.left, loaded.shape = left, shape_of(ring)
+        if keep and (loaded := self._shards.get(shard)):
+            loaded.leftover, loaded.shape = left, shape_of(ring)
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
@@ -216,10 +216,10 @@ class Rings:
         A task's root: any error is reported as a failed load.
         """
         try:
-            loaded = self._stages.get(shard) or await self._fetch_and_load(shard, ends)
+            loaded = self._shards.get(shard) or await self._fetch_and_load(shard, ends)
             for ring in self._waiting(shard):
                 if loaded.shape != shape_of(ring):
-                    await self._stages.clear_kept(loaded)  # of other stages, or more than is set aside now
+                    await self._shards.clear_leftover(loaded)  # of other stages, or more than is set aside now
                 self._parts[ring.id] = self._part(ring, shard, loaded)
                 self._report(ring.id, shard, StageState.READY, 1.0)
                 self._began.notify()
@@ -233,13 +233,13 @@ class Rings:
         finally:
             self._loading.pop(shard, None)
 
-    async def _fetch_and_load(self, shard: Shard, ends: bool) -> Loaded:
+    async def _fetch_and_load(self, shard: Shard, ends: bool) -> LoadedShard:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
         directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, StageState.FETCHING))
         self._progress(shard, StageState.LOADING, 0.0)
         self._agent.touch()
-        return await self._stages.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
+        return await self._shards.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded."""
@@ -254,7 +254,7 @@ class Rings:
     def _node_before(self, ring: Ring) -> str:
         return ring.nodes[ring.nodes.index(self._agent.info.id) - 1]
 
-    def _part(self, ring: Ring, shard: Shard, loaded: Loaded) -> Driver | Worker:
+    def _part(self, ring: Ring, shard: Shard, loaded: LoadedShard) -> Driver | Worker:
         me = self._agent.info.id
         next_hop = NextHop(ring.after(me), self._client, self._book.address_of)
         # Another ring may use the same layers at the same time, so this one has caches of its own.
@@ -279,9 +279,9 @@ class Rings:
             on_ended,
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
-            left=loaded.left,
+            leftover=loaded.leftover,
         )
-        loaded.left = {}
+        loaded.leftover = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 

@@ -141,10 +141,10 @@ class Scheduler:
         slots = [slot for lane in self._lanes for slot in (*lane.kept(), *lane.slots())]
         return self._prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
 
-    def restore(self, left: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
-        """Make prefixes of KV that an earlier ring left: `left` has its tokens, `held` what all stages have."""
+    def inherit(self, leftover: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
+        """Make prefixes of KV that an earlier ring left: `leftover` has its tokens, `held` what all stages have."""
         here = {each.number: each.tokens for each in held}
-        for number, tokens in left.items():
+        for number, tokens in leftover.items():
             if MIN_TOKENS <= here.get(number, 0) <= len(tokens):
                 self._prefixes.put(number, tokens[: here[number]])
             else:
@@ -183,17 +183,17 @@ class Scheduler:
                 if step.samples and not prefill.gone:
                     self._join(prefill)
         for slot in step.rows if step.samples else ():
-            self._waiting.charge(slot.session, 1)
+            self._waiting.bill(slot.session, 1)
         self._clear_prefills()
 
-    def goes_on(self, step: Step) -> bool:
+    def can_chain(self, step: Step) -> bool:
         """Whether the lane's next step can follow at once, with the same rows and no operation before it."""
         lane = self._lane(step)
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
         return not changes and not others and self.tokens_held <= self._budget
 
-    def go_on(self, step: Step) -> Step:
+    def chain(self, step: Step) -> Step:
         """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
         lane = self._lane(step)
         assert lane
@@ -216,7 +216,7 @@ class Scheduler:
     def _clear_lanes(self) -> None:
         """Free the rows of slots that are gone. A lane with a step in flight does so with its next step."""
         for lane in self._lanes:
-            if lane.idle and lane.stale:
+            if lane.may_change and lane.stale:
                 lane.prepare(self._ops, self._keep_as)
 
     def _decode(self, lane: Lane) -> Step:
@@ -323,7 +323,7 @@ class Scheduler:
         reused = match.tokens if match else 0
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, sent=reused, cached=reused)
-        self._waiting.charge(session, slot.unsent)
+        self._waiting.bill(session, slot.unsent)
         home.prefilling.append(slot)
         self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
         if match and reused >= len(session.request.prompt):

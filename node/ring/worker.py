@@ -45,7 +45,7 @@ class Worker:
     def kv_bytes(self) -> int:
         return self.runner.kv_bytes
 
-    async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+    async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the stage before until the link or the ring ends."""
         if first.fence != self.ring.fence:
             raise StaleFence(f"A frame of {first.fence} came to ring {self.ring.id}, which is at {self.ring.fence}.")

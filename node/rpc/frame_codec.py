@@ -12,13 +12,13 @@ from node.core.frames import (
     CacheOp,
     Drop,
     Failure,
-    Fault,
     Filter,
     Forget,
     Frame,
     Held,
     Keep,
     Merge,
+    NonFiniteRow,
     Open,
     Reuse,
     Tensor,
@@ -101,7 +101,7 @@ def decode(data: bytes) -> Frame:
         lengths=tuple(header.lengths),
         sampled=header.sampled,
         every=header.every,
-        faults=tuple(Fault(each.row, each.start, each.end) for each in header.faults),
+        faults=tuple(NonFiniteRow(each.row, each.start, each.end) for each in header.faults),
         failure=_failure(header),
     )
 

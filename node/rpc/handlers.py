@@ -44,7 +44,7 @@ class ServingHandler(Protocol):
 
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation: ...
 
-    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+    async def serve_link(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         """Process the frames of one link, in order, until it ends.
 
         Raises StaleFence for a ring that this node is not part of, NotAdmitted if the caller is not the previous stage,

@@ -166,7 +166,7 @@ def _frames_handler(serving: ServingHandler) -> grpc.GenericRpcHandler:
     """Handler of frames. Without a (de)serializer gRPC passes their bytes unchanged."""
 
     async def receive(frames: AsyncIterator[bytes], context: Context) -> bytes:
-        await serving.frames((decode(data) async for data in frames), caller_of(context))
+        await serving.serve_link((decode(data) async for data in frames), caller_of(context))
         return b""
 
     service, name = FRAMES_METHOD.strip("/").split("/")

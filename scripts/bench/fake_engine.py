@@ -161,7 +161,7 @@ class FakeServing:
     async def evaluate(self, ring: str, request: EvaluateRequest) -> Evaluation:
         raise NotImplementedError
 
-    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+    async def serve_link(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         raise NotImplementedError
 
 

@@ -70,7 +70,7 @@ class End:
 
     # --- the handler of the RPC server --------------------------------------------------------------------------------
 
-    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+    async def serve_link(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         near = self.trips_left > 0
         async for frame in frames:
             if not near:

@@ -19,8 +19,8 @@ CUT = (0, 1, 4)
 
 def succeed(stage: Stage, held: Sequence[Held]) -> tuple[Held, ...]:
     """End the stage's ring, and begin one of the same layers."""
-    stage.lanes.leave_to(stage.kept)
-    return stage.lanes.take_from(stage.kept, held)
+    stage.lanes.leave(stage.leftover)
+    return stage.lanes.inherit(stage.leftover, held)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text", "qwen3_next", "mamba2"])
@@ -129,7 +129,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: 
     successor = Runner(stage.sibling(), directory)
     assert successor.inherit([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
     assert successor.kv_bytes > 0
-    assert stage.kept.nbytes == 0
+    assert stage.leftover.nbytes == 0
 
 
 def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,4 +144,4 @@ def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(stage.lanes, "_split", fail)
     runner.leave()
     assert runner.inherit([Held(1, 3)]) == ()
-    assert runner.kv_bytes == stage.lanes.kv_bytes == stage.kept.nbytes == 0
+    assert runner.kv_bytes == stage.lanes.kv_bytes == stage.leftover.nbytes == 0

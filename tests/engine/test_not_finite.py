@@ -81,7 +81,7 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
     if len(ring) == 1:
         good, bad = ring[0].run_alone(step, tokens, draws())
     else:
-        (good, bad), next_frame = ring[0].finish(step, draws(), go_on=True)
+        (good, bad), next_frame = ring[0].finish(step, draws(), chain=True)
         assert next_frame is None
     assert isinstance(good, Sampled)
     assert isinstance(bad, StepFailed)
@@ -100,8 +100,8 @@ def test_the_stage_that_they_come_from_is_named(tensor, where, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     changed(directory, tensor, lambda w: mx.full(w.shape, math.inf))
     ring = runners(directory, 0, 1, 3, 4)
-    found, _ = ring[0].finish(stepped(ring, [[1, 2], [3, 4]], sampled=True), draws(), go_on=True)
-    assert [f"The numbers of {where} are" in str(each) for each in found] == [True, True]
+    found, _ = ring[0].finish(stepped(ring, [[1, 2], [3, 4]], sampled=True), draws(), chain=True)
+    assert [f"The output of {where} is not finite" in str(each) for each in found] == [True, True]
 
 
 @pytest.mark.parametrize("chunk", [ChunkRequest(3, (2, 3), 2), ChunkRequest(3, (2, 3), 0), ChunkRequest(3)])

@@ -53,7 +53,7 @@ class Handlers:
         for position, token in enumerate(request.prompt):
             yield TokenEvent(position, token)
 
-    async def frames(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
+    async def serve_link(self, frames: AsyncIterator[Frame], caller: Caller) -> None:
         self.callers.append(caller)
         async for each in frames:
             if each.ring != "ring-1":

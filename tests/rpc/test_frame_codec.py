@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.core.frames import Drop, Failure, Fault, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Tensor
+from node.core.frames import Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, NonFiniteRow, Open, Reuse, Tensor
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
 from node.wire.frame_pb2 import Fault as FaultMessage
@@ -40,7 +40,7 @@ frames = st.builds(
     tokens=st.none() | tensors,
     sampled=st.booleans(),
     every=st.booleans(),
-    faults=st.lists(st.builds(Fault, numbers, numbers, numbers), max_size=3).map(tuple),
+    faults=st.lists(st.builds(NonFiniteRow, numbers, numbers, numbers), max_size=3).map(tuple),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
 )

@@ -33,7 +33,7 @@ def ready(world: World) -> bool:
 
 
 def held(world: World) -> dict[str, tuple[Shard, ...]]:
-    return {process.name: process.rings._stages.idle(()) for process in world.processes()}
+    return {process.name: process.rings._shards.idle(()) for process in world.processes()}
 
 
 @pytest.mark.parametrize("name", ["n1", "n2"])

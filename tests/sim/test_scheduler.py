@@ -226,7 +226,7 @@ class World:
             self.land_evaluations(step, tokens)
             return
         drawn = list(zip(step.rows, tokens, strict=True))
-        go_on = step.samples and self.scheduler.goes_on(step)
+        go_on = step.samples and self.scheduler.can_chain(step)
         go_on = go_on and not any(slot.session.ends_with(token) for slot, token in drawn)
         if go_on and self.random.random() < 0.1:
             self.cancel()  # while the next step is being computed
@@ -241,7 +241,7 @@ class World:
                     self.scheduler.finish(session, keep=True)
         self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]))
         if go_on:
-            next_step = replace(self.scheduler.go_on(step), tokens=tuple((token,) for token in tokens))
+            next_step = replace(self.scheduler.chain(step), tokens=tuple((token,) for token in tokens))
             self.in_flight.append((next_step, self.fake.run(next_step)))
 
     def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
@@ -270,7 +270,7 @@ class World:
         self.kept += sum(
             each.tokens for each in held if any(one[: each.tokens] == left[each.number][: each.tokens] for one in own)
         )
-        self.scheduler.restore(left, held)
+        self.scheduler.inherit(left, held)
         for session in asking:
             session.slot = None
             session.request = replace(session.request, resume=tuple(session.tokens[len(session.request.prompt) :]))
@@ -547,7 +547,7 @@ def test_a_ring_that_ends_before_it_has_restored_kv_loses_none() -> None:
     ((number, tokens),) = left.items()
     assert len(tokens) == 60
     scheduler = new()
-    scheduler.restore(left, [Held(number, 60)])
+    scheduler.inherit(left, [Held(number, 60)])
     session.slot, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
     scheduler.submit(session)
     again = scheduler.next()  # a stage without these operations still has the sequence under its old number

@@ -27,8 +27,8 @@ CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
     "node.ring.lifecycle.Runner": FakeRunner,
-    "node.ring.stages.load_stage": fake_load,
-    "node.ring.stages.release_memory": lambda _models: (_ for _ in ()),
+    "node.ring.loaded_shards.load_stage": fake_load,
+    "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.lifecycle.prefill_chunk": lambda: 16,
     "node.cluster.heartbeats.interface_towards": lambda *_: None,
 }

@@ -79,7 +79,7 @@ def driving(directory, tokenizer, grammars):
             lambda _: None,
             step_timeout_s=60,
             numbers=count(1 << 16),
-            left={},
+            leftover={},
         )
         task = asyncio.create_task(driver.run())
 

@@ -110,7 +110,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
     class Part:
         ring = RING
 
-        async def frames(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
+        async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
             came.append(first)
 
     rings._parts[RING.id] = Part()
@@ -120,11 +120,11 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
         yield frame
 
     if taken:
-        await rings.frames(frames(), caller)
+        await rings.serve_link(frames(), caller)
         assert came == [frame]
     else:
         with pytest.raises(NotAdmitted, match="stage before"):
-            await rings.frames(frames(), caller)
+            await rings.serve_link(frames(), caller)
         assert not came
 
 

@@ -75,7 +75,7 @@ async def driven(
         ended.append,
         step_timeout_s=60,
         numbers=numbers,
-        left=left or {},
+        leftover=left or {},
     )
     task = asyncio.create_task(driver.run())
     yield driver

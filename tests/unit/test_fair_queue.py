@@ -26,7 +26,7 @@ def admitted(waiting: FairQueue, tokens: int = 10) -> str:
     found = waiting.next(lambda _: True)
     assert found
     waiting.admit(found)
-    waiting.charge(found, tokens)
+    waiting.bill(found, tokens)
     return found.request.id
 
 
@@ -58,7 +58,7 @@ def test_a_client_with_larger_requests_has_fewer_admitted() -> None:
         assert found
         waiting.admit(found)
         tokens = 300 if found.request.client == "a" else 100
-        waiting.charge(found, tokens)
+        waiting.bill(found, tokens)
         served[found.request.client] += tokens
     assert abs(served["a"] - served["b"]) <= 300
 
@@ -67,7 +67,7 @@ def test_generated_tokens_count() -> None:
     waiting = waiting_with(*"abab")
     running = session("a")
     assert admitted(waiting) == "a0"
-    waiting.charge(running, 1000)
+    waiting.bill(running, 1000)
     assert [admitted(waiting) for _ in range(3)] == ["b1", "b3", "a2"]
 
 
@@ -168,7 +168,7 @@ def test_every_history_is_fair_and_loses_no_session() -> None:
                         continue
                     tokens = seeded.randrange(1, 100)
                     waiting.admit(found)
-                    waiting.charge(found, tokens)
+                    waiting.bill(found, tokens)
                     served[found.request.client] += tokens
                     inside.add(found)
                     went += 1

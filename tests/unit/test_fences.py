@@ -46,7 +46,7 @@ def driver() -> Driver:
         ended,
         step_timeout_s=60,
         numbers=count(),
-        left={},
+        leftover={},
     )
 
 
@@ -62,7 +62,7 @@ def ended(reason: PippinError) -> None:
 @pytest.mark.parametrize("part", [driver, worker])
 async def test_a_frame_of_another_fence_is_refused(part, fence):
     with pytest.raises(StaleFence, match=r"m@3\.4"):
-        await part().frames(replace(FRAME, fence=fence), no_more())
+        await part().serve_link(replace(FRAME, fence=fence), no_more())
 
 
 @pytest.mark.slow
@@ -84,6 +84,6 @@ async def test_frames_and_requests_of_an_unknown_ring_are_refused():
         yield FRAME
 
     with pytest.raises(StaleFence, match="not part of ring"):
-        await rings.frames(frames(), Caller("10.0.0.9"))
+        await rings.serve_link(frames(), Caller("10.0.0.9"))
     with pytest.raises(StaleFence, match="does not drive ring"):
         rings.generate(RING.id, GenerateRequest("r", "m", (1,), 1))

@@ -18,7 +18,7 @@ from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
 from node.core.types import Caller, Fence, Placement, Ring, Shard, StageSpec, StageState
 from node.engine.compute import Compute
-from node.ring import lifecycle, stages
+from node.ring import lifecycle, loaded_shards
 from node.ring.lifecycle import Rings
 
 ALONE = (StageSpec("a", 0, 4),)
@@ -37,7 +37,7 @@ class Weights:
     pass
 
 
-class FakeKept:
+class FakeLeftover:
     nbytes = 0
 
     def clear(self) -> None:
@@ -50,11 +50,11 @@ class FakeStage:
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
         self.weight_bytes = weight_bytes
-        self.kept = FakeKept()
+        self.leftover = FakeLeftover()
 
     def sibling(self) -> "FakeStage":
         other = FakeStage(self.weights, self.weight_bytes)
-        other.kept = self.kept
+        other.leftover = self.leftover
         return other
 
     def clear(self) -> None:
@@ -70,11 +70,11 @@ class FakeRunner:
         self._own = 0
 
     def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
-        self._own, self._stage.kept.nbytes = self._stage.kept.nbytes or KV, 0
+        self._own, self._stage.leftover.nbytes = self._stage.leftover.nbytes or KV, 0
         return held
 
     def leave(self) -> None:
-        self._stage.kept.nbytes += self._own
+        self._stage.leftover.nbytes += self._own
 
     def reset(self) -> None:
         self._own = 0
@@ -119,9 +119,9 @@ class World:
         self.held: list[bool] = []
         """At each release of memory, whether any weights were still referenced."""
         self.released = asyncio.Event()
-        monkeypatch.setattr(stages, "load_stage", self._load)
+        monkeypatch.setattr(loaded_shards, "load_stage", self._load)
         monkeypatch.setattr(lifecycle, "Runner", FakeRunner)
-        monkeypatch.setattr(stages, "release_memory", self._release)
+        monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
         options = {
             "usable": 4 * LAYER + RESERVE,
@@ -199,7 +199,7 @@ async def test_a_node_that_gives_up_ends_the_requests_of_its_rings(world: World)
         with pytest.raises(RingLost, match=r"mini-1 left the ring: It is stuck\."):
             await anext(world.rings.generate("driven", GenerateRequest("x", "m", (1,), 1)))
         with pytest.raises(RingLost, match="It is stuck"):
-            await world.rings.frames(frames_of("shared"), Caller("192.168.1.5"))
+            await world.rings.serve_link(frames_of("shared"), Caller("192.168.1.5"))
     failed = {(report.state, report.error) for report in world.rings.reports()}
     assert failed == {(StageState.FAILED, "not_ready: It is stuck.")}
 
@@ -356,7 +356,7 @@ async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> Non
 
 async def test_frames_wait_for_a_ring_that_has_not_begun_here(world: World) -> None:
     world.go_on.set()
-    waiting = asyncio.create_task(world.rings.frames(frames_of("soon"), Caller("192.168.1.5")))
+    waiting = asyncio.create_task(world.rings.serve_link(frames_of("soon"), Caller("192.168.1.5")))
     await asyncio.sleep(0)
     world.place(ring("soon", SECOND))
     with pytest.raises(PeerUnavailable, match="No address"):  # it has begun, and looks for the next stage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.core.models import HeldModel, KvCost, ModelSpec
 from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.core.units import format_bytes
-from node.placement.footprint import STAGE_RESERVE, Footprint, ring_bytes
+from node.placement.footprint import STAGE_RESERVE, Footprint, stage_bytes
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS
 from node.placement.split import best_orders, latency
@@ -116,8 +116,8 @@ def test_an_embedding_beside_the_head_is_held_but_not_read():
 def test_a_small_node_gets_what_it_can_hold():
     ring = only([model()], [node("a", 7 * GB), node("b", 2 * GB)], contexts=[8192], max_sessions=[1])
     assert [s.node for s in ring.stages] == ["a", "b"]
-    assert ring_bytes(model(), ring, ring.stages[1]) <= 2 * GB
-    assert ring_bytes(model(), ring, ring.stages[1]) + 232 * MB > 2 * GB  # one layer more would not fit
+    assert stage_bytes(model(), ring, ring.stages[1]) <= 2 * GB
+    assert stage_bytes(model(), ring, ring.stages[1]) + 232 * MB > 2 * GB  # one layer more would not fit
 
 
 def test_cuts_are_the_models():
@@ -547,7 +547,7 @@ def check_rings(
         assert ring.context <= spec.max_context
         for i, s in enumerate(ring.stages):
             cost = stage_cost(spec, s.start, s.end, ring.context, ring.max_sessions, driver=i == 0)
-            assert cost == ring_bytes(spec, ring, s)
+            assert cost == stage_bytes(spec, ring, s)
             taken[s.node] += cost
     for n in nodes:
         assert taken[n.info.id] <= n.memory.usable

@@ -83,7 +83,7 @@ def frame(seq: int, **more: Any) -> Frame:
 async def test_the_stage_before_gets_the_reason_although_the_node_leaves_the_ring_meanwhile():
     compute, next_hop, ended = Compute(), NextHop(), Ended()
     worker = Worker(RING, compute, Runner(), next_hop, ended)
-    serving = asyncio.create_task(worker.frames(frame(0, ops=(Open(1),)), one_and_no_more(frame(1))))
+    serving = asyncio.create_task(worker.serve_link(frame(0, ops=(Open(1),)), one_and_no_more(frame(1))))
     for _ in range(2):
         await asyncio.wait_for(next_hop.sent.get(), 5)
     gone = PeerUnavailable("the next stage is gone")
@@ -100,7 +100,7 @@ async def test_a_ring_inherits_kv_and_leaves_its_own():
     runner, next_hop = Runner(), NextHop()
     worker = Worker(RING, Compute(), runner, next_hop, Ended())
     asked = (Held(1, 5), Held(2, 6))
-    serving = asyncio.create_task(worker.frames(frame(0, held=asked), one_and_no_more(frame(1))))
+    serving = asyncio.create_task(worker.serve_link(frame(0, held=asked), one_and_no_more(frame(1))))
     sent = [await asyncio.wait_for(next_hop.sent.get(), 5) for _ in range(2)]
     assert [(each.seq, each.held) for each in sent] == [(0, asked[:1]), (1, ())]
     assert await worker.close(RingLost("replaced"), keep=True) == {}
@@ -113,24 +113,24 @@ async def test_a_ring_ends_with_the_link_from_the_stage_before():
     """It takes no second link: the caches of this stage would not fit its frames."""
     runner, next_hop, ended = Runner(), NextHop(), Ended()
     worker = Worker(RING, Compute(), runner, next_hop, ended)
-    serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
+    serving = asyncio.create_task(worker.serve_link(frame(0), one_and_no_more(frame(1))))
     await asyncio.wait_for(next_hop.sent.get(), 5)
     serving.cancel()
     await asyncio.wait([serving])
     assert next_hop.closed
     assert [each.code for each in ended.reasons] == ["ring_lost"]
     with pytest.raises(RingLost, match="link from the stage before ended"):
-        await worker.frames(frame(0), one_and_no_more(frame(1)))
+        await worker.serve_link(frame(0), one_and_no_more(frame(1)))
     assert not runner.leaves, "the KV is kept until the ring is left"
 
 
 async def test_a_second_link_is_refused_and_the_first_goes_on():
     next_hop, ended = NextHop(), Ended()
     worker = Worker(RING, Compute(), Runner(), next_hop, ended)
-    serving = asyncio.create_task(worker.frames(frame(0), one_and_no_more(frame(1))))
+    serving = asyncio.create_task(worker.serve_link(frame(0), one_and_no_more(frame(1))))
     await asyncio.wait_for(next_hop.sent.get(), 5)
     with pytest.raises(StaleFence, match="already has a link"):
-        await worker.frames(frame(0), one_and_no_more(frame(1)))
+        await worker.serve_link(frame(0), one_and_no_more(frame(1)))
     assert not serving.done()
     assert not ended.reasons
     serving.cancel()
@@ -144,5 +144,5 @@ async def test_a_frame_that_is_not_due_ends_the_ring(second: Frame):
     next_hop, ended = NextHop(), Ended()
     worker = Worker(RING, Compute(), Runner(), next_hop, ended)
     with pytest.raises(BadRequest, match="was due"):
-        await asyncio.wait_for(worker.frames(frame(0), one_and_no_more(second)), 5)
+        await asyncio.wait_for(worker.serve_link(frame(0), one_and_no_more(second)), 5)
     assert [each.code for each in ended.reasons] == ["invalid_value"]

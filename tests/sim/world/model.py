@@ -84,7 +84,7 @@ class Hidden:
     rows: tuple[tuple[int, ...], ...]
 
 
-class FakeKept:
+class FakeLeftover:
     """KV that rings left behind, by sequence number. A number occurs only once."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class FakeStage:
         self.prefixes: dict[int, Row] = {}
         self.ring = ""
         """The ring whose frames it works on."""
-        self.kept = FakeKept()
+        self.leftover = FakeLeftover()
 
     @property
     def kv_bytes(self) -> int:
@@ -122,7 +122,7 @@ class FakeStage:
 
     def sibling(self) -> FakeStage:
         other = FakeStage(self.process, self.start, self.end)
-        other.kept = self.kept
+        other.leftover = self.leftover
         return other
 
     def clear(self) -> None:
@@ -137,9 +137,9 @@ class FakeStage:
             for number, row in zip(self.numbers[lane], self.lanes[lane], strict=True)
         ]
         for number, row in (*rows, *self.prefixes.items()):
-            if number in self.kept.rows:
+            if number in self.leftover.rows:
                 self.violated(f"sequence {number} was left twice")
-            self.kept.rows[number] = row
+            self.leftover.rows[number] = row
         self.clear()
 
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
@@ -148,10 +148,10 @@ class FakeStage:
         asked = {each.number: each.tokens for each in held}
         self.prefixes = {
             number: row
-            for number, row in self.kept.rows.items()
+            for number, row in self.leftover.rows.items()
             if number in asked and (self.process.world.trimmable or len(row[0]) == asked[number])
         }
-        self.kept.rows = {}
+        self.leftover.rows = {}
         return tuple(
             Held(number, min(tokens, len(self.prefixes[number][0])))
             for number, tokens in asked.items()
@@ -260,9 +260,9 @@ class FakeRunner:
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
         return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths),))
 
-    def finish(self, frame: Frame, draws: Sequence[Draw], *, go_on: bool) -> tuple[list[Sampled], Frame | None]:
+    def finish(self, frame: Frame, draws: Sequence[Draw], *, chain: bool) -> tuple[list[Sampled], Frame | None]:
         drawn = self._draw(frame.tensors[0], draws)
-        if not go_on or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
+        if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
             return drawn, None
         return drawn, self.begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
 

@@ -445,7 +445,7 @@ class SimLink:
     async def _serve(self, pipe: Pipe, process: Process) -> None:
         error: PippinError = PeerUnavailable(f"The link to {self._peer} is closed.")
         try:
-            await process.rings.frames(self._incoming(), self._client.caller)
+            await process.rings.serve_link(self._incoming(), self._client.caller)
         except Exception as failure:  # noqa: BLE001 - the RPC boundary
             error = self._client._told(process, failure)
         pipe.send(0, lambda: self._broke(error))

@@ -24,27 +24,27 @@ def shape_of(ring: Ring) -> Shape:
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedShard:
     """Layers in memory, and what the last ring left of its KV."""
 
     stage: Stage
     directory: Path
     """Of the model's files."""
-    left: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    leftover: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """At a driver: the tokens whose KV the ring left, by sequence number."""
     shape: Shape | None = None
     """Of the ring that left the KV."""
 
 
-class Stages:
+class LoadedShards:
     """All layers in memory, by shard."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
-        self._loaded: dict[Shard, Loaded] = {}
+        self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
 
-    def get(self, shard: Shard) -> Loaded | None:
+    def get(self, shard: Shard) -> LoadedShard | None:
         return self._loaded.get(shard)
 
     @property
@@ -52,27 +52,29 @@ class Stages:
         return sum(loaded.stage.weight_bytes for loaded in self._loaded.values())
 
     @property
-    def kept_bytes(self) -> int:
+    def leftover_bytes(self) -> int:
         """KV that rings left."""
-        return sum(loaded.stage.kept.nbytes for loaded in self._loaded.values())
+        return sum(loaded.stage.leftover.nbytes for loaded in self._loaded.values())
 
     def idle(self, used: Container[Shard]) -> tuple[Shard, ...]:
         """The loaded shards that are not `used`."""
         return tuple(shard for shard in self._loaded if shard not in used)
 
-    async def load(self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]) -> Loaded:
+    async def load(
+        self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
+    ) -> LoadedShard:
         """Load a shard from the model's files; `progress` is called with the share done."""
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
         stage = await self._compute.run_pieces(pieces, progress)
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
-        self._loaded[shard] = Loaded(stage, directory)
+        self._loaded[shard] = LoadedShard(stage, directory)
         return self._loaded[shard]
 
-    async def clear_kept(self, loaded: Loaded) -> None:
+    async def clear_leftover(self, loaded: LoadedShard) -> None:
         """Free the KV that a ring left."""
-        loaded.left, loaded.shape = {}, None
-        await self._compute.run(loaded.stage.kept.clear)
+        loaded.leftover, loaded.shape = {}, None
+        await self._compute.run(loaded.stage.leftover.clear)
 
     async def make_room(self, used: Container[Shard], room: int, *, collect: bool) -> None:
         """Unload idle shards until the others fit in `room` bytes, first the KV that rings left, then the least
@@ -84,7 +86,7 @@ class Stages:
         idle = self.idle(used)
         if self._excess(idle, room) > 0:
             for shard in idle:
-                await self.clear_kept(self._loaded[shard])
+                await self.clear_leftover(self._loaded[shard])
         excess = self._excess(idle, room)
         models = []
         for shard in idle:
@@ -97,4 +99,4 @@ class Stages:
 
     def _excess(self, idle: Sequence[Shard], room: int) -> int:
         stages = [self._loaded[shard].stage for shard in idle]
-        return sum(stage.weight_bytes + stage.kept.nbytes for stage in stages) - room
+        return sum(stage.weight_bytes + stage.leftover.nbytes for stage in stages) - room
