@@ -15,7 +15,7 @@ from node.core.addresses import are_in_one_network, is_address, is_local_address
 from node.core.errors import NotAdmitted
 
 CLIENT = web.RequestKey("client", str)
-"""Name of an accepted request's client, by which clients share a ring."""
+"""Name of an accepted request's client, used to share a ring fairly among clients."""
 
 
 class Callers:

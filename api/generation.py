@@ -29,7 +29,7 @@ class Job:
 
     id: str
     client: str
-    """Name of the client, by which clients share a ring."""
+    """Name of the client, used to share a ring fairly among clients."""
     model: Model
     body: GenerationRequest
     sampling: Sampling

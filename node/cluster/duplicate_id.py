@@ -53,7 +53,7 @@ class DuplicateId:
         return info, sign(self._key, _statement(nonce, info))
 
     async def older(self) -> NodeInfo:
-        """Wait for an older duplicate, before which this node has to give way. Younger ones are superseded."""
+        """Wait for an older duplicate, to which this node has to give way. Younger ones are superseded."""
         while True:
             hint = await self._book.own_hints.get()
             queries = [self._query(hint, address) for address in hint.addresses[:MAX_ADDRESSES]]

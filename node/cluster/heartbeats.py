@@ -43,7 +43,7 @@ class Heartbeats:
         self._book = book
         self._client = client
         self._queue = asyncio.Lock()
-        """Held for the node never heard that is tried next; the others wait in their order."""
+        """Held by the attempt whose turn is next, among those to nodes that were never heard; the others wait in order."""
         self._turn_at = -math.inf
         """Time of the last turn."""
 

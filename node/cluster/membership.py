@@ -8,7 +8,7 @@ seen.
 
 from dataclasses import dataclass
 
-from node.core.types import MAX_NODES, NodeInfo, NodeReport, NodeState, PeerView
+from node.core.types import MAX_NODES, PRESENT, NodeInfo, NodeReport, NodeState, PeerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,6 @@ ENDED_S = 10.0
 later incarnation, or after its goodbye, it has not ended, whatever was reported: its data directory may have been
 restored from a backup.
 """
-
-PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
-"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
 
 
 @dataclass(slots=True)

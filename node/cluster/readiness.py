@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from node.cluster.membership import PRESENT
-from node.core.types import ClusterView, PeerView, Ring, StageReport, StageSpec, StageState
+from node.core.types import PRESENT, ClusterView, PeerView, Ring, StageReport, StageSpec, StageState
 
 UNHEARD_S = 5.0
 """A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:

@@ -2,10 +2,9 @@
 
 import math
 
-from node.cluster.membership import PRESENT
 from node.cluster.readiness import RingState, ring_state
 from node.core.models import ModelSpec
-from node.core.types import ClusterView, NodeReport, Placement, Ring, StageState
+from node.core.types import PRESENT, ClusterView, NodeReport, Placement, Ring, StageState
 
 MEET_S = 3.0
 """Time within which all nodes of a healed partition join, after the first one: lost nodes are retried every 2 s, for 1 s.

@@ -29,11 +29,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.cluster.membership import PRESENT
 from node.cluster.readiness import load_of, ring_state
 from node.core.addresses import join_host_port
 from node.core.health import Issue, diagnose
-from node.core.types import ClusterView, NodeInfo, NodeState, PeerView, Ring, RingTraffic, StageSpec, StageState
+from node.core.types import (
+    PRESENT,
+    ClusterView,
+    NodeInfo,
+    NodeState,
+    PeerView,
+    Ring,
+    RingTraffic,
+    StageSpec,
+    StageState,
+)
 
 Json = dict[str, Any]
 
@@ -43,7 +52,7 @@ def build_status(
 ) -> Json:
     """`api` is the base URL to show; without it, the head's first address. `open_cluster`: no secret is set.
 
-    `other_secret`: nodes of the cluster's name that have another one. A node that was in the cluster before is shown as
+    `other_secret`: nodes with the same cluster name and another secret. A node that was in the cluster before is shown as
     refused instead of gone; one that is in the cluster can't be shown out of it by an advert, which anybody can forge.
     """
     here = {peer.report.info.id for peer in view.peers if peer.state in PRESENT}

@@ -36,7 +36,7 @@ class WantedModel:
     served_at: float = 0.0
     """Time at which it last had a ring."""
     placed_at: float = 0.0
-    """Time at which it got its ring; the present while it has none."""
+    """Time at which it got its ring; refreshed while it has none."""
     preload: bool = False
     spec: ModelSpec | None = None
     failure: Refusal | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from node.core.types import ClusterView, Link, NodeState, PeerView, Refusal, StageReport, StageState
+from node.core.types import PRESENT, ClusterView, Link, NodeState, PeerView, Refusal, StageReport, StageState
 
 _MAX_NAMED = 5
 """Maximum nodes that one warning names."""
@@ -210,7 +210,7 @@ def _node_issues(view: ClusterView) -> Iterator[Issue]:
             yield version_mismatch(peer, version)
         elif peer.report.job_s >= LONG_JOB_S and peer.state is not NodeState.LEFT:
             yield compute_stuck(peer.report.info.name, peer.report.job_s)
-        if peer.report.disk_error and peer.state in (NodeState.ALIVE, NodeState.SUSPECT):
+        if peer.report.disk_error and peer.state in PRESENT:
             yield disk_failed(peer.report.info.name, peer.report.disk_error)
 
 
@@ -229,7 +229,7 @@ def _load_issues(view: ClusterView) -> Iterator[Issue]:
 
 def _link_issues(view: ClusterView) -> Iterator[Issue]:
     """Find slow links, only among the hops of rings: other links carry no tokens."""
-    peers = {peer.report.info.id: peer for peer in view.peers if peer.state in (NodeState.ALIVE, NodeState.SUSPECT)}
+    peers = {peer.report.info.id: peer for peer in view.peers if peer.state in PRESENT}
     hops = dict.fromkeys((node, ring.after(node)) for ring in view.placement.rings for node in ring.nodes)
     for here, there in hops:
         if here not in peers or there not in peers:

@@ -214,6 +214,10 @@ class NodeState(StrEnum):
     """It has another protocol version, or another secret."""
 
 
+PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
+"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
+
+
 # --- placement ------------------------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ class Router:
         """
         if isinstance(error, Overloaded):
             tries.full.add(ring.id)
-            if tries.others(self.ready_rings(request.model, request.revision)):
+            if tries.others(self.usable_rings(request.model, request.revision)):
                 return
             if not tries.lost:
                 raise error
@@ -164,13 +164,13 @@ class Router:
         cluster changes many times a second.
         """
         first, deadline = tries.fruitless <= 1, now() + max(tries.fruitless - 1, 1)
-        while not tries.others(self.ready_rings(request.model, request.revision)):
+        while not tries.others(self.usable_rings(request.model, request.revision)):
             if not await self._agent.changed.wait(deadline - now()) or first:
                 return
 
     # --- rings -------------------------------------------------------------------------------------------------------
 
-    def ready_rings(self, model: str, revision: str) -> Sequence[Ring]:
+    def usable_rings(self, model: str, revision: str) -> Sequence[Ring]:
         return [ring for ring in usable_rings(self._agent.view(), model) if ring.revision == revision]
 
     async def wait_for_rings(self, model: str, wait_s: float, revision: str | None = None) -> Sequence[Ring]:

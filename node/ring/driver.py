@@ -207,7 +207,7 @@ class Driver:
             self._begin_with(frame.held)
 
     async def _finish_step(self, step: Step, begun_at: float, frame: Frame) -> None:
-        # Seconds since the step had the ring to itself: so long did it delay the steps behind it.
+        # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
         next_frame = None

@@ -9,7 +9,7 @@ from node.engine.runner import Draw
 from node.ring.session import PartialEvaluation, Slot
 
 KeepAs = Callable[[Slot], int | None]
-"""Returns the number under which the stages shall keep a slot's KV, or None to free it. It may add operations, so all
+"""Returns the number under which the stages are to keep a slot's KV, or None to free it. It may add operations, so all
 operations go into one list."""
 
 

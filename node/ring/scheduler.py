@@ -9,8 +9,8 @@ streams wait.
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
 finished sessions for later ones with the same beginning. When a session grows beyond the budget, the last one that
-joined the largest lane goes back to the queue, and its tokens are replayed later. So does the last session of the
-client with the most slots when the session that is next is of a client without any.
+joined the largest lane goes back to the queue, and its tokens are replayed later. If the next session's client has no
+slot, the client with the most slots gives up its last one in the same way.
 """
 
 from collections import Counter, deque

@@ -220,6 +220,6 @@ async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
     router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None, None)
     assert await router.wait_for_rings("m", 1, OLD) == rings[:1]
     assert await router.wait_for_rings("m", 1) == rings
-    assert router.ready_rings("m", NEW) == rings[1:]
+    assert router.usable_rings("m", NEW) == rings[1:]
     with pytest.raises(ModelChanged, match="Send the request again"):
         await router.wait_for_rings("m", 1, "local-0")
