@@ -31,6 +31,7 @@ def watching(ports: Sequence[int]) -> Iterator[Watch]:
     mine, theirs = spawn.Pipe()
     process = spawn.Process(target=_poll, args=(tuple(ports), theirs))
     process.start()
+    theirs.close()  # so that the end of the process ends a wait for its figures
     try:
         yield Watch(mine)
     finally:
@@ -45,11 +46,6 @@ def _poll(ports: Sequence[int], pipe: Connection) -> None:
     times: list[float] = []
     failed = 0
     while True:
-        if pipe.poll(EVERY_S):
-            pipe.recv()
-            times.sort()
-            pipe.send((times[len(times) * 99 // 100], times[-1], len(times), failed))
-            times, failed = [], 0
         for connection in connections:
             began = time.perf_counter()
             try:
@@ -59,3 +55,8 @@ def _poll(ports: Sequence[int], pipe: Connection) -> None:
                 connection.close()
                 failed += 1
             times.append((time.perf_counter() - began) * 1000)
+        if pipe.poll(EVERY_S):
+            pipe.recv()
+            times.sort()
+            pipe.send((times[len(times) * 99 // 100], times[-1], len(times), failed))
+            times, failed = [], 0
