@@ -4,7 +4,7 @@ BASE has the common keys; each entry adds its own. Windows have 8 tokens, so tha
 model_type, followed by `/variant` if one type can be built in several ways.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -387,6 +387,6 @@ TYPICAL = ("llama", "qwen3_moe", "gemma3_text", "gemma3n", "gpt_oss", "deepseek_
 """Full attention, experts, sliding windows, shared KV, attention sinks, latent KV, hybrids, states."""
 
 
-def each(names: Iterable[str]) -> list[Any]:
+def each(names: Iterable[str], typical: Container[str] = TYPICAL) -> list[Any]:
     """Parameters of a test, marked as slow except for the typical ones."""
-    return [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in typical else pytest.mark.slow) for name in names]

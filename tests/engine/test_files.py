@@ -66,7 +66,9 @@ def test_checkpoints_in_the_format_of_hugging_face(name, tmp_path):
 MIXED = {"model.layers.0.self_attn.q_proj": 8, "model.layers.1.mlp.down_proj": 8, "lm_head": 0}
 
 
-@pytest.mark.parametrize(("others", "every"), [({}, 4), (MIXED, 1)], ids=["uniform", "mixed"])
+@pytest.mark.parametrize(
+    ("others", "every"), [({}, 4), pytest.param(MIXED, 1, marks=pytest.mark.slow)], ids=["uniform", "mixed"]
+)
 def test_two_files_cut_at_any_tensor(others, every, tmp_path):
     """Weights and their scales may be in different files, and so may the tensors of one layer."""
     config = BASE | {"model_type": "llama", "num_hidden_layers": 2}

@@ -58,15 +58,17 @@ def depends_on_chunks(whole):
     return bool(mx.max(mx.abs(got - expected)) > 0.01 * mx.std(expected))
 
 
-@pytest.mark.parametrize("name", each(QUANTIZED))
+@pytest.mark.parametrize("name", each(QUANTIZED, typical=("llama", "gpt_oss", "qwen3_next")))
 def test_quantized_split_equals_whole(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name], bits=4)
     plan = make_plan(CONFIGURATIONS[name])
     check_split(directory, plan.cuts, plan.layers)
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, pytest.param(mx.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gemma3_text", "mamba2"))]
+)
 def test_half_precision_split_equals_whole(name, dtype, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name], dtype=dtype)
     plan = make_plan(CONFIGURATIONS[name])

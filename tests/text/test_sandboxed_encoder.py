@@ -106,7 +106,7 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (LOOP, "it took more than 2 s"),
+        pytest.param(LOOP, "it took more than 2 s", marks=pytest.mark.slow),
         (DOUBLING, "MemoryError|memory|context length"),
         ("{{ 'x' * 10 ** 12 }}", "MemoryError|memory"),
     ],
@@ -176,7 +176,7 @@ def doubling(content):
         {"generation_config": '{"eos_token_id": {"a": []}}'},
         {"template": "x" * (2**18 + 1)},
         {"template": b"\xff\xfe"},
-        {"tokenizer": doubling},
+        pytest.param({"tokenizer": doubling}, marks=pytest.mark.slow),
     ],
 )
 async def test_files_that_can_not_be_used_are_a_broken_model(opened, files, broken, monkeypatch):

@@ -425,6 +425,7 @@ async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up(
         assert set(client.dropped) <= client.silent
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_slow_everywhere_keeps_its_connections():
     told = []
     own = agent(unreachable=lambda node, gone_at=None: told.append(node))

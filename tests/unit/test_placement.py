@@ -597,6 +597,7 @@ def test_the_numbers_of_a_refusal_add_up(spec, nodes):
 limits = st.sampled_from([None, 1, 2])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.tuples(specs("m"), specs("k"), specs("j")), clusters(), clusters(), st.integers(1, 3), limits, st.randoms())
 def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, min_stages, max_rings, rng):
