@@ -192,7 +192,7 @@ class Agent:
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reconciliation.offer(offered)
             self.head_due.notify()
-        if any(load.state is StageState.ENDED for load in heartbeat.report.stages):
+        if any(report.state is StageState.ENDED for report in heartbeat.report.stages):
             self.head_due.notify()
         self.changed.notify()
 

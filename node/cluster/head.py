@@ -135,7 +135,7 @@ class Head:
         self._succeeded_at = {
             key: since for key, since in self._succeeded_at.items() if at - since < SUCCESSOR_INTERVAL_S
         }
-        ended = {load.ring for node in nodes for load in node.stages if load.state is StageState.ENDED}
+        ended = {report.ring for node in nodes for report in node.stages if report.state is StageState.ENDED}
         found = list(rings)
         for index, ring in enumerate(rings):
             key = ring.place

@@ -36,7 +36,7 @@ def ring_state(ring: Ring, peers: Mapping[str, PeerView]) -> RingState:
 def load_of(peer: PeerView, ring: Ring, stage: StageSpec) -> StageReport | None:
     """The peer's report of its stage of the ring, if there is one."""
     shard = (stage.start, stage.end)
-    loads = (load for load in peer.report.stages if load.ring == ring.id)
+    loads = (report for report in peer.report.stages if report.ring == ring.id)
     return next((load for load in loads if (load.shard.start, load.shard.end) == shard), None)
 
 

@@ -37,7 +37,7 @@ class Reconciliation:
     def working(self, view: ClusterView) -> tuple[Ring, ...]:
         """Offered rings that are ready and not placed here, whose nodes have adopted no placement of this term."""
         fences = {peer.report.info.id: peer.report.fence for peer in view.peers}
-        held = {load.ring for peer in view.peers for load in peer.report.stages} - _placed(view)
+        held = {report.ring for peer in view.peers for report in peer.report.stages} - _placed(view)
         self._offered = {ring.id: ring for ring in self._offered.values() if ring.id in held}
         models = {ring.model for ring in self._offered.values()}
         self.specs = {model: spec for model, spec in self.specs.items() if model in models}
@@ -55,7 +55,7 @@ class Reconciliation:
         met_s = now - self._joined_at.get(report.info.id, -math.inf)
         if report.fence.term >= view.term or met_s >= MEET_S:
             return set()
-        held = {load.ring for load in report.stages if load.state is StageState.READY} - _placed(view)
+        held = {stage.ring for stage in report.stages if stage.state is StageState.READY} - _placed(view)
         return {ring for ring in held if self._may_work(ring, view, met_s)}
 
     def _may_work(self, ring_id: str, view: ClusterView, met_s: float) -> bool:

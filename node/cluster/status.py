@@ -180,7 +180,7 @@ def _node_state(peer: PeerView, placed: list[tuple[Ring, StageSpec]]) -> str:
         return str(peer.state)
     if peer.report.draining:
         return "draining" if placed or peer.report.stages or peer.report.idle else "drained"
-    if any(load.state is StageState.FAILED for load in peer.report.stages):
+    if any(report.state is StageState.FAILED for report in peer.report.stages):
         return "error"
     if not placed:
         return "idle"

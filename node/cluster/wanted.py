@@ -203,5 +203,5 @@ class WantedModels:
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:
-    """Cut to a length that peers accept; they would refuse the whole heartbeat otherwise."""
+    """Truncate to a length that peers accept; they would refuse the whole heartbeat otherwise."""
     return Refusal(model, error.code, error.message[: MAX_TEXT_CHARS // 2], error.hint[: MAX_TEXT_CHARS // 2])

@@ -44,7 +44,7 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
     allowed_ends = set(boundaries(spec))
     stages: dict[int, list[StageSpec]] = {}
     for node in nodes:
-        used = [load.shard for load in node.stages if load.state in (StageState.READY, StageState.ENDED)]
+        used = [report.shard for report in node.stages if report.state in (StageState.READY, StageState.ENDED)]
         shards = [
             shard
             for shard in dict.fromkeys([*used, *node.idle])

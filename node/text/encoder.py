@@ -154,8 +154,6 @@ def panics_as_errors() -> Iterator[None]:
     """Translate a panic of the tokenizers library, which is not an Exception, into ModelBroken."""
     try:
         yield
-    except Exception:
-        raise
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
