@@ -3,6 +3,7 @@ ended by their pid.
 """
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -24,6 +25,7 @@ import pytest
 
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
+from tests.preloaded import ForkedNode, Preloaded
 from tests.strict import check_answer, check_stream
 
 BIN = Path(sys.executable).parent
@@ -141,7 +143,7 @@ class Node:
     """One `node` process."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedNode
     log: Path
     host: str = "127.0.0.1"
     connect: Callable[..., socket.socket] = socket.create_connection
@@ -253,6 +255,11 @@ def chat_body(content: Any, **body: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **body}
 
 
+@functools.cache
+def _preloaded() -> Preloaded:
+    return Preloaded()
+
+
 @dataclass
 class Cluster:
     """Nodes that find each other. The cluster's name is unique, because all tests share one machine's multicast."""
@@ -265,21 +272,31 @@ class Cluster:
         self,
         *options: str,
         name: str = "",
-        program: Sequence[str] = (str(BIN / "node"),),
+        program: Sequence[str] = (),
         host: str = "127.0.0.1",
         environment: Mapping[str, str] = MappingProxyType({}),
+        preloaded: Preloaded | None = None,
         **reached: Any,
     ) -> Node:
-        """Start one more process; it may not take requests yet. An empty `host` means all addresses."""
+        """Start one more process; it may not take requests yet. An empty `host` means all addresses.
+
+        It is forked, unless it runs another program, or has variables that are read while Python or a module starts.
+        """
         name = name or f"n{len(self.nodes) + 1}"
         arguments = ["--name", name, "--cluster", self.name, "--api-port", "0", *options]
         arguments += ["--data-dir", str(self.directory / name), *(["--host", host] if host else [])]
-        # No test uses the hub, nor files that this machine's user has fetched from it.
-        hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.directory / "hub")}
         log = self.directory / f"{name}-{len(self.nodes)}.log"
-        with log.open("wb") as file:
+        log.touch()
+        process: subprocess.Popen[bytes] | ForkedNode
+        if program or not all(variable.startswith("PIPPIN_") for variable in environment):
+            # No test uses the hub, nor files that this machine's user has fetched from it.
+            hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.directory / "hub")}
             whole = {**os.environ, **hub, **environment}
-            process = subprocess.Popen([*program, *arguments], stdout=file, stderr=file, env=whole)
+            with log.open("wb") as file:
+                command = [*(program or (str(BIN / "node"),)), *arguments]
+                process = subprocess.Popen(command, stdout=file, stderr=file, env=whole)
+        else:
+            process = (preloaded or _preloaded()).start(arguments, environment, log)
         node = Node(name, process, log, **({"host": host} if host else {}), **reached)
         self.nodes.append(node)
         _shown.append(node)

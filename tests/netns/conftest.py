@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster, running_cluster
+from tests.conftest import MODEL, Cluster, running_cluster
+from tests.preloaded import Preloaded
 
 CLONE_NEWNET = 0x40000000
 
@@ -32,6 +33,8 @@ class Host:
     switch: str
     port: str
     """The switch's end of its cable."""
+    preloaded: Preloaded
+    """Starts its nodes."""
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -96,9 +99,13 @@ def make_hosts(cleanup: ExitStack, count: int) -> list[Host]:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
     ip("-n", switch, "link", "set", "bridge", "up")
-    made = [Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}") for n in range(1, count + 1)]
-    for host in made:
-        add(host.space)
+    made: list[Host] = []
+    for n in range(1, count + 1):
+        add(f"pippin-{run}-{n}")
+        preloaded = Preloaded(("ip", "netns", "exec", f"pippin-{run}-{n}"))
+        cleanup.callback(preloaded.close)
+        host = Host(f"pippin-{run}-{n}", f"10.213.7.{n}", switch, f"port{n}", preloaded)
+        made.append(host)
         cable = ("type", "veth", "peer", "name", "eth0", "netns", host.space)
         ip("-n", switch, "link", "add", host.port, *cable)
         ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
@@ -112,9 +119,8 @@ def cluster_on(hosts: Sequence[Host], directory: Path, *options: str, last: Sequ
     """A node on each host, without `--peer`; `last` are further options of the last one."""
     with running_cluster(directory) as cluster:
         for host in hosts:
-            program = (*host.program, str(BIN / "node"))
             more = last if host is hosts[-1] else ()
-            cluster.launch("--model", MODEL, *options, *more, program=program, host="", connect=host.connect)
+            cluster.launch("--model", MODEL, *options, *more, preloaded=host.preloaded, host="", connect=host.connect)
         for node, host in zip(cluster.nodes, hosts, strict=True):
             node.host = host.address
             node.started()

@@ -1,0 +1,114 @@
+"""Starts nodes by forking a process that has imported the program, because the imports take 2 s of processor time a node.
+
+The node's `main` runs as in a process of its own, with the arguments, environment and log that it is given.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Preloaded:
+    """Handle of the process that has imported the program. It ends when it is closed, or its handle's process ends."""
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        """`prefix` runs it elsewhere, such as in another network namespace."""
+        self._lock = threading.Lock()
+        # The hub's client reads these when it is imported: no test that starts a node so uses the hub.
+        hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": tempfile.mkdtemp(prefix="pippin-no-hub-")}
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **hub},
+            cwd=Path(__file__).parents[1],
+        )
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> "ForkedNode":
+        """Start a node. `environment` is added to the process's own."""
+        request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
+        return ForkedNode(self, self.ask(request))
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        with self._lock:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            return json.loads(self._process.stdout.readline())
+
+
+class ForkedNode:
+    """A node's process, with the methods of `subprocess.Popen` that the tests use."""
+
+    def __init__(self, parent: Preloaded, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._parent = parent
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._parent.ask({"ended": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        began = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() > began + timeout:
+                raise subprocess.TimeoutExpired("node", timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve() -> list[str]:
+    """Fork a node for each request; returns its arguments in the forked process only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the tests: they end the nodes
+    replies = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "ended" in request:
+            ended, status = os.waitpid(request["ended"], os.WNOHANG)
+            reply = os.waitstatus_to_exitcode(status) if ended else None
+        elif not (reply := os.fork()):
+            _become(request)
+            return request["arguments"]
+        print(json.dumps(reply), file=replies, flush=True)
+    os._exit(0)  # the nodes that still run go on
+
+
+def _become(request: dict[str, Any]) -> None:
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        os.dup2(file, stream)
+    os.environ.update(request["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    from node.__main__ import main
+    from node.host.descriptors import fixed_limit
+
+    with fixed_limit():
+        import node.daemon  # noqa: F401
+    sys.argv = ["node", *_serve()]
+    main()
