@@ -66,53 +66,35 @@ def model_refused(refusal: Refusal) -> Issue:
 
 
 def load_failed(node: str, load: StageReport) -> Issue:
-    shard = load.shard
-    return Issue(
-        Code.LOAD_FAILED,
-        Severity.ERROR,
-        _sentence(
-            f"{node} could not load layers {shard.start}-{shard.end - 1} of {shard.model}: {load.error or 'no reason given'}"
-        ),
-        f"See the log of {node}. Load the model again when the cause is gone.",
-    )
+    text = f"{node} could not load {_layers(load)}: {load.error or 'no reason given'}"
+    hint = f"See the log of {node}. Load the model again when the cause is gone."
+    return Issue(Code.LOAD_FAILED, Severity.ERROR, _sentence(text), hint)
 
 
 def ring_ended(node: str, load: StageReport) -> Issue:
-    return Issue(
-        Code.RING_ENDED,
-        Severity.WARNING,
-        _sentence(f"A ring of {load.shard.model} ended at {node}: {load.error or 'no reason given'}"),
-        "A new ring replaces it, at most once a second. If this repeats, check the network between its nodes.",
-    )
+    text = f"A ring of {load.shard.model} ended at {node}: {load.error or 'no reason given'}"
+    hint = "A new ring replaces it, at most once a second. If this repeats, check the network between its nodes."
+    return Issue(Code.RING_ENDED, Severity.WARNING, _sentence(text), hint)
 
 
 def node_failed(peer: PeerView, *, needed: bool) -> Issue:
     """`needed`: whether a ring of the placement includes it."""
     reason = f": {peer.reason}" if peer.reason else ""
-    return Issue(
-        Code.NODE_FAILED,
-        Severity.ERROR if needed else Severity.WARNING,
-        _sentence(f"{peer.report.info.name} has not answered for {peer.last_seen_s:.0f} s{reason}"),
-        "Check its power and its network. It joins again by itself.",
-    )
+    text = f"{peer.report.info.name} has not answered for {peer.last_seen_s:.0f} s{reason}"
+    hint = "Check its power and its network. It joins again by itself."
+    return Issue(Code.NODE_FAILED, Severity.ERROR if needed else Severity.WARNING, _sentence(text), hint)
 
 
 def compute_stuck(node: str, seconds: float) -> Issue:
-    return Issue(
-        Code.COMPUTE_STUCK,
-        Severity.WARNING,
-        f"{node} has been busy with one computation for {seconds:.0f} s.",
-        "If the computation never ends, the node exits by itself (see --step-timeout): then start it again.",
-    )
+    text = f"{node} has been busy with one computation for {seconds:.0f} s."
+    hint = "If the computation never ends, the node exits by itself (see --step-timeout): then start it again."
+    return Issue(Code.COMPUTE_STUCK, Severity.WARNING, text, hint)
 
 
 def disk_failed(node: str, error: str) -> Issue:
-    return Issue(
-        Code.DISK_FAILED,
-        Severity.WARNING,
-        _sentence(f"{node} can't write to its data directory, so it does not become head: {error}"),
-        "Free space on its disk, or fix the permissions of the directory. The node retries every few seconds.",
-    )
+    text = f"{node} can't write to its data directory, so it does not become head: {error}"
+    hint = "Free space on its disk, or fix the permissions of the directory. The node retries every few seconds."
+    return Issue(Code.DISK_FAILED, Severity.WARNING, _sentence(text), hint)
 
 
 def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
@@ -121,59 +103,49 @@ def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
     why = f"it runs {version}, the cluster runs {cluster_version}"
     if version == cluster_version:
         why = peer.reason or "it has another protocol version"
-    return Issue(
-        Code.VERSION_MISMATCH,
-        Severity.WARNING,
-        _sentence(f"{name} has not joined: {why}"),
-        "Install the same version on every node.",
-    )
+    text = _sentence(f"{name} has not joined: {why}")
+    return Issue(Code.VERSION_MISMATCH, Severity.WARNING, text, "Install the same version on every node.")
 
 
 def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     """Nodes have the same cluster name but another secret: of the same user by mistake, or of a neighbour."""
     names = [f"{peer.report.info.name} ({peer.reason})" for peer in refused[:_MAX_NAMED]]
     more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
-    return Issue(
-        Code.SECRET_MISMATCH,
-        Severity.WARNING,
-        f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(names)}{more}.",
-        "Start all your nodes with the same --secret-file. If these are not yours, choose another --cluster name.",
-    )
+    text = f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(names)}{more}."
+    hint = "Start all your nodes with the same --secret-file. If these are not yours, choose another --cluster name."
+    return Issue(Code.SECRET_MISMATCH, Severity.WARNING, text, hint)
 
 
 def duplicate(name: str) -> Issue:
     """Another process runs with this node's key."""
-    return Issue(
-        Code.DUPLICATE,
-        Severity.WARNING,
-        f"{name} was started with a copy of this node's data directory; it has stopped.",
-        f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories.",
-    )
+    text = f"{name} was started with a copy of this node's data directory; it has stopped."
+    hint = f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories."
+    return Issue(Code.DUPLICATE, Severity.WARNING, text, hint)
 
 
 def slow_link(node: str, neighbour: str, link: Link) -> Issue:
     if link.kind == "wi-fi":
-        text = f"{node} reaches {neighbour} over Wi-Fi ({link.rtt_ms:.1f} ms per token)."
-        return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Plug in Ethernet or Thunderbolt.")
-    path = f" over {link.kind or link.interface}" if link.kind or link.interface else ""
+        path, hint = " over Wi-Fi", "Plug in Ethernet or Thunderbolt."
+    else:
+        path = f" over {link.kind or link.interface}" if link.kind or link.interface else ""
+        hint = "Check for a busy network, a VPN or a wireless bridge."
     text = f"{node} reaches {neighbour}{path} in {link.rtt_ms:.1f} ms per token."
-    return Issue(Code.SLOW_LINK, Severity.WARNING, text, "Check for a busy network, a VPN or a wireless bridge.")
+    return Issue(Code.SLOW_LINK, Severity.WARNING, text, hint)
 
 
 def loading(node: str, load: StageReport) -> Issue:
     verb = "fetched" if load.state is StageState.FETCHING else "loaded"
-    shard = load.shard
-    text = f"{node} has {verb} {100 * load.progress:.0f} % of layers {shard.start}-{shard.end - 1} of {shard.model}."
-    return Issue(Code.LOADING, Severity.INFO, text)
+    return Issue(Code.LOADING, Severity.INFO, f"{node} has {verb} {100 * load.progress:.0f} % of {_layers(load)}.")
 
 
 def open_cluster() -> Issue:
-    return Issue(
-        Code.OPEN_CLUSTER,
-        Severity.INFO,
-        "No secret is set: every machine on this network can join the cluster and read its prompts and answers.",
-        "Start all nodes with the same --secret-file, or use the cluster only on networks that you trust.",
-    )
+    text = "No secret is set: every machine on this network can join the cluster and read its prompts and answers."
+    hint = "Start all nodes with the same --secret-file, or use the cluster only on networks that you trust."
+    return Issue(Code.OPEN_CLUSTER, Severity.INFO, text, hint)
+
+
+def _layers(load: StageReport) -> str:
+    return f"layers {load.shard.start}-{load.shard.end - 1} of {load.shard.model}"
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------

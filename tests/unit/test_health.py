@@ -68,7 +68,7 @@ def test_slow_links_are_told_of_the_hops_in_use_only():
     peers = (peer("a", links=(wifi,)), peer("b"), peer("c"))
     issue = only(diagnose(view(*peers, rings=(ring("a", "b"),))))
     assert (issue.code, issue.severity) == (Code.SLOW_LINK, Severity.WARNING)
-    assert issue.text == "a reaches b over Wi-Fi (8.1 ms per token)."
+    assert issue.text == "a reaches b over Wi-Fi in 8.1 ms per token."
     assert issue.hint == "Plug in Ethernet or Thunderbolt."
     assert diagnose(view(*peers, rings=(ring("a"),))) == ()
     assert diagnose(view(*peers, rings=(ring("b", "c"),))) == ()
