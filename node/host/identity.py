@@ -14,9 +14,11 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TextIO
 
 from node.core.errors import PippinError
 from node.core.types import COUNTER_LIMIT
@@ -43,12 +45,11 @@ class Identity:
 
 
 class DataDirectory:
-    """An open and locked data directory. Opening it begins a new incarnation. Close it after all else."""
+    """An open and locked data directory. Opening it begins a new incarnation."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        """Called by `open_data_directory`. `lock`: file descriptor that holds the lock."""
+    def __init__(self, path: Path) -> None:
+        """Called by `open_data_directory`, which has locked it."""
         self.path = path
-        self._lock = lock
         self._file = path / "node.json"
         self._key_file = path / "node-key.pem"
         self.key = self._read_key() or self._save_key(new_key())
@@ -66,15 +67,6 @@ class DataDirectory:
     def replace_key(self) -> None:
         """Replace the key: from the next start on this is a different node."""
         self._save_key(new_key())
-
-    def close(self) -> None:
-        os.close(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin(self) -> Identity:
         try:
@@ -110,53 +102,48 @@ class DataDirectory:
         return key
 
 
-def open_data_directory(asked: Path | None = None) -> DataDirectory:
-    """Open the directory asked for, or the first unused default. Raises DataDirectoryUnusable."""
+@contextmanager
+def open_data_directory(asked: Path | None = None) -> Iterator[DataDirectory]:
+    """Open the directory asked for, or the first unused default. Leave the context after all else has ended.
+
+    Raises DataDirectoryUnusable.
+    """
     default = DEFAULT_DIRECTORY.expanduser()
     paths = [asked] if asked else [default, *(default / f"node-{number}" for number in range(2, _MAX_DIRECTORIES + 1))]
-    try:
-        for path in paths:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _lock(path)
-            if lock is not None:
-                return _opened(path, lock)
-    except OSError as error:
-        raise DataDirectoryUnusable(
-            f"The data directory {path} can't be used: {error.strerror}.", hint="Choose another one with --data-dir."
-        ) from error
-    raise DataDirectoryUnusable(
-        f"Another node uses the data directory {path}{_holder(path)}.",
-        hint="Stop that node, or give this one another directory with --data-dir.",
-    )
+    with ExitStack() as locks:
+        try:
+            for path in paths:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if _lock(locks.enter_context((path / "lock").open("a+", encoding="utf-8"))):
+                    break
+            else:
+                pid = (path / "lock").read_text(encoding="utf-8")
+                raise DataDirectoryUnusable(
+                    f"Another node uses the data directory {path}{f' (process {pid})' if pid else ''}.",
+                    hint="Stop that node, or give this one another directory with --data-dir.",
+                )
+            data = DataDirectory(path)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"The data directory {path} can't be used: {error.strerror}.",
+                hint="Choose another one with --data-dir.",
+            ) from error
+        yield data
 
 
-def _opened(path: Path, lock: int) -> DataDirectory:
-    try:
-        return DataDirectory(path, lock)
-    except (OSError, DataDirectoryUnusable):
-        os.close(lock)
-        raise
-
-
-def _lock(path: Path) -> int | None:
-    """Lock the directory; None if another process has the lock.
+def _lock(file: TextIO) -> bool:
+    """Lock the file and write this process's id into it; False if another process has the lock.
 
     The system releases it when its process ends in any way.
     """
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
-        return None
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-    return lock
-
-
-def _holder(path: Path) -> str:
-    pid = (path / "lock").read_text(encoding="utf-8")
-    return f" (process {pid})" if pid else ""
+        return False
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return True
 
 
 def _parse(text: str, node_id: str) -> Identity:

@@ -13,6 +13,11 @@ from node.host.identity import DataDirectoryUnusable, Identity, open_data_direct
 from node.host.node_key import id_of, public_key_of
 
 
+def open_and_close(path):
+    with open_data_directory(path):
+        pass
+
+
 def test_each_start_is_an_incarnation_of_one_id(tmp_path):
     with open_data_directory(tmp_path / "new" / "dir") as data:
         first = data.identity
@@ -55,9 +60,9 @@ def test_a_new_key_is_a_new_node_from_the_next_start_on(tmp_path):
 def test_a_damaged_key_is_an_error_that_says_what_to_do(tmp_path, pem):
     (tmp_path / "node-key.pem").write_bytes(pem)
     with pytest.raises(DataDirectoryUnusable, match=r"node-key\.pem is damaged"):
-        open_data_directory(tmp_path)
+        open_and_close(tmp_path)
     (tmp_path / "node-key.pem").unlink()
-    open_data_directory(tmp_path).close()
+    open_and_close(tmp_path)
 
 
 @pytest.mark.slow
@@ -87,21 +92,21 @@ def test_the_term_only_rises(tmp_path):
 def test_one_directory_serves_one_node(tmp_path):
     with open_data_directory(tmp_path):
         with pytest.raises(DataDirectoryUnusable, match=rf"Another node uses .* \(process {os.getpid()}\)"):
-            open_data_directory(tmp_path)
+            open_and_close(tmp_path)
         assert json.loads((tmp_path / "node.json").read_text())["incarnation"] == 1
-    open_data_directory(tmp_path).close()
+    open_and_close(tmp_path)
 
 
 def test_a_killed_node_leaves_no_lock(tmp_path):
     code = (
         "import sys; from pathlib import Path; from node.host.identity import open_data_directory as o\n"
-        "data = o(Path(sys.argv[1])); data.save_term(5); print('open', flush=True); sys.stdin.read()"
+        "opened = o(Path(sys.argv[1])); data = opened.__enter__(); data.save_term(5); print('open', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "open\n"
         with pytest.raises(DataDirectoryUnusable, match=f"process {process.pid}"):
-            open_data_directory(tmp_path)
+            open_and_close(tmp_path)
         process.kill()
     with open_data_directory(tmp_path) as data:
         assert (data.identity.incarnation, data.identity.term) == (2, 5)
@@ -149,10 +154,10 @@ def test_a_crash_while_saving_loses_nothing(tmp_path, monkeypatch):
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, text):
     (tmp_path / "node.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataDirectoryUnusable, match="is damaged") as caught:
-        open_data_directory(tmp_path)
+        open_and_close(tmp_path)
     assert "Delete it" in caught.value.hint
     (tmp_path / "node.json").unlink()
-    open_data_directory(tmp_path).close()  # the failed call released its lock
+    open_and_close(tmp_path)  # the failed call released its lock
 
 
 @pytest.mark.parametrize("count", [-1, (1 << 53) - 1, 1 << 52, 1 << 64])
@@ -167,5 +172,5 @@ def test_counts_beyond_all_reason_begin_anew(tmp_path, what, count):
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryUnusable, match="can't be used: Not a directory") as caught:
-        open_data_directory(tmp_path / "file" / "data")
+        open_and_close(tmp_path / "file" / "data")
     assert "--data-dir" in caught.value.hint
