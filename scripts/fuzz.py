@@ -37,7 +37,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, metavar="N", help="of all attacks (default: %(default)s)")
     add("--health-p99-ms", type=float, default=50.0, metavar="MS", help="default: %(default)s")
     add("--health-max-ms", type=float, default=250.0, metavar="MS", help="default: %(default)s")
-    add("--growth", type=float, default=1.5, metavar="N", help="maximum growth of memory (default: %(default)s)")
+    add(
+        "--growth",
+        type=float,
+        default=1.5,
+        metavar="N",
+        help="maximum growth of the memory that a node keeps (default: %(default)s)",
+    )
     add("--keep", type=Path, metavar="DIR", help="keep logs and broken models there")
     return parser.parse_args()
 

@@ -89,7 +89,7 @@ def _change(file: Path, rng: random.Random) -> str:
         return f"no {file.name}"
     try:
         whole = json.loads(file.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{file.name} already damaged"
     at = whole
     path = []
@@ -175,7 +175,7 @@ def _tokenizer(folder: Path, rng: random.Random) -> str:
     pattern = rng.choice(PATTERNS)
     try:
         whole = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "a tokenizer already damaged"
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     whole[rng.choice(["pre_tokenizer", "normalizer"])] = split
