@@ -26,6 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import prompts
 import sse
 import victims
 from figures import Row, header, machine, percentile, report, write_json
@@ -47,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kinds", default=",".join(KINDS), metavar="K,K", help="default: %(default)s")
     add("--losses", type=int, default=20, metavar="N", help="of each kind (default: %(default)s)")
     add("--streams", type=int, default=4, metavar="N", help="that run meanwhile (default: %(default)s)")
+    add("--model", default=victims.MODEL, metavar="ID", help="default: %(default)s")
+    add("--models-dir", type=Path, metavar="DIR", help="directory of the model's folder")
+    add(
+        "--prompt-words",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random words in front of each prompt, for long sessions",
+    )
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
@@ -55,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     print(header(where))
     with (
         tempfile.TemporaryDirectory(prefix="pippin-recover-") as directory,
-        victims.running(Path(directory), others=3, stages=2) as cluster,
+        victims.running(Path(directory), 3, 2, options.model, options.models_dir) as cluster,
     ):
         rows = asyncio.run(_measure(cluster, options))
     report(f"Losses while {options.streams} streams run; seconds", rows)
@@ -69,12 +79,16 @@ class Loss:
 
 
 async def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
-    expected = {n: (await _stream(cluster, n)).text for n in range(options.streams)}
+    contents = [
+        f"{prompts.text(options.prompt_words) if options.prompt_words else ''} Count from {n + 1} to 100".strip()
+        for n in range(options.streams)
+    ]
+    undisturbed = [(await _stream(cluster, n, content)).text for n, content in enumerate(contents)]
     rows = []
     for kind in options.kinds.split(","):
         losses = []
         for _ in range(options.losses):
-            losses.append(await _lose(cluster, kind, expected))
+            losses.append(await _lose(cluster, kind, contents, undisturbed))
             print(".", end="", file=sys.stderr, flush=True)
         rows.append(_row(kind, losses))
         report(f"{kind}, while {options.streams} streams run; seconds", rows[-1:])
@@ -95,21 +109,24 @@ def _row(kind: str, losses: list[Loss]) -> Row:
     return row | {"streams lost": sum(loss.lost for loss in losses)}
 
 
-async def _stream(cluster: Cluster, number: int, answer: Answer | None = None) -> Answer:
-    messages = [{"role": "user", "content": f"Count from {number + 1} to 100"}]
+async def _stream(cluster: Cluster, number: int, content: str, answer: Answer | None = None) -> Answer:
+    messages = [{"role": "user", "content": content}]
     sampling: Json = {"temperature": 0} if number % 2 else {"temperature": 1, "seed": number}
-    body = {"model": victims.MODEL, "messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **sampling}
+    body = {"model": cluster.model, "messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **sampling}
     async with sse.client() as http:
         return await sse.stream(http, f"{cluster.url}/v1/chat/completions", body, answer)
 
 
-async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
+async def _lose(cluster: Cluster, kind: str, contents: list[str], undisturbed: list[str]) -> Loss:
     status = await victims.ready(cluster)
     victim = _victim(cluster, status, kind)
     for node in cluster.nodes.values():
         node.log_lines()
-    answers = [Answer() for _ in expected]
-    tasks = [asyncio.create_task(_stream(cluster, n, answer)) for n, answer in enumerate(answers)]
+    answers = [Answer() for _ in contents]
+    tasks = [
+        asyncio.create_task(_stream(cluster, n, content, answer))
+        for n, (content, answer) in enumerate(zip(contents, answers, strict=True))
+    ]
     await asyncio.gather(*(answer.begun.wait() for answer in answers))
     await asyncio.sleep(WARM_S)
     lost_at = time.time()
@@ -118,7 +135,7 @@ async def _lose(cluster: Cluster, kind: str, expected: dict[int, str]) -> Loss:
     else:
         victim.process.send_signal({"hang": signal.SIGSTOP, "leave": signal.SIGTERM}.get(kind, signal.SIGKILL))
     done = await asyncio.gather(*tasks, return_exceptions=True)
-    wrong = [n for n, answer in enumerate(done) if not isinstance(answer, Answer) or answer.text != expected[n]]
+    wrong = [n for n, answer in enumerate(done) if not isinstance(answer, Answer) or answer.text != undisturbed[n]]
     for n in wrong:
         print(
             f"\n{kind}: stream {n}: {done[n] if not isinstance(done[n], Answer) else 'another text'}", file=sys.stderr

@@ -63,6 +63,8 @@ class Cluster:
 
     directory: Path
     stages: int
+    model: str = MODEL
+    models_dir: Path | None = None
     nodes: dict[str, Victim] = field(default_factory=dict)
 
     @property
@@ -79,8 +81,9 @@ class Cluster:
         memory = "1MB" if name == "gateway" else "1GB"
         arguments = [
             *("--name", name, "--cluster", f"bench-{os.getpid()}", "--host", "127.0.0.1", "--api-port", "0"),
-            *("--data-dir", str(self.directory / name), "--model", MODEL, "--stages", str(self.stages)),
-            *("--memory", memory),
+            *("--data-dir", str(self.directory / name), "--model", self.model),
+            *("--stages", str(self.stages), "--memory", memory),
+            *(("--models-dir", str(self.models_dir)) if self.models_dir else ()),
         ]
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -159,8 +162,10 @@ def wait(ask: Callable[[], Found | None], within_s: float, what: str) -> Found:
 
 
 @contextlib.contextmanager
-def running(directory: Path, others: int, stages: int) -> Iterator[Cluster]:
-    cluster = Cluster(directory, stages)
+def running(
+    directory: Path, others: int, stages: int, model: str = MODEL, models_dir: Path | None = None
+) -> Iterator[Cluster]:
+    cluster = Cluster(directory, stages, model, models_dir)
     try:
         cluster.start(others)
         cluster.ready()
