@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from node.cli.client import DEFAULT_API, Api, NoNode, StatusFailed, parse_api
+from node.cli.client import DEFAULT_API, Api, Json, NoNode, StatusFailed, parse_api
 from node.cli.table import render
 from node.cli.wait import Target, held, wait
 from node.host.api_keys import parse_key, read_keys
@@ -85,11 +85,20 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
 
 
 def _wait(args: argparse.Namespace) -> int:
-    missing = wait(args.api, Target(args.nodes, args.model).missing, args.timeout, _progress())
-    if not missing:
-        print("ready")
+    return _wait_until(args, Target(args.nodes, args.model).missing, "ready", "ready")
+
+
+def _drain(args: argparse.Namespace) -> int:
+    args.api.set_draining(args.node, draining=True)
+    return _wait_until(args, lambda status: held(status, args.node), "drained", f"{args.node} is drained")
+
+
+def _wait_until(args: argparse.Namespace, missing: Callable[[Json], str], aim: str, done: str) -> int:
+    left = wait(args.api, missing, args.timeout, _progress())
+    if not left:
+        print(done)
         return EXIT_READY
-    print(f"cluster: not ready after {args.timeout:g} s: {missing}.", file=sys.stderr)
+    print(f"cluster: not {aim} after {args.timeout:g} s: {left}.", file=sys.stderr)
     return EXIT_NOT_READY
 
 
@@ -97,16 +106,6 @@ def _undrain(args: argparse.Namespace) -> int:
     args.api.set_draining(args.node, draining=False)
     print(f"{args.node} is in use")
     return EXIT_READY
-
-
-def _drain(args: argparse.Namespace) -> int:
-    args.api.set_draining(args.node, draining=True)
-    left = wait(args.api, lambda status: held(status, args.node), args.timeout, _progress())
-    if not left:
-        print(f"{args.node} is drained")
-        return EXIT_READY
-    print(f"cluster: not drained after {args.timeout:g} s: {left}.", file=sys.stderr)
-    return EXIT_NOT_READY
 
 
 def _new_secret(_: argparse.Namespace) -> int:

@@ -1,11 +1,7 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
+from node.cli.client import Json
 from node.core.units import format_bytes, format_share
-
-Json = dict[str, Any]
 
 _HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "SEEN")
 _FRESH_S = 3.0
@@ -63,12 +59,11 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     widths[0] = max(widths[0], *map(len, strays), 0)
     version = next((node["version"] for node in status["nodes"] if node["state"] != "refused"), "")
-    lines = [_columns(row, widths) for row in (_HEADINGS, *rows)]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (_HEADINGS, *rows)
+    ]
     return lines + [f"{names[node['id']]:{widths[0]}}  {_refusal(node, version)}" for node in refused]
-
-
-def _columns(row: Sequence[str], widths: Iterable[int]) -> str:
-    return "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _refusal(node: Json, version: str) -> str:

@@ -2,11 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from node.cli.client import TIMEOUT_S, Api, StatusFailed
-
-Json = dict[str, Any]
+from node.cli.client import TIMEOUT_S, Api, Json, StatusFailed
 
 POLL_S = 0.25
 _ABSENT = ("suspect", "failed", "left", "refused")
@@ -64,15 +62,12 @@ class Target(NamedTuple):
         lacking = [f"{model} is {state}" for model, state in states.items() if state != "ready"]
         if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
             lacking = [f"the cluster is {status['state']}"]
-        return "; ".join(lacking + _reasons(status)) if lacking else ""
-
-
-def _reasons(status: Json) -> list[str]:
-    """The cluster's own explanations: errors, and the progress of loads."""
-    wanted = [
-        warning for warning in status["warnings"] if warning["severity"] == "error" or warning["code"] == "loading"
-    ]
-    return [f"{warning['text']} {warning['hint']}".strip(" .") for warning in wanted]
+        reasons = [
+            f"{warning['text']} {warning['hint']}".strip(" .")
+            for warning in status["warnings"]
+            if warning["severity"] == "error" or warning["code"] == "loading"
+        ]
+        return "; ".join(lacking + reasons) if lacking else ""
 
 
 def held(status: Json, name: str) -> str:
