@@ -41,7 +41,7 @@ class ControlService:
         self._allowlist.check(model)
         await self._head.want(model)
 
-    async def drain(self, node: str, *, draining: bool) -> None:
+    async def request_draining(self, node: str, *, draining: bool) -> None:
         await self._draining.decide(node, draining=draining)
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:

@@ -35,7 +35,7 @@ class Draining:
         if head == self._agent.info.id:
             await self.decide(node, draining=draining)
         elif address := self._book.address_of(head):
-            await self._client.drain(address, node, draining=draining)
+            await self._client.request_draining(address, node, draining=draining)
         else:
             raise NotReady("The cluster has no head, which has to decide this.", hint="Try again in a moment.")
         return node

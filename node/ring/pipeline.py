@@ -11,7 +11,7 @@ from node.core.frames import CacheOp, Frame, Held
 from node.core.types import Address, Ring
 from node.ring.lane import Step
 from node.rpc.client import RpcClient
-from node.rpc.link import Link
+from node.rpc.link import FrameLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class NextHop:
     address_of: Callable[[str], Address | None]
     """Address of a node's gRPC server, by the node's id; None while none is known."""
 
-    def open(self, on_broken: Callable[[PippinError], None]) -> Link:
+    def open(self, on_broken: Callable[[PippinError], None]) -> FrameLink:
         """Raises PeerUnavailable when no address of the node is known."""
         address = self.address_of(self.node)
         if address is None:
@@ -50,7 +50,7 @@ class Pipeline:
         self._ring = ring
         self._next_hop = next_hop
         self._on_broken = on_broken
-        self._link: Link | None = None
+        self._link: FrameLink | None = None
         self._in_flight: deque[InFlight] = deque()
         self._sending = asyncio.Lock()
         self._seq = 0

@@ -11,7 +11,7 @@ from node.core.types import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.pipeline import NextHop
-from node.rpc.link import Link
+from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Worker:
         self._next_hop = next_hop
         self._on_ended = on_ended
         self._seq = 0
-        self._link: Link | None = None
+        self._link: FrameLink | None = None
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link from the stage before."""
         self._ended: PippinError | None = None

@@ -17,11 +17,11 @@ from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS
 from node.rpc.checks import checked_heartbeat, checked_proof, checked_spec
-from node.rpc.link import Link
+from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
 from node.rpc.server import FRAMES_METHOD
-from node.rpc.token_codec import decode_evaluation, decode_event, encode_evaluate_request, encode_request
+from node.rpc.token_codec import decode_evaluation, decode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlStub
 from node.wire.serving_pb2_grpc import FilesStub, ServingStub
@@ -138,7 +138,7 @@ class RpcClient:
         with calling(peer.target):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
 
-    async def drain(self, peer: Address, node: str, *, draining: bool) -> None:
+    async def request_draining(self, peer: Address, node: str, *, draining: bool) -> None:
         with calling(peer.target):
             await self._control(peer).Drain(
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=DECIDE_TIMEOUT_S
@@ -163,7 +163,7 @@ class RpcClient:
         Closing the generator cancels the session.
         """
         stub = ServingStub(self._channel(peer, "serving"))
-        call = stub.Generate(encode_request(ring, request))
+        call = stub.Generate(to_message(request, serving_pb2.GenerateRequest, ring=ring))
         try:
             with calling(peer.target):
                 async for message in call:
@@ -175,7 +175,7 @@ class RpcClient:
     async def evaluate(self, peer: Address, ring: str, request: EvaluateRequest) -> Evaluation:
         """Score or embed a text on a driver, whose own deadlines apply. Cancelling it frees the session."""
         stub = ServingStub(self._channel(peer, "serving"))
-        call = stub.Evaluate(encode_evaluate_request(ring, request))
+        call = stub.Evaluate(to_message(request, serving_pb2.EvaluateRequest, ring=ring))
         try:
             with calling(peer.target):
                 return decode_evaluation([part async for part in call])
@@ -208,5 +208,5 @@ class RpcClient:
         except TimeoutError as error:
             raise PeerUnavailable(f"{peer} has sent nothing of {name} for {STALL_TIMEOUT_S:.0f} s.") from error
 
-    def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> Link:
-        return Link(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)
+    def link(self, peer: Address, on_broken: Callable[[PippinError], None]) -> FrameLink:
+        return FrameLink(self._channel(peer, "frames"), FRAMES_METHOD, peer.target, on_broken)

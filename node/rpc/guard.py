@@ -1,8 +1,8 @@
 """Interceptor of all methods of the gRPC server: admits callers, limits messages, and answers errors."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -41,16 +41,17 @@ class Guard(grpc.aio.ServerInterceptor):
             return None  # unknown method; gRPC answers
         read, write = handler.request_deserializer, handler.response_serializer
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._taking_frames(handler.stream_unary))
+            return grpc.stream_unary_rpc_method_handler(self._answering(handler.stream_unary, lambda frames: frames))
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, read), None, write)
-        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, read), None, write)
+        take = partial(_message, read)
+        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, take), None, write)
 
-    def _answering(self, method: Any, read: Read) -> Any:
-        async def call(data: bytes, context: Context) -> Any:
+    def _answering(self, method: Any, take: Callable[[Any], Any]) -> Any:
+        async def call(data: Any, context: Context) -> Any:
             async with answering(context):
                 self._admit(context)
-                return await method(_message(read, data), context)
+                return await method(take(data), context)
 
         return call
 
@@ -63,14 +64,6 @@ class Guard(grpc.aio.ServerInterceptor):
                 async with aclosing(method(_message(read, data), context)) as messages:
                     async for message in messages:
                         yield message
-
-        return call
-
-    def _taking_frames(self, method: Any) -> Any:
-        async def call(frames: AsyncIterator[bytes], context: Context) -> Any:
-            async with answering(context):
-                self._admit(context)
-                return await method(frames, context)
 
         return call
 

@@ -26,7 +26,7 @@ class ControlHandler(Protocol):
     async def want(self, model: str) -> None:
         """On the head: load the model. Raises NotReady if this node is not the head, ModelNotAllowed, …"""
 
-    async def drain(self, node: str, *, draining: bool) -> None:
+    async def request_draining(self, node: str, *, draining: bool) -> None:
         """On the head: drain a node (move its work away), or take it into use again. Raises NotReady, NoCapacity."""
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:

@@ -14,7 +14,7 @@ from node.rpc.frame_codec import encode
 log = logging.getLogger(__name__)
 
 
-class Link:
+class FrameLink:
     """Sends frames in order. A broken link stays broken; `on_broken` is called once with the reason, unless it was
     closed.
 

@@ -21,9 +21,9 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
-def to_message(value: Any, kind: type[M]) -> M:
-    """Convert a dataclass instance to a message of type `kind`."""
-    message = kind()
+def to_message(value: Any, kind: type[M], **more: Any) -> M:
+    """Convert a dataclass instance to a message of type `kind`. `more`: further fields of the message."""
+    message = kind(**more)
     _fill(message, value)
     return message
 

@@ -9,6 +9,8 @@ import grpc
 
 from node.core.addresses import join_host_port
 from node.core.errors import PortTaken
+from node.core.evaluation import EvaluateRequest
+from node.core.generation import GenerateRequest
 from node.core.types import Heartbeat
 from node.rpc.boundary import quiet_hang_up_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
@@ -25,7 +27,7 @@ from node.rpc.guard import Guard, caller_of, check_sender
 from node.rpc.handlers import ControlHandler, FilesHandler, ServingHandler
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
-from node.rpc.token_codec import decode_evaluate_request, decode_request, encode_evaluation, encode_event
+from node.rpc.token_codec import encode_evaluation, encode_event
 from node.wire import control_pb2, serving_pb2
 from node.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from node.wire.serving_pb2_grpc import (
@@ -113,7 +115,7 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
-        await self._handler.drain(request.node, draining=request.draining)
+        await self._handler.request_draining(request.node, draining=request.draining)
         return control_pb2.Empty()
 
     async def SetDraining(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:
@@ -132,7 +134,7 @@ class _Serving(ServingServicer):
     async def Generate(
         self, request: serving_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.TokenEvents, None]:
-        events = self._handler.generate(request.ring, decode_request(checked_request(request)))
+        events = self._handler.generate(request.ring, from_message(checked_request(request), GenerateRequest))
         try:
             async for event in events:
                 yield serving_pb2.TokenEvents(events=[encode_event(event)])
@@ -142,7 +144,7 @@ class _Serving(ServingServicer):
     async def Evaluate(
         self, request: serving_pb2.EvaluateRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.Evaluation, None]:
-        asked = decode_evaluate_request(checked_evaluation(request))
+        asked = from_message(checked_evaluation(request), EvaluateRequest)
         for part in encode_evaluation(await self._handler.evaluate(request.ring, asked)):
             yield part
 

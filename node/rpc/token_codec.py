@@ -1,34 +1,13 @@
-"""Converts the messages between gateways and drivers. Written by hand, as this is on the token path."""
+"""Converts the answers of drivers to gateways. Written by hand, as this is on the token path."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from node.core.evaluation import EvaluateRequest, Evaluation, Score
-from node.core.generation import Finish, GenerateRequest, TokenEvent
-from node.rpc.mapping import from_message, to_message
+from node.core.evaluation import Evaluation, Score
+from node.core.generation import Finish, TokenEvent
 from node.wire import serving_pb2 as pb
 
 SCORES_AT_ONCE = 4096
 """Scores per message; with 20 candidates each they take 1 MB."""
-
-
-def encode_request(ring: str, request: GenerateRequest) -> pb.GenerateRequest:
-    message = to_message(request, pb.GenerateRequest)
-    message.ring = ring
-    return message
-
-
-def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
-    return from_message(message, GenerateRequest)
-
-
-def encode_evaluate_request(ring: str, request: EvaluateRequest) -> pb.EvaluateRequest:
-    message = to_message(request, pb.EvaluateRequest)
-    message.ring = ring
-    return message
-
-
-def decode_evaluate_request(message: pb.EvaluateRequest) -> EvaluateRequest:
-    return from_message(message, EvaluateRequest)
 
 
 def encode_event(event: TokenEvent) -> pb.TokenEvent:

@@ -22,7 +22,7 @@ from node.engine.tensor_codec import pack, unpack
 from node.host.node_key import new_key
 from node.rpc.client import RpcClient
 from node.rpc.frame_codec import decode, encode
-from node.rpc.link import Link
+from node.rpc.link import FrameLink
 from node.rpc.security import secure
 from node.rpc.server import RpcServer
 
@@ -34,7 +34,7 @@ class End:
         self.compute = Compute()
         self.outgoing: list[list[int]] = []
         self.incoming: list[list[int]] = []
-        self.link: Link | None = None
+        self.link: FrameLink | None = None
         self.trips_left = 0
         self.sweep = np.zeros(0)
         """Memory that is read before each hop, like a stage's weights, so that the caches hold

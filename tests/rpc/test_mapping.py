@@ -31,14 +31,10 @@ from node.core.types import (
 )
 from node.rpc.mapping import from_message, to_message
 from node.rpc.token_codec import (
-    decode_evaluate_request,
     decode_evaluation,
     decode_event,
-    decode_request,
-    encode_evaluate_request,
     encode_evaluation,
     encode_event,
-    encode_request,
 )
 from node.wire import control_pb2, serving_pb2
 
@@ -139,19 +135,19 @@ def test_spec(spec: ModelSpec) -> None:
 
 @given(requests)
 def test_request(request: GenerateRequest) -> None:
-    data = encode_request("ring", request).SerializeToString()
+    data = to_message(request, serving_pb2.GenerateRequest, ring="ring").SerializeToString()
     message = serving_pb2.GenerateRequest.FromString(data)
     assert message.ring == "ring"
-    assert decode_request(message) == request
+    assert from_message(message, GenerateRequest) == request
 
 
 @given(tuples(tokens), st.none() | st.integers(0, 5))
 def test_evaluate_request(prompt: tuple[int, ...], top: int | None) -> None:
     request = EvaluateRequest("x", "m", prompt, top)
-    data = encode_evaluate_request("ring", request).SerializeToString()
+    data = to_message(request, serving_pb2.EvaluateRequest, ring="ring").SerializeToString()
     message = serving_pb2.EvaluateRequest.FromString(data)
     assert message.ring == "ring"
-    assert decode_evaluate_request(message) == request
+    assert from_message(message, EvaluateRequest) == request
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ class SimClient:
 
 
 class SimLink:
-    """In place of node.rpc.link.Link."""
+    """In place of node.rpc.link.FrameLink."""
 
     def __init__(self, client: SimClient, peer: Address, on_broken: Callable[[PippinError], None]) -> None:
         self._client = client
