@@ -13,7 +13,7 @@ from node.core.types import Ring, RingTraffic
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.engine.sampling import Sampled
-from node.ring.kv import Limits
+from node.ring.kv import RingLimits
 from node.ring.lane import Step
 from node.ring.pipeline import NextHop, Pipeline
 from node.ring.prefill import GRID
@@ -37,7 +37,7 @@ class Driver:
     def __init__(
         self,
         ring: Ring,
-        limits: Limits,
+        limits: RingLimits,
         compute: Compute,
         runner: Runner,
         next_hop: NextHop | None,

@@ -21,7 +21,7 @@ MAX_PREFIXES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RingLimits:
     """How much one ring takes on."""
 
     context: int
@@ -62,7 +62,7 @@ class Match:
 class Prefixes:
     """Ordered by last use. `charged` is the sum of their charges.
 
-    `charge`: see Limits. `trimmable`: whether the caches can go back to an earlier position.
+    `charge`: see RingLimits. `trimmable`: whether the caches can go back to an earlier position.
     """
 
     def __init__(self, charge: Callable[[int], int], *, trimmable: bool) -> None:

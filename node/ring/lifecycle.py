@@ -27,7 +27,7 @@ from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
-from node.ring.kv import Limits
+from node.ring.kv import RingLimits
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
 from node.ring.pipeline import NextHop
 from node.ring.scheduler import sequence_numbers
@@ -262,7 +262,7 @@ class Rings:
         on_ended = partial(self._ended, ring.id, shard)
         if ring.driver != me:
             return Worker(ring, self._compute, runner, next_hop, on_ended)
-        limits = Limits(
+        limits = RingLimits(
             context=ring.context,
             max_sessions=ring.max_sessions,
             max_queue=self._max_queue,

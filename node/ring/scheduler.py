@@ -24,7 +24,7 @@ from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.types import NodeInfo
 from node.ring.fair_queue import FairQueue
-from node.ring.kv import MIN_TOKENS, Limits, Prefixes
+from node.ring.kv import MIN_TOKENS, Prefixes, RingLimits
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.session import Session, Slot
@@ -54,7 +54,7 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RingLimits,
         numbers: Iterator[int],
         *,
         stages: int,

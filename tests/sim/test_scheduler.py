@@ -15,7 +15,7 @@ from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
 from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
 from node.core.generation import GenerateRequest, Sampling
-from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, Limits
+from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
 from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler
@@ -118,7 +118,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.stages = self.random.randint(1, 4)
-        self.limits = Limits(
+        self.limits = RingLimits(
             context=self.random.choice([64, 300, 3000]),
             max_sessions=self.random.choice([1, 2, 4, 12]),
             max_queue=self.random.choice([4, 100]),
@@ -351,9 +351,9 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(len(world.sessions) for world in worlds) > 500
 
 
-def limits(**changed: int) -> Limits:
+def limits(**changed: int) -> RingLimits:
     values = {"context": 1000, "max_sessions": 4, "max_queue": 10_000, "max_rows": 8, "chunk": 10} | changed
-    return Limits(**values)
+    return RingLimits(**values)
 
 
 def request(prompt: int, max_tokens: int, first: int = 0, client: str = "") -> Session:

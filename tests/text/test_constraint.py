@@ -18,7 +18,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.driver import Driver
-from node.ring.kv import Limits
+from node.ring.kv import RingLimits
 from node.ring.requests import generate
 from node.text.constraint import Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar
@@ -72,7 +72,7 @@ def driving(directory, tokenizer, grammars):
         ring = Ring("ring", "random", (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1))
         driver = Driver(
             ring,
-            Limits(CONTEXT, 8, 64, 16, 128),
+            RingLimits(CONTEXT, 8, 64, 16, 128),
             compute,
             Runner(stage, directory),
             None,

@@ -17,7 +17,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
-from node.ring.kv import Limits
+from node.ring.kv import RingLimits
 from node.ring.requests import generate
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
@@ -64,7 +64,7 @@ class FakeRunner:
 async def driven(
     runner: FakeRunner | None = None, left: Mapping[int, tuple[int, ...]] | None = None
 ) -> AsyncIterator[Driver]:
-    limits = Limits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
+    limits = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
     ended.clear()
     driver = Driver(
         RING,

@@ -12,7 +12,7 @@ from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
 from node.core.types import Caller, Fence, Ring, StageSpec
 from node.ring.driver import Driver
-from node.ring.kv import Limits
+from node.ring.kv import RingLimits
 from node.ring.lifecycle import Rings
 from node.ring.worker import Worker
 
@@ -36,7 +36,7 @@ async def no_more() -> AsyncIterator[Frame]:
 
 
 def driver() -> Driver:
-    limits = Limits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
+    limits = RingLimits(context=512, max_sessions=2, max_queue=4, max_rows=2, chunk=128, kv=())
     return Driver(
         RING,
         limits,
