@@ -6,32 +6,9 @@ from typing import Any, Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelEntry
-from node.core.types import Work
+from node.core.types import NodeMetrics
 from node.text.grammars import Grammars
-from node.text.sandboxed_encoder import SandboxedEncoder
-from node.text.tokenizer import Tokenizer
-
-
-class Model(Protocol):
-    """A model that is loaded and ready for requests."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def context(self) -> int:
-        """Context length in tokens: prompt and answer together."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """For single tokens; use `encoder` for the texts of requests."""
-
-    @property
-    def encoder(self) -> SandboxedEncoder: ...
-
-    @property
-    def revision(self) -> str:
-        """Revision of the files that the tokenizer was made from; requests carry it."""
+from node.text.sandboxed_encoder import OpenModel
 
 
 class Inference(Protocol):
@@ -51,7 +28,7 @@ class Backend(Inference, Protocol):
 
     def models(self) -> Sequence[ModelEntry]: ...
 
-    async def open(self, model_id: str) -> Model:
+    async def open(self, model_id: str) -> OpenModel:
         """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
 
     def status(self) -> dict[str, Any]:
@@ -64,8 +41,8 @@ class Backend(Inference, Protocol):
         model would have no place without the node.
         """
 
-    def work(self) -> Work:
-        """This node's current work."""
+    def metrics(self) -> NodeMetrics:
+        """This node's values for `/metrics`."""
 
     def health(self) -> dict[str, Any]:
         """Whether this node is alive (`status` is "ok" then), and what it can serve. Small and immediate."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from api.answer import Delta
-from api.backend import Model
 from api.callers import CLIENT
 from api.echo import Echo, prompt_pieces
 from api.generation import Choice, Job, check_tokens
@@ -19,6 +18,7 @@ from api.response import Collected, Env, Reply, new_id, open_model
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest
+from node.text.sandboxed_encoder import OpenModel
 from node.text.tokenizer import Tokenizer
 
 
@@ -57,14 +57,16 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
     return await Reply(job, choices, CompletionShape(model.tokenizer, body.logprobs)).send(request, env)
 
 
-async def _echo(model: Model, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None) -> Echo:
+async def _echo(
+    model: OpenModel, prompt: str | list[int], tokens: Sequence[int], wanted: EvaluateRequest | None
+) -> Echo:
     text = prompt if isinstance(prompt, str) else None
     if text is not None and wanted is None:
         return Echo((), text, wanted)  # nothing asks for the text of each token
     return Echo(await model.encoder.pool.run(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
 
 
-async def encode(model: Model, prompt: str | list[int], *, param: str) -> Sequence[int]:
+async def encode(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:
     """Tokenize a text that is not a chat. `param`: the request's parameter that holds it. Raises BadRequest."""
     if isinstance(prompt, list):
         check_tokens(model, prompt, param=param)

@@ -7,7 +7,6 @@ from functools import partial
 
 from aiohttp import web
 
-from api.backend import Model
 from api.callers import CLIENT
 from api.completions import encode
 from api.generation import run_concurrently
@@ -15,6 +14,7 @@ from api.response import Env, new_id
 from api.schema import EmbeddingRequest, parse
 from node.core.errors import ContextExceeded
 from node.core.evaluation import EvaluateRequest
+from node.text.sandboxed_encoder import OpenModel
 
 
 async def create(env: Env, request: web.Request) -> web.Response:
@@ -37,7 +37,7 @@ async def create(env: Env, request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
 
 
-async def _tokens(model: Model, text: str | list[int]) -> Sequence[int]:
+async def _tokens(model: OpenModel, text: str | list[int]) -> Sequence[int]:
     tokens = await encode(model, text, param="input")
     if len(tokens) > model.context:
         raise ContextExceeded(

@@ -51,18 +51,13 @@ class PreviousNotFound(BadRequest):
     code = "previous_response_not_found"
 
 
-def error_type(status: int) -> str:
-    if status >= 500:
-        return "server_error"
-    return {403: "permission_error", 429: "rate_limit_error"}.get(status, "invalid_request_error")
-
-
 def error_object(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """Error object for JSON. `message` and `param` may quote the request; they are shortened."""
+    kind = {403: "permission_error", 429: "rate_limit_error"}.get(status, "invalid_request_error")
     return {
         "error": {
             "message": shorten(message),
-            "type": error_type(status),
+            "type": kind if status < 500 else "server_error",
             "param": param and shorten(param, MAX_PARAM_CHARS),
             "code": code,
         }

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from api.answer import Answer, Delta
-from api.backend import Inference, Model
+from api.backend import Inference
 from api.echo import Echo
 from api.reader import Reader
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
+from node.text.sandboxed_encoder import OpenModel
 
 MAX_CONCURRENT = 16
 """Choices of one request that run concurrently: enough to fill a batch, without filling a queue."""
@@ -30,7 +31,7 @@ class Job:
     id: str
     client: str
     """Name of the client, used to share a ring fairly among clients."""
-    model: Model
+    model: OpenModel
     body: GenerationRequest
     sampling: Sampling
     max_tokens: int | None
@@ -164,7 +165,7 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
     return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
 
 
-def check_tokens(model: Model, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
+def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
     size = model.tokenizer.vocab_size
     for token in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= token < size:

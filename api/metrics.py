@@ -104,28 +104,28 @@ class _BackendGauges(Collector):
         return []  # the backend knows nothing yet when this is registered
 
     def collect(self) -> Iterator[Metric]:
-        work, status = self._backend.work(), self._backend.status()
-        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches of this node", work.kv_bytes)
-        yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", work.memory_bytes)
-        yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", work.lag_s)
+        node, status = self._backend.metrics(), self._backend.status()
+        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches of this node", node.kv_bytes)
+        yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", node.memory_bytes)
+        yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", node.lag_s)
         yield GaugeMetricFamily(
-            "pippin_compute_job_seconds", "Duration of the compute thread's current job", work.job_s
+            "pippin_compute_job_seconds", "Duration of the compute thread's current job", node.job_s
         )
         yield GaugeMetricFamily("pippin_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
         yield CounterMetricFamily(
-            "pippin_recoveries", "Requests of this gateway that were resumed on another ring", work.recoveries
+            "pippin_recoveries", "Requests of this gateway that were resumed on another ring", node.recoveries
         )
         for name, text, values in (
-            ("running", "Sessions that this node's rings are computing", [ring.running for ring in work.rings]),
-            ("queued", "Sessions waiting for this node's rings", [ring.queued for ring in work.rings]),
+            ("running", "Sessions that this node's rings are computing", [ring.running for ring in node.rings]),
+            ("queued", "Sessions waiting for this node's rings", [ring.queued for ring in node.rings]),
             (
                 "tokens_per_second",
                 "Recent tokens per second of this node's rings",
-                [ring.tokens_per_second for ring in work.rings],
+                [ring.tokens_per_second for ring in node.rings],
             ),
         ):
             family = GaugeMetricFamily(f"pippin_ring_{name}", text, labels=["ring"])
-            for ring, value in zip(work.rings, values, strict=True):
+            for ring, value in zip(node.rings, values, strict=True):
                 family.add_metric([ring.ring], value)
             yield family
         for kind in ("models", "nodes"):

@@ -11,13 +11,14 @@ from typing import Any, ClassVar, Protocol
 from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
-from api.backend import Backend, Inference, Model
+from api.backend import Backend, Inference
 from api.body import Bodies
 from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
 from api.schema import GenerationRequest
 from api.stream import EventStream, StreamTiming
 from node.core.errors import NotReady
+from node.text.sandboxed_encoder import OpenModel
 
 STREAM = web.RequestKey("stream", EventStream)
 """The request's stream; the error middleware writes errors into it."""
@@ -34,7 +35,7 @@ class Env:
     bodies: Bodies
 
 
-async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> Model:
+async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> OpenModel:
     """Wait until the model is ready. A stream is kept alive meanwhile, and therefore may wait longer.
 
     Raises what `Backend.open` raises.

@@ -99,8 +99,8 @@ class RingTraffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Current work of a node, and counts since its start."""
+class NodeMetrics:
+    """Values of a node for `/metrics`, apart from those that its HTTP side counts."""
 
     rings: tuple[RingTraffic, ...] = ()
     """Rings that it drives."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,19 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import HeldModel, ModelEntry
 from node.core.pool import Pools
-from node.core.types import Address, PeerView, Ring, Work
+from node.core.types import Address, NodeMetrics, PeerView, Ring
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
-from node.text.sandboxed_encoder import SandboxedEncoder
-from node.text.tokenizer import Tokenizer
+from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
 
 BROKEN_S = 60.0
 """A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenModel:
-    """A model with a ring that is ready."""
-
-    id: str
-    context: int
-    encoder: SandboxedEncoder
-    revision: str
-    """Of the ring and of the tokenizer."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.encoder.tokenizer
 
 
 class Gateway:
@@ -123,10 +106,12 @@ class Gateway:
         state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
         return {**state, "node": self._agent.info.name, "models": sorted(ready)}
 
-    def work(self) -> Work:
+    def metrics(self) -> NodeMetrics:
         rings, agent = self._rings, self._agent
         job_s = next((report.job_s for report in agent.alive() if report.info.id == agent.info.id), 0.0)
-        return Work(rings.traffic(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s)
+        return NodeMetrics(
+            rings.traffic(), rings.kv_bytes(), rings.memory_used(), self._router.recoveries, agent.lag_s, job_s
+        )
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import json
 import marshal
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,20 @@ def _tokens(reply: bytes) -> list[int]:
         fields = json.loads(reply[1:])
         raise error_from(fields["code"], fields["message"], hint=fields["hint"], param=fields["param"])
     return array("I", reply[1:]).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model that is loaded and ready for requests."""
+
+    id: str
+    context: int
+    """Context length in tokens: prompt and answer together."""
+    encoder: SandboxedEncoder
+    revision: str
+    """Revision of the ring's and the tokenizer's files; requests carry it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """For single tokens; use `encoder` for the texts of requests."""
+        return self.encoder.tokenizer

@@ -11,10 +11,10 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelEntry
-from node.core.types import Address, Caller, Work
+from node.core.types import Address, Caller, NodeMetrics
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
-from node.text.sandboxed_encoder import SandboxedEncoder
+from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
 from node.text.tokenizer import Tokenizer
 
 MODEL = "bench"
@@ -93,18 +93,6 @@ class FakeEngine:
         return (time.perf_counter() - begin) / (streams * tokens) * 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class FakeModel:
-    id: str
-    context: int
-    encoder: SandboxedEncoder
-    revision: str = ""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.encoder.tokenizer
-
-
 class FakeBackend:
     """An api.backend.Backend. With `client` and `driver`, the tokens come from the engine of another process."""
 
@@ -118,14 +106,14 @@ class FakeBackend:
     ) -> None:
         self._engine = engine
         self.grammars = grammars
-        self._model = FakeModel(MODEL, 8192, encoder)
+        self._model = OpenModel(MODEL, 8192, encoder, "")
         self._client = client
         self._driver = driver
 
     def models(self) -> Sequence[ModelEntry]:
         return [ModelEntry(MODEL, 0, "pippin")]
 
-    async def open(self, model_id: str) -> FakeModel:
+    async def open(self, model_id: str) -> OpenModel:
         return self._model
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -142,8 +130,8 @@ class FakeBackend:
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         raise NotImplementedError
 
-    def work(self) -> Work:
-        return Work()
+    def metrics(self) -> NodeMetrics:
+        return NodeMetrics()
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}

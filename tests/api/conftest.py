@@ -22,7 +22,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelEntry
 from node.core.pool import Pool
-from node.core.types import RingTraffic, Work
+from node.core.types import NodeMetrics, RingTraffic
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
@@ -158,8 +158,8 @@ class ScriptedBackend:
         self.drained = (node, draining)
         return {"node": node, "draining": draining}
 
-    def work(self) -> Work:
-        return Work((RingTraffic("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000, lag_s=0.25)
+    def metrics(self) -> NodeMetrics:
+        return NodeMetrics((RingTraffic("r1", running=self.running),), kv_bytes=1000, memory_bytes=5000, lag_s=0.25)
 
     def health(self) -> dict[str, Any]:
         return {"status": self.state}
