@@ -11,7 +11,6 @@ to 127.0.0.1 with that address as multicast interface reaches other processes of
 import asyncio
 import logging
 import math
-import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
@@ -23,6 +22,7 @@ from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
+from node.host.interfaces import can_bind
 
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000
@@ -271,19 +271,10 @@ def _choice(interfaces: Sequence[str]) -> list[str] | InterfaceChoice:
     """Addresses for zeroconf to bind. With an address that is gone (an unplugged cable) it would fail altogether."""
     if not interfaces:
         return InterfaceChoice.All
-    present = [address for address in interfaces if _bindable(address)]
+    present = [address for address in interfaces if can_bind(address)]
     if not present:
         raise OSError(f"none of the addresses {', '.join(interfaces)} is this machine's")
     return present
-
-
-def _bindable(address: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
 
 
 def _shown(text: str | None) -> str:

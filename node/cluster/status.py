@@ -26,16 +26,15 @@ so that a cluster that has just started says `loading` and not `idle`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from node.cluster.readiness import load_of, ring_state
 from node.core.addresses import join_host_port
-from node.core.health import Issue, diagnose
+from node.core.health import diagnose
 from node.core.types import (
     PRESENT,
     ClusterView,
-    NodeInfo,
     NodeState,
     PeerView,
     Ring,
@@ -64,6 +63,7 @@ def build_status(
     rings = view.placement.rings
     models = [_model(model, view, peers) for model in _wanted(view)]
     me = peers[view.self_id].report.info
+    entry = peers[view.head].report.info if view.head in peers else me
     return {
         "schema": 1,
         "cluster": me.cluster,
@@ -71,11 +71,11 @@ def build_status(
         "head": view.head,
         "term": view.term,
         "epoch": view.placement.fence.epoch,
-        "api": api or _api_of(peers[view.head].report.info if view.head in peers else me),
+        "api": api or (f"http://{join_host_port(entry.addresses[0], entry.api_port)}/v1" if entry.addresses else ""),
         "nodes": [_node(peer, view) for peer in _in_ring_order(view)]
         + [_node(peer, view) | {"reason": "secret"} for peer in other_secret],
         "models": models,
-        "warnings": [_warning(issue) for issue in diagnose(view, is_open=open_cluster, other_secret=other_secret)],
+        "warnings": [asdict(issue) for issue in diagnose(view, is_open=open_cluster, other_secret=other_secret)],
     }
 
 
@@ -167,7 +167,7 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "version": info.version,
         "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
-        "memory": {"total": report.memory.total, "usable": report.memory.usable, "used": report.memory.used},
+        "memory": asdict(report.memory),
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
         "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
         "link": _link(peer, view) if peer.state in PRESENT else None,
@@ -214,14 +214,3 @@ def _link(peer: PeerView, view: ClusterView) -> Json | None:
                 rtt = round(link.rtt_ms, 2)
                 return {"to": link.to, "interface": link.interface, "kind": link.kind, "rtt_ms": rtt}
     return None
-
-
-# --- the rest -------------------------------------------------------------------------------------------------------
-
-
-def _warning(issue: Issue) -> Json:
-    return {"code": str(issue.code), "severity": str(issue.severity), "text": issue.text, "hint": issue.hint}
-
-
-def _api_of(info: NodeInfo) -> str:
-    return f"http://{join_host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else ""

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -123,15 +124,9 @@ class Catalogue:
 
     def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
         """Folders of this revision; for an empty `revision`, all whose revision is known."""
-        for folder in self._every_place(id_parts(model_id)):
-            if folder.revision and revision in ("", folder.revision):
+        parts, scanner = id_parts(model_id), self._scanner
+        own = (scanner.read(root.joinpath(*parts)) for root in self._roots)
+        fetched = (scanner.read(root.joinpath(*parts), root.name) for root in scanner.folders(self._fetched))
+        for folder in chain(own, fetched, scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")):
+            if folder and folder.revision and revision in ("", folder.revision):
                 yield folder
-
-    def _every_place(self, parts: Sequence[str]) -> Iterator[Folder]:
-        for root in self._roots:
-            if folder := self._scanner.read(root.joinpath(*parts)):
-                yield folder
-        for root in self._scanner.folders(self._fetched):
-            if folder := self._scanner.read(root.joinpath(*parts), root.name):
-                yield folder
-        yield from self._scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")

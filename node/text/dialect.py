@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from node.text import harmony
 
 START = "normal"
+_PARSER_ERRORS = (TypeError, LookupError, AttributeError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
+"""mlx-lm's parsers expect their models' own output, and fail on other text in many ways."""
 
 
 class Call(NamedTuple):
@@ -87,16 +89,7 @@ class Dialect:
         try:
             parsed = self.parser(text, tools)
             return [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
-        except (
-            TypeError,
-            LookupError,
-            AttributeError,
-            SyntaxError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
-            # mlx-lm's parsers expect their models' own output, and fail on other text in many ways.
+        except _PARSER_ERRORS as error:
             raise ValueError(f"no call: {error}") from error
 
 

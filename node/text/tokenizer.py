@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlx_lm import tokenizer_utils
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from node.core.errors import ModelBroken
 from node.model.config import check_small
@@ -191,13 +192,8 @@ def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:
         return _read_byte_level
     # "Strip" drops the blank before a text's first word; in an answer that blank is text, so the step is ignored.
     blanks = all(step.get("pattern") == {"String": "▁"} for step in steps if step["type"] == "Replace")
-    if (
-        blanks
-        and kinds & {"Replace", "Metaspace"}
-        and kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
-    ):
-        return _read_sentencepiece
-    return None
+    known = kinds & {"Replace", "Metaspace"} and kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
+    return _read_sentencepiece if blanks and known else None
 
 
 def _read_sentencepiece(name: str) -> bytes:
@@ -206,14 +202,7 @@ def _read_sentencepiece(name: str) -> bytes:
     return name.replace("▁", " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's mapping of visible characters to bytes: printable bytes are themselves, others start at U+0100."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
-
-
-BYTE_ALPHABET = _byte_alphabet()
+BYTE_ALPHABET = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 def _read_byte_level(name: str) -> bytes:
