@@ -149,8 +149,11 @@ class Gateway:
         address = self._book.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
-        for unused in [model for model in self._open if model == ring.model or model not in served]:
-            await self._open.pop(unused)[1].close()
+        unused = [model for model in self._open if model == ring.model or model not in served]
+        for _, encoder in [
+            self._open.pop(model) for model in unused
+        ]:  # before the first wait: models open side by side
+            await encoder.close()
         self._open[ring.model] = ring.revision, SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
 
     async def close(self) -> None:

@@ -82,6 +82,21 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, pr
     await until(lambda: processes() == 1)
 
 
+async def test_two_models_that_open_at_once_close_each_unused_one_once(gateway):
+    class Unused:
+        closed = 0
+
+        async def close(self):
+            self.closed += 1
+            await asyncio.sleep(0)  # as when a client is still being answered
+
+    unused = [Unused(), Unused()]
+    gateway._open = {f"unused-{number}": ("1", encoder) for number, encoder in enumerate(unused)}
+    await asyncio.gather(gateway._encoder(ring("a")), gateway._encoder(ring("b")))
+    assert set(gateway._open) == {"a", "b"}
+    assert [encoder.closed for encoder in unused] == [1, 1]
+
+
 @pytest.mark.slow
 async def test_a_node_without_sandboxes_is_of_no_use(gateway):
     assert gateway.health() == {"status": "ok", "node": "n1", "models": []}

@@ -20,7 +20,7 @@ RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 
 
 class Specs:
-    """Finds only models of `huge/`, which fit nowhere, and of `small/`, of which one fits, once `go_on` is set."""
+    """Finds only models of `huge/`, which fit nowhere, of `small/`, of which one fits, and of `tiny/`, once `go_on` is set."""
 
     def __init__(self):
         self.go_on = asyncio.Event()
@@ -33,6 +33,8 @@ class Specs:
             return ModelSpec(model, (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         if model.startswith("small/"):
             return ModelSpec(model, (SMALL // 2, SMALL // 2), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+        if model.startswith("tiny/"):
+            return ModelSpec(model, (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
 
@@ -167,3 +169,25 @@ async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
         monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # no request waits for it any more
         await head.want("small/second")
         assert [ring.model for ring in agent.placement.rings] == ["small/second"]
+
+
+async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monkeypatch):
+    placed = []
+    monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        tiny = [f"tiny/{n}" for n in range(8)]
+        for model in tiny:
+            await head.want(model)
+        assert sorted(ring.model for ring in agent.placement.rings) == tiny
+        placed.clear()
+        await head.want("small/one")
+        kept = sorted(ring.model for ring in agent.placement.rings if ring.model in tiny)
+        assert kept == tiny[-len(kept) :]
+        assert len(placed) <= 8, "some for all, for the new one alone, three of the search, and for a better placement"
+        placed.clear()
+        await head.want(tiny[len(tiny) - len(kept) - 1])  # one more does not fit: another makes room
+        assert len(agent.placement.rings) == len(kept) + 1
