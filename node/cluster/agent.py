@@ -208,13 +208,16 @@ class Agent:
         self._step()
 
     def adopt(self, placement: Placement) -> None:
-        self.placement = placement
+        before, self.placement = self.placement, placement
         for ring in placement.rings:
+            if ring in before.rings:
+                continue
             stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
             fence, verb = placement.fence, "retires from" if ring.retiring else "on"
             log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, stages)
         for refusal in placement.refused:
-            log.warning("placement: %s: %s", refusal.model, refusal.message)
+            if refusal not in before.refused:
+                log.warning("placement: %s: %s", refusal.model, refusal.message)
         self.adopted.notify()
         self.touch()
 

@@ -1,5 +1,6 @@
 """The head: keeps a placement that serves the wanted models on the nodes that are present."""
 
+import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 REPLAN_S = 1.0
 """Maximum interval of plans: memory and preferences arrive with heartbeats, without a signal."""
+SLOW_PLAN_S = 0.01
+PAUSE_SHARE = 4
+"""A plan that takes longer than SLOW_PLAN_S is followed by a pause of this many times its duration, as planning blocks the
+event loop, and requests for many models give many reasons to plan."""
 SUCCESSOR_INTERVAL_S = 1.0
 """Minimum interval of successors with the same stages."""
 _CACHED = 16
@@ -60,9 +65,12 @@ class Head:
     async def run(self) -> None:
         async with self._wanted.group:
             while True:
+                began = now()
                 if self._agent.is_head:
                     self._plan()
                 self._planned.notify()
+                if (took := now() - began) > SLOW_PLAN_S:
+                    await asyncio.sleep(PAUSE_SHARE * took)
                 await self._agent.head_due.wait(REPLAN_S)
 
     async def want(self, model: str) -> None:

@@ -126,7 +126,8 @@ class Catalogue:
         """Folders of this revision; for an empty `revision`, all whose revision is known."""
         parts, scanner = id_parts(model_id), self._scanner
         own = (scanner.read(root.joinpath(*parts)) for root in self._roots)
-        fetched = (scanner.read(root.joinpath(*parts), root.name) for root in scanner.folders(self._fetched))
+        roots = [root for root in scanner.folders(self._fetched) if revision in ("", root.name)]
+        fetched = (scanner.read(root.joinpath(*parts), root.name) for root in roots)
         for folder in chain(own, fetched, scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")):
             if folder and folder.revision and revision in ("", folder.revision):
                 yield folder

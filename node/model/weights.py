@@ -158,14 +158,15 @@ class Weights:
         known = read_description(directory)
         expected = weight_map(directory)
         needed = text_files(expected)
-        absent = {file for file in expected.values() if not (directory / file).is_file()}
+        files = set(expected.values())
+        absent = {file for file in files if not (directory / file).is_file()}
         if known is None and absent & needed:
             raise ModelBroken(f"{directory}: {min(absent & needed)} is missing.", hint="Fetch the model again.")
         tensors, sizes = {}, {}
         if known is not None:
             tensors = {name: tensor for name, tensor in known.tensors.items() if tensor.file in absent}
             sizes = {file: known.sizes[file] for file in absent}
-        for file in sorted(set(expected.values()) - absent):
+        for file in sorted(files - absent):
             tensors.update(read_header(directory / file))
             sizes[file] = (directory / file).stat().st_size
         lacking = [

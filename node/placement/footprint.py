@@ -1,5 +1,6 @@
 """Memory footprint of a stage, in bytes: weights, KV cache, the model's ends, and working memory."""
 
+from functools import lru_cache
 from itertools import accumulate
 
 from node.core.models import ModelSpec
@@ -43,7 +44,11 @@ class Footprint:
         return self.stage(0, len(self._before) - 1, driver=True)
 
 
+footprint = lru_cache(1024)(Footprint)
+"""Cached, as a placement of many models needs each one many times."""
+
+
 def stage_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes that a ring's stage may use on its node, as reserved by the placement."""
-    costs = Footprint(spec, ring.context, ring.max_sessions)
+    costs = footprint(spec, ring.context, ring.max_sessions)
     return costs.stage(stage.start, stage.end, driver=stage.node == ring.driver)

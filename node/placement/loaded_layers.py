@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from node.core.models import ModelSpec
 from node.core.types import NodeReport, Ring, StageSpec, StageState
-from node.placement.footprint import Footprint
+from node.placement.footprint import footprint
 from node.placement.search import Goal
 from node.placement.split import boundaries
 
@@ -25,7 +25,7 @@ def rings_of_loaded_layers(
     chains = list(_chains(spec, nodes))
     for context in goal.contexts_for(spec):
         for sessions in goal.sessions if chains else ():
-            costs = Footprint(spec, context, sessions)
+            costs = footprint(spec, context, sessions)
             fitting = [
                 chain
                 for chain in chains

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from node.core.models import ModelSpec
 from node.core.types import NodeReport, Refusal, Ring, StageSpec
 from node.core.units import format_bytes
-from node.placement.footprint import Footprint
+from node.placement.footprint import Footprint, footprint
 from node.placement.split import Order, best_orders, may_fit, split
 from node.placement.unreachable import unreachable_pairs
 
@@ -46,7 +46,7 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
     """
     lengths, most = goal.contexts_for(spec), min(len(nodes), len(spec.cuts) + 1)
     room = sorted(free.values(), reverse=True)  # if any N nodes can hold the model, so can the N with most room
-    least = Footprint(spec, lengths[-1], goal.sessions[-1])
+    least = footprint(spec, lengths[-1], goal.sessions[-1])
     options = [(count, context) for count in range(1, most + 1) for context in lengths]
     options.sort(key=lambda o: goal.distance(spec, len(nodes), *o))  # stable: longer contexts stay first
     orders: dict[int, list[Order]] = {}
@@ -54,7 +54,7 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
         if count not in orders:
             orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
         for sessions in goal.sessions if orders[count] else ():
-            costs = Footprint(spec, context, sessions)
+            costs = footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
                 return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision)
     return None
@@ -76,7 +76,7 @@ def refusal(
 ) -> Refusal:
     """Explain in numbers what the least useful ring would need, and what there is."""
     context, sessions = goal.contexts_for(spec)[-1], goal.sessions[-1]
-    costs = Footprint(spec, context, sessions)
+    costs = footprint(spec, context, sessions)
     weights = sum(spec.layer_bytes) + spec.ends_bytes
     needs = (
         f"{spec.id} needs {format_bytes(costs.whole)}: weights {format_bytes(weights)}, cache {format_bytes(costs.cache)} for {sessions} "

@@ -191,3 +191,13 @@ async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monke
         placed.clear()
         await head.want(tiny[len(tiny) - len(kept) - 1])  # one more does not fit: another makes room
         assert len(agent.placement.rings) == len(kept) + 1
+
+
+async def test_a_slow_plan_is_followed_by_a_pause(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.SLOW_PLAN_S", 0.0)
+    monkeypatch.setattr("node.cluster.head.PAUSE_SHARE", 1e9)
+    async with elected(monkeypatch) as (head, agent, _):
+        await head._planned.wait()
+        agent.head_due.notify()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(head._planned.wait(), 0.05)
