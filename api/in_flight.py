@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -41,11 +41,9 @@ class InFlight:
     async def finish(self, limit_s: float) -> None:
         """Refuse new requests, and wait up to `limit_s` seconds for those in flight."""
         self.stopping = True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
-        except TimeoutError:
-            return
 
 
 IN_FLIGHT = web.AppKey("in_flight", InFlight)

@@ -99,10 +99,6 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
-def port(text: str) -> int:
-    return count(0, 65535)(text)
-
-
 def host(text: str) -> str:
     try:
         address = ipaddress.ip_address("127.0.0.1" if text == "localhost" else text)

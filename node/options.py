@@ -174,9 +174,13 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
     no_mdns = "neither advertise this node nor search for others; use --peer"
     add("--no-mdns", dest="mdns", action="store_false", help=no_mdns)
     api_port = "port of the HTTP API; 0: any free port (default: %(default)s)"
-    add("--api-port", metavar="PORT", default=DEFAULT_API_PORT, type=values.port, help=api_port)
+    add("--api-port", metavar="PORT", default=DEFAULT_API_PORT, type=values.count(0, 65535), help=api_port)
     add(
-        "--grpc-port", metavar="PORT", default=0, type=values.port, help="port for other nodes (default: any free port)"
+        "--grpc-port",
+        metavar="PORT",
+        default=0,
+        type=values.count(0, 65535),
+        help="port for other nodes (default: any free port)",
     )
     only = group.add_mutually_exclusive_group()
     only.add_argument(

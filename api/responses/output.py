@@ -157,7 +157,10 @@ class Output:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "temperature": body.temperature,
-            "text": {"format": body.text.format.for_response(), "verbosity": body.text.verbosity},
+            "text": {
+                "format": body.text.format.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": body.text.verbosity,
+            },
             "tool_choice": body.tool_choice,
             "tools": [{"parameters": None, "strict": False, **tool} for tool in body.tools],
             "top_logprobs": body.top_logprobs,

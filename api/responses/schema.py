@@ -21,6 +21,7 @@ CHAT_PARAMETERS = (
 )
 """Parameters passed to chat by the same names; all but the first four are extensions of OpenAI's Responses API."""
 
+FUNCTION = ("name", "description", "parameters", "strict")
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -47,9 +48,6 @@ class Format(_Strict):
             return {"type": self.type}
         given = self.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
         return {"type": self.type, "json_schema": given}
-
-    def for_response(self) -> dict[str, Any]:
-        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class TextConfig(_Strict):
@@ -136,15 +134,11 @@ class ResponseRequest(_Strict):
         if self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
         if self.tools:
-            chat["tools"] = [{"type": "function", "function": _function(tool)} for tool in self.tools]
+            functions = [{name: tool[name] for name in FUNCTION if tool.get(name) is not None} for tool in self.tools]
+            chat["tools"] = [{"type": "function", "function": function} for function in functions]
         if self.tools or self.tool_choice not in ("auto", "none"):
             chat["tool_choice"] = _choice(self.tool_choice)
         return chat
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    return {name: tool[name] for name in names if tool.get(name) is not None}
 
 
 def _choice(choice: str | dict[str, Any]) -> Any:

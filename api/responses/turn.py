@@ -65,7 +65,9 @@ class Turn:
         """Make the response fail. Errors after its end change nothing."""
         if self.output.ended:
             return []
-        events = list(self.output.fail(_code(error), shorten(str(error))))
+        code = "invalid_prompt" if error.status < 500 else "server_error"  # OpenAI defines these codes
+        code = "rate_limit_exceeded" if error.status == 429 else code
+        events = list(self.output.fail(code, shorten(str(error))))
         self._keep()
         return events
 
@@ -97,10 +99,3 @@ def _usage(choices: list[Choice]) -> Json:
         "output_tokens_details": chat["completion_tokens_details"],
         "total_tokens": chat["total_tokens"],
     }
-
-
-def _code(error: PippinError) -> str:
-    """Error code: one of those that OpenAI defines."""
-    if error.status == 429:
-        return "rate_limit_exceeded"
-    return "invalid_prompt" if error.status < 500 else "server_error"

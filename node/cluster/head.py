@@ -28,8 +28,7 @@ REPLAN_S = 1.0
 """Maximum interval of plans: memory and preferences arrive with heartbeats, without a signal."""
 SLOW_PLAN_S = 0.01
 PAUSE_SHARE = 4
-"""A plan that takes longer than SLOW_PLAN_S is followed by a pause of this many times its duration, as planning blocks the
-event loop, and requests for many models give many reasons to plan."""
+"""A plan of more than SLOW_PLAN_S is followed by a pause of this many times its duration, as it blocks the event loop."""
 SUCCESSOR_INTERVAL_S = 1.0
 """Minimum interval of successors with the same stages."""
 _CACHED = 16

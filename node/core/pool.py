@@ -48,9 +48,8 @@ class Pool(Executor):
                 )
             if self._idle <= len(self._waiting) and self._threads < self._max_threads:
                 name = f"{self.name}-{self._threads + 1}"
-                threading.Thread(
-                    target=self._work, name=name, daemon=True
-                ).start()  # may raise, so before the job is queued
+                # Starting it may raise, so it comes before the job is queued.
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
             self._waiting[future] = partial(function, *args, **kwargs)
             self._asked_at[future] = time.monotonic()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,15 +27,10 @@ def fingerprint(directory: Path, names: Iterable[str]) -> str:
         with (directory / name).open("rb") as file:
             size = file.seek(0, 2)
             digest.update(json.dumps([name, size]).encode())
-            for part in _all(file) if is_small(name) else _samples(file, size):
+            file.seek(0)
+            for part in iter(partial(file.read, _CHUNK), b"") if is_small(name) else _samples(file, size):
                 digest.update(part)
     return f"local-{digest.hexdigest()[:32]}"
-
-
-def _all(file: BinaryIO) -> Iterator[bytes]:
-    file.seek(0)
-    while chunk := file.read(_CHUNK):
-        yield chunk
 
 
 def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:

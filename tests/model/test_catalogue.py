@@ -61,6 +61,16 @@ def test_all_the_places(places, catalogue, make_model):
     assert catalogue.target("org/fetched", COMMIT) == catalogue.whole("org/fetched").path
 
 
+def test_models_fetched_from_peers_do_not_slow_down_the_search_for_one(places, catalogue, make_model, monkeypatch):
+    for number in range(20):
+        make_model(places / "data" / "fetched" / f"{number:040}" / "org" / "model")
+    read = []
+    reading = catalogue._scanner.read
+    monkeypatch.setattr(catalogue._scanner, "read", lambda *path: read.append(path) or reading(*path))
+    assert catalogue.tokenizer_directory("org/model", f"{7:040}")
+    assert sum("fetched" in path.parts for path, *_ in read) == 1
+
+
 def test_what_was_found_last_is_told_until_the_next_search(places, catalogue, make_model):
     model = make_model(places / "mine" / "model")
     assert ids(catalogue) == ()

@@ -1,5 +1,6 @@
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_bytes_and_files(tmp_path, make_model):
     assert weights.files_for(2, 2, ends=False) == set()
     assert weights.sizes == {name: (tmp_path / name).stat().st_size for name in (FIRST, SECOND, THIRD)}
     assert Weights.from_json(weights.to_json()) == weights
+
+
+def test_each_file_is_looked_for_a_few_times_however_many_tensors_it_has(tmp_path, make_model, monkeypatch):
+    model = make_model(tmp_path)
+    looked, is_file = [], Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: looked.append(path.name) or is_file(path))
+    tensors = Weights.read(model).tensors
+    assert max(map(looked.count, (FIRST, SECOND, THIRD))) <= 2
+    assert len(tensors) > 3 * 3
 
 
 def test_a_table_for_the_layers_is_no_head(tmp_path, make_model, make_safetensors):
