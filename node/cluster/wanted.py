@@ -62,7 +62,14 @@ class WantedModels:
 
         Raises Overloaded if too many models are being looked for, or the model's failure.
         """
-        self._limit_asked(model)
+        asked = self._only_asked(self._agent.placement)
+        if model not in self.models and len(asked) >= MOST_ASKED:  # make room for one more
+            idle = [each for each in asked if each not in self.describing]
+            if not idle:
+                raise Overloaded(
+                    f"The head is looking for {len(asked)} other models already.", hint="Try again in a few seconds."
+                )
+            del self.models[min(idle, key=lambda each: self.models[each].asked_at)]
         wanted = self.models.setdefault(model, WantedModel())
         wanted.asked_at = now()
         failure = wanted.failure if now() < wanted.retry_at - RETRY_S + FRESH_S else None
@@ -73,18 +80,6 @@ class WantedModels:
                 failure = await asyncio.shield(self._describe(model, wanted))
         if failure:
             raise error_from(failure.code, failure.message, hint=failure.hint)
-
-    def _limit_asked(self, model: str) -> None:
-        """Make room for one more model to look for. Raises Overloaded."""
-        asked = self._only_asked(self._agent.placement)
-        if model in self.models or len(asked) < MOST_ASKED:
-            return
-        idle = [each for each in asked if each not in self.describing]
-        if not idle:
-            raise Overloaded(
-                f"The head is looking for {len(asked)} other models already.", hint="Try again in a few seconds."
-            )
-        del self.models[min(idle, key=lambda each: self.models[each].asked_at)]
 
     def _only_asked(self, current: Placement) -> list[str]:
         """Models that are wanted for requests alone: no node preloads them, and no ring serves them."""
