@@ -19,6 +19,7 @@ from api.errors import describe, error_object
 from api.in_flight import IN_FLIGHT
 from api.limits import CLOSE_S, MAX_HEADERS, MAX_PIPELINED
 from node.core.errors import Overloaded, PortTaken
+from node.host.ports import is_served
 
 TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
 
@@ -211,6 +212,8 @@ def _bind(host: str, port: int) -> socket.socket:
     if family == socket.AF_INET6 and host == "::":
         bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
+        if port and is_served(host, port):
+            raise OSError(errno.EADDRINUSE, "another program listens there")
         bound.bind((host, port))
     except OSError as error:
         bound.close()

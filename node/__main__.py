@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+from contextlib import nullcontext
 
 from node.core.logs import LineFormatter
 from node.options import Options, parse_options
@@ -27,6 +28,7 @@ def _run(options: Options) -> int:
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
     from node.host.memory import limit_arenas  # noqa: PLC0415
+    from node.host.sleep import prevent_sleep  # noqa: PLC0415
     from node.text.sandbox import SandboxServer  # noqa: PLC0415
 
     limit_arenas()
@@ -39,7 +41,7 @@ def _run(options: Options) -> int:
         return await Daemon(options, data, facts, sandboxes).run()
 
     try:
-        with open_data_directory(options.data_dir) as data:
+        with open_data_directory(options.data_dir) as data, nullcontext() if options.allow_sleep else prevent_sleep():
             facts = HostFacts.read(options)
             gc.freeze()  # else each full collection visits all imported objects, and stops every thread for 0.06 s
             return asyncio.run(run())

@@ -65,7 +65,7 @@ EXIT_DUPLICATE = 78
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Facts about this machine. Read before gRPC starts: some need a subprocess, and gRPC does not survive a fork."""
+    """Facts about this machine. Read before gRPC and Metal start: some need a subprocess, and neither survives a fork."""
 
     kinds: Mapping[str, str]
     """Kind of each interface, by its name."""
@@ -74,8 +74,8 @@ class HostFacts:
 
     @classmethod
     def read(cls, options: Options) -> "HostFacts":
-        total = memory.total()
-        return cls(hardware_kinds(), Memory(total, memory.usable(device_memory(), options.memory)), chip_name())
+        kinds, chip = hardware_kinds(), chip_name()
+        return cls(kinds, Memory(memory.total(), memory.usable(device_memory(), options.memory)), chip)
 
 
 class Daemon:

@@ -81,6 +81,8 @@ class Options:
     """Seconds after which a step of a ring counts as failed."""
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S
     """Seconds after which the compilation of a grammar is given up."""
+    allow_sleep: bool = False
+    """Let macOS put this machine to sleep while the node runs."""
     log_level: str = "info"
 
 
@@ -242,4 +244,6 @@ def _add_failure(group: argparse._ArgumentGroup) -> None:
 def _add_process(group: argparse._ArgumentGroup) -> None:
     identity = "folder of this node's identity (default: ~/.pippin, or the next free one)"
     group.add_argument("--data-dir", metavar="DIR", type=values.path, help=identity)
+    sleep = "let an idle Mac go to sleep while the node runs"
+    group.add_argument("--allow-sleep", action="store_true", help=sleep)
     group.add_argument("--log-level", metavar="LEVEL", default="info", choices=LOG_LEVELS, help=", ".join(LOG_LEVELS))

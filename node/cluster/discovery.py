@@ -23,6 +23,7 @@ from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 from node.host.interfaces import can_bind
+from node.host.local_network import local_network_hint
 
 SERVICE = "_pippin._tcp.local."
 _RESOLVE_MS = 3000
@@ -120,8 +121,9 @@ class Discovery:
         _log.log(
             level,
             "Other nodes can't be found by themselves, as multicast DNS does not work here (%s); it is tried again. "
-            "Allow UDP port 5353 and local network access, or give the others' addresses with --peer.",
+            "Allow UDP port 5353 and local network access, or give the others' addresses with --peer.%s",
             why,
+            f" {hint}" if (hint := local_network_hint()) else "",
         )
 
     async def start(self) -> bool:

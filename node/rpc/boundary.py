@@ -11,6 +11,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, as_pippin_error, error_from
+from node.host.local_network import NO_ROUTE, local_network_hint
 
 log = logging.getLogger(__name__)
 
@@ -103,4 +104,5 @@ def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
         if sign in details and "failed to connect" in details:
             hint = "Give all nodes of a cluster the same --cluster and --secret-file."
             return SecretMismatch(f"{peer} {what}.", hint=hint)
-    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {details}.")
+    hint = local_network_hint() if NO_ROUTE in details else ""
+    return PeerUnavailable(f"{peer} did not answer: {error.code().name.lower()}, {details}.", hint=hint)

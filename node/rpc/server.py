@@ -12,6 +12,7 @@ from node.core.errors import PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
 from node.core.types import Heartbeat
+from node.host.ports import is_served
 from node.rpc.boundary import quiet_hang_up_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
@@ -63,15 +64,18 @@ class RpcServer:
 
     def _bind(self, host: str) -> int:
         address = join_host_port(host, self.port)
+        taken = PortTaken(
+            f"gRPC port {self.port} of {host} is taken, or this user may not use it.",
+            hint="Choose another with --grpc-port.",
+        )
+        if self.port and is_served(host, self.port):
+            raise taken
         try:
             if self._credentials:
                 return self._server.add_secure_port(address, self._credentials)
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise PortTaken(
-                f"gRPC port {self.port} of {host} is taken, or this user may not use it.",
-                hint="Choose another with --grpc-port.",
-            ) from error
+            raise taken from error
 
     async def start(self, control: ControlHandler, serving: ServingHandler, files: FilesHandler) -> None:
         add_ControlServicer_to_server(_Control(control), self._server)
