@@ -28,7 +28,7 @@ from node.core.errors import PippinError
 from node.core.pool import Pools
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
-from node.engine.device import device_memory
+from node.engine.device import choose_device, device_memory
 from node.engine.watchdog import Watchdog
 from node.gateway.gateway import Gateway
 from node.host import memory
@@ -74,7 +74,9 @@ class HostFacts:
 
     @classmethod
     def read(cls, options: Options) -> "HostFacts":
+        """Raises DeviceUnavailable if MLX cannot use the device of the options."""
         kinds, chip = hardware_kinds(), chip_name()
+        choose_device(options.device)
         return cls(kinds, Memory(memory.total(), memory.usable(device_memory(), options.memory)), chip)
 
 

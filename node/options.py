@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_STEP_TIMEOUT_S = 60
 DEFAULT_GRAMMAR_TIMEOUT_S = 2
+DEVICES = ("", "cpu", "gpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 EXIT_NOT_NODEJS = 64
@@ -81,6 +83,8 @@ class Options:
     """Seconds after which a step of a ring counts as failed."""
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S
     """Seconds after which the compilation of a grammar is given up."""
+    device: str = ""
+    """What MLX computes on, from PIPPIN_DEVICE: cpu or gpu; empty: a GPU if there is one."""
     allow_sleep: bool = False
     """Let macOS put this machine to sleep while the node runs."""
     log_level: str = "info"
@@ -98,10 +102,13 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     _refuse_javascript(rest)
     if rest:
         parser.error(f"unknown argument: {rest[0]} (a model is named with --model ID)")
+    device = os.environ.get("PIPPIN_DEVICE", "")
+    if device not in DEVICES:
+        parser.error(f"PIPPIN_DEVICE is {device!r}; it may be cpu or gpu")
     given: dict[str, Any] = {
         name: tuple(dict.fromkeys(item)) if isinstance(item, list) else item for name, item in vars(found).items()
     }
-    return Options(**given)
+    return Options(**given, device=device)
 
 
 def _refuse_javascript(args: Sequence[str]) -> None:

@@ -56,6 +56,11 @@ async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
     await grammars.end()
 
 
+if device := os.environ.get("PIPPIN_DEVICE"):  # nodes and stock mlx-lm, in processes of their own, read it themselves
+    from node.engine.device import choose_device  # here, as MLX takes a while to import
+
+    choose_device(device)
+
 _shown: list["Node"] = []
 """Nodes whose logs are shown when a test fails."""
 
@@ -378,8 +383,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 _STOCK = """
-import json, sys
+import json, os, sys
 import mlx_lm
+from node.engine.device import choose_device
+choose_device(os.environ.get("PIPPIN_DEVICE", ""))
 model, tokenizer = mlx_lm.load(sys.argv[1])
 texts = {}
 for content, max_tokens, messages in json.load(sys.stdin):

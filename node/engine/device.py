@@ -7,8 +7,30 @@ from collections.abc import Generator
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from node.core.errors import PippinError
+
 PIECE_S = 0.05
 """Length of the pieces of long jobs, between which the steps of rings run."""
+
+
+class DeviceUnavailable(PippinError):
+    """This machine, or its build of MLX, has no such device."""
+
+    code = "device_unavailable"
+
+
+def choose_device(name: str) -> None:
+    """Compute on "cpu" or "gpu" from here on, in all threads; an empty name leaves the choice to MLX: a GPU if there is one.
+
+    Call it before any array is made. Raises DeviceUnavailable.
+    """
+    if name:
+        try:
+            mx.set_default_device(mx.cpu if name == "cpu" else mx.gpu)
+        except ValueError as error:
+            raise DeviceUnavailable(
+                "MLX finds no GPU on this machine.", hint="Leave out PIPPIN_DEVICE, or set it to cpu."
+            ) from error
 
 
 def device_memory() -> int | None:
@@ -32,7 +54,7 @@ def device_name() -> str:
 
 def wire_memory() -> None:
     """Wire the memory of models (Metal): otherwise macOS may page weights out after a second without work."""
-    if mx.metal.is_available():
+    if mx.metal.is_available() and mx.default_device() != mx.cpu:
         limit = mx.device_info().get("max_recommended_working_set_size")
         if isinstance(limit, int):
             mx.set_wired_limit(limit)

@@ -16,6 +16,7 @@ def parsed(*argv):
 
 def test_defaults(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "mini-1.local")
+    monkeypatch.delenv("PIPPIN_DEVICE", raising=False)
     assert parsed() == Options(name="mini-1")
 
 
@@ -49,11 +50,25 @@ def test_defaults(monkeypatch):
         (["--open-api"], "open_api", True),
         (["--fail-after", "1.25"], "fail_after", 1.25),
         (["--step-timeout", "120"], "step_timeout", 120.0),
+        (["--allow-sleep"], "allow_sleep", True),
         (["--log-level", "debug"], "log_level", "debug"),
     ],
 )
 def test_values(argv, field, value):
     assert getattr(parsed(*argv), field) == value
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "gpu"])
+def test_device(device, monkeypatch):
+    monkeypatch.setenv("PIPPIN_DEVICE", device)
+    assert parsed().device == device
+
+
+def test_no_such_device(monkeypatch, capsys):
+    monkeypatch.setenv("PIPPIN_DEVICE", "metal")
+    with pytest.raises(SystemExit, match="2"):
+        parsed()
+    assert "PIPPIN_DEVICE is 'metal'; it may be cpu or gpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--name", "--model"])

@@ -1,11 +1,14 @@
 """Prints results of stock mlx-lm for the built-in model as JSON: texts, log-probabilities, hidden states."""
 
 import json
+import os
 import sys
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
+
+from node.engine.device import choose_device
 
 PROMPTS = ("Hello", "Count from 1 to 20", "What is the capital of France?")
 SCORED = (
@@ -42,4 +45,5 @@ def _scored(model: Any, before: list[int], whole: list[int]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    choose_device(os.environ.get("PIPPIN_DEVICE", ""))
     main(sys.argv[1])

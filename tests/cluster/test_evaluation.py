@@ -18,9 +18,11 @@ from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
 pytestmark = pytest.mark.slow
 
 _STOCK = """
-import json, sys
+import json, os, sys
 import mlx.core as mx
 import mlx_lm
+from node.engine.device import choose_device
+choose_device(os.environ.get("PIPPIN_DEVICE", ""))
 model, tokenizer = mlx_lm.load(sys.argv[1])
 found = []
 for text in json.load(sys.stdin):

@@ -6,7 +6,7 @@ import pytest
 
 from node.core.errors import NotReady
 from node.engine.compute import Compute
-from node.engine.device import device_memory, device_name
+from node.engine.device import DeviceUnavailable, choose_device, device_memory, device_name
 
 
 @pytest.fixture
@@ -192,3 +192,29 @@ def test_device():
     assert device_name()
     memory = device_memory()
     assert memory is None or memory > 1_000_000_000
+
+
+def test_the_device_may_be_chosen():
+    before = mx.default_device()
+    try:
+        choose_device("cpu")
+        assert mx.default_device() == mx.Device(mx.cpu)
+        choose_device("")
+        assert mx.default_device() == mx.Device(mx.cpu)
+        if mx.is_available(mx.gpu):
+            choose_device("gpu")
+            assert mx.default_device() == mx.Device(mx.gpu)
+        else:
+            with pytest.raises(DeviceUnavailable, match=r"no GPU.* PIPPIN_DEVICE"):
+                choose_device("gpu")
+    finally:
+        mx.set_default_device(before)
+
+
+async def test_the_chosen_device_is_that_of_the_compute_thread(compute, monkeypatch):
+    before = mx.default_device()
+    try:
+        mx.set_default_device(mx.Device(mx.cpu, 1))  # where there is no GPU, the only other device
+        assert await compute.run(mx.default_device) == mx.Device(mx.cpu, 1)
+    finally:
+        mx.set_default_device(before)
