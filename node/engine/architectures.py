@@ -62,6 +62,17 @@ CHUNKED: Mapping[str, str] = {
 }
 """Architectures whose answer depends on the chunks of the prompt in mlx-lm's code: they always get the same chunks."""
 
+UNPROVEN_ON_METAL: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("bailing_moe_v3", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta rule"
+    ),
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "plamo2"), "state space model"),
+    "rwkv7": "WKV",
+}
+"""Architectures with Metal kernels of mlx-lm's own, and what these compute. Elsewhere mlx-lm computes the same with plain
+operations; only these have been tested.
+"""
+
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
     ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
     "mlx-lm's code has no place between its final norm and its head",

@@ -52,9 +52,13 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name") or "cpu")
 
 
+def is_metal() -> bool:
+    return mx.metal.is_available() and mx.default_device() != mx.cpu
+
+
 def wire_memory() -> None:
     """Wire the memory of models (Metal): otherwise macOS may page weights out after a second without work."""
-    if mx.metal.is_available() and mx.default_device() != mx.cpu:
+    if is_metal():
         limit = mx.device_info().get("max_recommended_working_set_size")
         if isinstance(limit, int):
             mx.set_wired_limit(limit)

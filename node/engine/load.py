@@ -4,6 +4,7 @@ Loading is divided into pieces, as the node's other rings compute in the same th
 """
 
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,13 +21,16 @@ from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.frames import Open
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
-from node.engine.device import PIECE_S, release_memory
+from node.engine.architectures import UNPROVEN_ON_METAL
+from node.engine.device import PIECE_S, is_metal, release_memory
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
 from node.engine.plan import Plan, make_plan
 from node.engine.stage import Stage
 from node.model.config import read_config
+
+log = logging.getLogger(__name__)
 
 _WARM_UP = (8, 1)
 """Lengths of the steps that a new stage runs: a prefill and a decode use different kernels."""
@@ -54,6 +58,7 @@ def load_stage(
     config = read_config(directory)
     plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()))
     plan.check_stage(start, end)
+    _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0
     scalars: dict[mx.Dtype, mx.array] = {}
     model = _load_lazily(directory, tensors, scalars)
@@ -79,6 +84,18 @@ def load_stage(
             pass
         raise
     return Stage(model, plan, start, end, size)
+
+
+def _warn_if_unproven(model: str, architecture: str) -> None:
+    kernel = UNPROVEN_ON_METAL.get(architecture)
+    if kernel and is_metal():
+        log.warning(
+            "%s (%s) computes with a Metal kernel of its own (%s), which was not tested with Pippin. `node --check` "
+            "tests it on this Mac.",
+            model,
+            architecture,
+            kernel,
+        )
 
 
 def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: dict[mx.Dtype, mx.array]) -> Module:

@@ -212,3 +212,13 @@ def test_what_layers_read_beside_their_input_is_found():
     assert make_plan(CONFIGURATIONS["mamba2"]).kv[0].fixed > 0
     assert make_plan(CONFIGURATIONS["llama4"]).batchable is False
     assert len(tree_flatten(list(make_plan(CONFIGURATIONS["gemma3n"]).shapes.values()))) > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("metal", [False, True])
+def test_kernels_that_were_never_tested_are_warned_of_on_metal(name, metal, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("node.engine.load.is_metal", lambda: metal)
+    directory = write_model(tmp_path / "tiny", CONFIGURATIONS[name])
+    next(pieces(directory, 0, 2))
+    told = "tiny (qwen3_next) computes with a Metal kernel of its own (gated delta rule)"
+    assert (told in caplog.text) == (metal and name == "qwen3_next")

@@ -1,12 +1,15 @@
 """Every architecture, cut into 2 and 3 stages, computes the same bits as the whole model."""
 
 import itertools
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from node.core.errors import ModelUnsupported
-from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, check_supported
+from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, UNPROVEN_ON_METAL, check_supported
 from node.engine.plan import make_plan
 from tests.engine import configurations
 from tests.engine.configurations import CONFIGURATIONS, each
@@ -81,6 +84,25 @@ def test_what_is_supported_is_what_is_tested():
     assert not SUPPORTED & REFUSED.keys()
     assert UNBATCHABLE.keys() <= SUPPORTED
     assert configurations.REFUSED.keys() == REFUSED.keys()
+
+
+def test_every_architecture_with_a_metal_kernel_is_known():
+    """By the imports of mlx-lm's modules: which of them lead to a module that makes a kernel?"""
+    folder = Path(find_spec("mlx_lm.models").origin).parent
+    texts = {path.stem: path.read_text() for path in folder.glob("*.py")}
+    imported = {
+        name: {*re.findall(r"^from \.(\w+) import", text, re.MULTILINE)}
+        | {each for names in re.findall(r"^from \. import ([\w, ]+)", text, re.MULTILINE) for each in names.split(", ")}
+        for name, text in texts.items()
+    }
+
+    def makes_kernel(name, seen):
+        if name in seen:
+            return False
+        seen.add(name)
+        return "metal_kernel(" in texts[name] or any(makes_kernel(each, seen) for each in imported[name] & texts.keys())
+
+    assert {name for name in SUPPORTED if makes_kernel(name, set())} == UNPROVEN_ON_METAL.keys()
 
 
 @pytest.mark.parametrize("name", configurations.REFUSED)

@@ -162,12 +162,14 @@ def test_every_field_of_the_status_is_explained() -> None:
 
 
 def test_the_architectures_are_those_that_run() -> None:
-    from node.engine.architectures import REFUSED, SUPPORTED  # here: MLX takes a while to import
+    from node.engine.architectures import REFUSED, SUPPORTED, UNPROVEN_ON_METAL  # here: MLX takes a while to import
 
     page = text("operations.md").partition("### Architectures")[2].partition("\n## ")[0]
     (supported,) = BLOCK.findall(page)
     assert sorted(supported.split()) == sorted(SUPPORTED)
     assert dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", page, re.MULTILINE)) == REFUSED
+    unproven = page.partition("On Metal, ")[2].partition("are unproven")[0]
+    assert set(re.findall(r"`(.+?)`", unproven)) == set(UNPROVEN_ON_METAL)
     assert f"{len(SUPPORTED)} mlx-lm architectures" in (ROOT / "CHANGELOG.md").read_text()
 
 
