@@ -1,4 +1,4 @@
-"""`node`: starts a node and runs it until Ctrl-C."""
+"""`node`: starts a node and runs it until Ctrl-C; `node --check` checks this machine instead."""
 
 import asyncio
 import gc
@@ -8,10 +8,15 @@ import sys
 from contextlib import nullcontext
 
 from node.core.logs import LineFormatter
+from node.host.nodejs import meant_for_nodejs
 from node.options import Options, parse_options
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--check"] and not meant_for_nodejs(sys.argv[2:]):  # Node.js, too, has that option
+        from node.check.command import main as check  # noqa: PLC0415
+
+        sys.exit(check(sys.argv[2:]))
     options = parse_options()
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter())

@@ -102,6 +102,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     _refuse_javascript(rest)
     if rest:
         parser.error(f"unknown argument: {rest[0]} (a model is named with --model ID)")
+    if getattr(found, "check", False):
+        parser.error("--check comes first, and takes options of its own: see node --check --help")
     device = os.environ.get("PIPPIN_DEVICE", "")
     if device not in DEVICES:
         parser.error(f"PIPPIN_DEVICE is {device!r}; it may be cpu or gpu")
@@ -253,4 +255,6 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-dir", metavar="DIR", type=values.path, help=identity)
     sleep = "let an idle Mac go to sleep while the node runs"
     group.add_argument("--allow-sleep", action="store_true", help=sleep)
+    check = "instead of starting a node, test and measure this machine (node --check --help)"
+    group.add_argument("--check", action="store_true", default=argparse.SUPPRESS, help=check)
     group.add_argument("--log-level", metavar="LEVEL", default="info", choices=LOG_LEVELS, help=", ".join(LOG_LEVELS))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_FLAGS = {"-", "-c", "-e", "-i", "-p", "-r", "-pe", "--check", "--eval", "--import", "--print", "--require"}
+_FLAGS = {"-", "-c", "-e", "-i", "-p", "-r", "-pe", "--eval", "--import", "--print", "--require"}
 _FLAGS |= {"--experimental-strip-types", "--inspect", "--inspect-brk", "--run", "--test", "--watch"}
 
 _SCRIPT = re.compile(r".*\.[cm]?[jt]sx?", re.IGNORECASE)

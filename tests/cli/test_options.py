@@ -165,6 +165,7 @@ def test_interface(monkeypatch):
         (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),
         (["--mod", "x"], "unknown argument: --mod"),
+        (["--model", "a", "--check"], "--check comes first"),
     ],
 )
 def test_mistakes(argv, text, capsys):
@@ -195,6 +196,7 @@ def test_version_says_which_node_this_is(flag, capsys):
         (["-p", "process.version"], "-p"),
         (["-r", "dotenv/config", "x"], "-r"),
         (["--inspect=9229", "x"], "--inspect=9229"),
+        (["--check", "server.js"], "server.js"),
         (["-"], "-"),
     ],
 )

@@ -1,0 +1,72 @@
+"""The command line of `node --check`."""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from node import __version__
+from node.check import parts, sizes
+from node.check.processes import PartFailed, compute
+from node.check.report import Line, Report
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check this machine and write the report. Returns the exit code: 1 if something is not as expected."""
+    options = _parser().parse_args(arguments)
+    report = Report(lambda text: print(text, flush=True))
+    began = time.time()
+    form = " --quick" if options.quick else ""
+    report.section(f"Pippin {__version__}, node --check{form}, {time.strftime('%Y-%m-%d')}")
+    with tempfile.TemporaryDirectory(prefix="pippin-check-") as folder:
+        _check(report, Path(folder), quick=options.quick)
+    report.end()
+    report.section(f"It took {time.time() - began:.0f} s.")
+    options.out.write_text(report.text)
+    print(f"\nThis is in {options.out}: read it, and attach it to an issue.")
+    return 1 if report.bad else 0
+
+
+def _check(report: Report, folder: Path, *, quick: bool) -> None:
+    try:
+        device: dict[str, Any] = compute("device")
+    except PartFailed as error:
+        report.add(Line("MLX", str(error), "it starts", good=False))
+        return
+    size = sizes.QUICK if quick else sizes.GPU if device["is gpu"] else sizes.CPU
+    parts.machine(report, device)
+    parts.links(report)
+    if not quick:
+        parts.suite(report)
+    if not _tried(report, "Models for the check", lambda: parts.write_models(folder, size)):
+        return
+    parts.split(report, folder, size)
+    parts.pool(report, folder, size)
+    alone: list[str] = []
+    judge = bool(device["is gpu"]) and not quick
+    if _tried(report, "One node", lambda: alone.append(parts.speed(report, folder, size, judge=judge))):
+        host = "127.0.0.1" if quick else ""
+        _tried(report, "Two nodes", lambda: parts.two_nodes(report, folder, size, alone[0], host=host))
+
+
+def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
+    try:
+        part()
+    except PartFailed as error:
+        report.add(Line(what, str(error), "they work", good=False))
+        return False
+    return True
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="node --check",
+        description="Prove and measure what depends on this machine, in about ten minutes: split models, speed and memory "
+        "on its device, two nodes, its network. Writes a report to attach to an issue.",
+    )
+    parser.add_argument("--quick", action="store_true", help="small models and few tokens, on 127.0.0.1: a minute")
+    out = "file to write (default: %(default)s)"
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("pippin-check.txt"), help=out)
+    return parser

@@ -1,0 +1,173 @@
+"""The parts of a check that compute with MLX, each run in a process of its own: `python -m node.check.compute PART JSON`.
+
+A part gets its arguments as JSON, and prints its result as one line of JSON.
+"""
+
+import importlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Generator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from node.check.sizes import VOCABULARY
+from node.core.frames import Open
+from node.engine.compute import Compute
+from node.engine.device import choose_device, device_memory
+from node.engine.load import load_stage
+from node.engine.plan import build
+from node.engine.stage import Stage
+from node.engine.tensor_codec import pack, unpack
+from node.model.weights import Weights
+
+TOKENIZER = Path(__file__).parents[1] / "builtin" / "pippin-demo"
+GREEDY_STEPS = 20
+Json = dict[str, Any]
+
+
+def device() -> Json:
+    """What MLX says about the device."""
+    return {
+        "mlx": mx.__version__,
+        "mlx-lm": mlx_lm.__version__,
+        "computes on": str(mx.default_device()),
+        "is gpu": mx.default_device() != mx.Device(mx.cpu),
+        "for models": device_memory(),
+        "info": mx.device_info(),
+    }
+
+
+def write(config: Json, folder: str) -> Json:
+    """Write a model of random weights, bfloat16 in 4 bits, and the built-in model's tokenizer."""
+    mx.random.seed(7)
+    model = build(config)
+    model.update(tree_map(_spread, model.parameters()))  # type: ignore[no-untyped-call]
+    quantization = {"group_size": 64, "bits": 4}
+    nn.quantize(model, **quantization)
+    path = Path(folder)
+    path.mkdir(parents=True)
+    weights = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    demo = json.loads((TOKENIZER / "config.json").read_text())
+    tokens = {name: demo[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (path / "config.json").write_text(json.dumps(config | tokens | {"quantization": quantization}))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copyfile(TOKENIZER / name, path / name)
+    return {"bytes": sum(weight.nbytes for weight in weights.values())}
+
+
+def _spread(weight: mx.array) -> mx.array:
+    """Random matrices, large enough for the output not to repeat the input; norms and the like as they are."""
+    if weight.ndim > 1:
+        weight = mx.random.normal(weight.shape, scale=1.5 / math.prod(weight.shape[1:]) ** 0.5)
+    return weight.astype(mx.bfloat16)
+
+
+def split(folder: str, cuts: Sequence[int]) -> Json:
+    """Compare a model cut at these layers with the whole one: two chunks of a prompt, and greedy tokens."""
+    whole, _ = load_model(Path(folder))
+    caches = make_prompt_cache(whole)
+    stages = [_load(folder, start, end) for start, end in pairwise(cuts)]
+    for stage in stages:
+        stage.lanes.apply(Open(0))
+    steps = [_tokens(70, seed=1), _tokens(9, seed=2)]
+    equal, chosen, farthest = 0, 0, 0.0
+    count = len(steps) + GREEDY_STEPS
+    for number in range(count):
+        expected = whole(steps[number], cache=caches)
+        found = _through(stages, steps[number])
+        equal += bool(mx.array_equal(expected, found))
+        best = mx.argmax(expected[:, -1:], axis=-1).astype(mx.int32)
+        chosen += bool(mx.array_equal(best, mx.argmax(found[:, -1:], axis=-1)))
+        wide = expected.astype(mx.float32)
+        farthest = max(farthest, float(mx.max(mx.abs(wide - found.astype(mx.float32))) / mx.std(wide)))
+        steps.append(best)
+    return {"steps": count, "equal": equal, "chosen": chosen, "farthest": farthest}
+
+
+def _through(stages: Sequence[Stage], tokens: mx.array) -> mx.array:
+    """Logits [1, length, vocabulary] of a step that goes from stage to stage as bytes, as between nodes."""
+    driver = stages[0]
+    hidden = driver.begin(0, tokens)
+    for stage in stages[1:]:
+        hidden = stage.run(0, unpack(pack(hidden)), tokens if stage.plan.reads_tokens else None)
+    return driver.finish(unpack(pack(hidden)), every=True)
+
+
+def pool(folder: str, layers: int, tokens: int) -> Json:
+    """Bytes of the buffers that MLX keeps for reuse, in the middle and at the end of a long answer."""
+    compute = Compute()  # its thread sets the limits of a node
+    compute.start()
+
+    def answer() -> list[int]:
+        stage = _load(folder, 0, layers)
+        stage.lanes.apply(Open(0))
+        step, held = _tokens(64, seed=3), []
+        for number in range(1, tokens + 1):
+            logits = stage.finish(stage.begin(0, step))
+            step = mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
+            mx.eval(step)
+            if number in (tokens // 2, tokens):
+                held.append(int(mx.get_cache_memory()))
+        return [*held, int(mx.get_active_memory())]
+
+    try:
+        middle, end, active = compute.submit(answer).result()
+    finally:
+        compute.stop()
+    return {"middle": middle, "end": end, "active": active}
+
+
+def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Json]:
+    """Stock mlx-lm's times for these prompts: `first`, seconds to the first token, and `rest`, from there to the last."""
+    generate: Any = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
+    model, _ = load_model(Path(folder))
+    results = []
+    for prompt in prompts:
+        begin = time.perf_counter()
+        made = [
+            (time.perf_counter(), int(token))
+            for token, _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens)
+        ]
+        results.append({"first": made[0][0] - begin, "rest": made[-1][0] - made[0][0], "tokens": [t for _, t in made]})
+    return results
+
+
+def _load(folder: str, start: int, end: int) -> Stage:
+    pieces: Generator[float, None, Stage] = load_stage(Path(folder), start, end, Weights.read(Path(folder)).tensors)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            stage: Stage = ended.value
+            return stage
+
+
+def _tokens(length: int, seed: int) -> mx.array:
+    """Random tokens, int32 [1, length]."""
+    return mx.random.randint(100, VOCABULARY, (1, length), key=mx.random.key(seed)).astype(mx.int32)
+
+
+PARTS = {part.__name__: part for part in (device, write, split, pool, stock)}
+
+
+def main() -> None:
+    part, arguments = sys.argv[1:]
+    choose_device(os.environ.get("PIPPIN_DEVICE", ""))
+    print(json.dumps(PARTS[part](**json.loads(arguments)), default=str))  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The parts of a check. Each adds lines to the report."""
+
+import os
+import platform
+import random
+import re
+import resource
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from node.check.processes import Node, PartFailed, compute, nodes, until
+from node.check.report import Line, Report
+from node.check.sizes import DELTA, DELTA_CONFIG, DENSE, VOCABULARY, Size
+from node.core.units import format_bytes
+from node.host import memory
+from node.host.chip import chip_name
+from node.host.interfaces import hardware_kinds, local_interfaces
+
+ROOT = Path(__file__).parents[2]
+SHORT = 24
+"""Tokens of a short prompt."""
+MEET_S = 20.0
+MAX_POOL = 2 * 2**30
+SUITE_S = 420.0
+
+
+def machine(report: Report, device: dict[str, Any]) -> None:
+    """Chip, system, memory and limits; no names, as the report is for others to read."""
+    report.section("This machine")
+    is_mac = platform.system() == "Darwin"
+    system = f"macOS {platform.mac_ver()[0]}" if is_mac else f"{platform.system()} {platform.release()}"
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    info = ", ".join(f"{name} {value}" for name, value in sorted(device["info"].items()))
+    models = device["for models"]
+    report.add(
+        Line("Chip", f"{chip_name()}, {platform.machine()}"),
+        Line("System", f"{system}, Python {platform.python_version()}"),
+        Line("MLX", f"mlx {device['mlx']}, mlx-lm {device['mlx-lm']}, on {device['computes on']}"),
+        Line("Memory", f"{format_bytes(memory.total())}, {format_bytes(memory.available())} of it available"),
+        Line("The device's memory for models", format_bytes(models) if models else "no figure (CPU)"),
+        Line("What MLX says of the device", info),
+        Line("Open files", f"soft limit {files[0]}, hard limit {files[1]}"),
+    )
+    if is_mac:
+        wired = _printed("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")
+        sleep = _printed("/usr/bin/pmset", "-g", "custom")
+        report.add(
+            Line("Limit of wired memory", f"{wired} MB", "0 MB, which means macOS's own"),
+            Line("Sleep settings", " ".join(re.findall(r"^ (?:sleep|displaysleep) +\d+", sleep, re.MULTILINE)) or "?"),
+        )
+
+
+def _printed(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"({error})"
+
+
+def links(report: Report) -> None:
+    report.section("Network interfaces")
+    for each in local_interfaces(kinds=hardware_kinds()):
+        own = sum(address.startswith("169.254.") for address in each.addresses)
+        said = f"{len(each.addresses)} addresses, {own} of them self-assigned"
+        report.add(Line(each.name, f"{each.kind or 'of unknown kind'}, {said}"))
+
+
+def suite(report: Report) -> None:
+    """The engine's tests on this machine's device, if this is a checkout with their packages."""
+    report.section("Tests of the engine on this device")
+    what, expected = "tests/engine, without the slow ones", "all pass"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "tests/engine"]
+    if not (ROOT / "tests" / "engine").is_dir() or not find_spec("pytest"):
+        report.add(Line(what, "not run: needs a checkout, and the packages of scripts/install dev", expected))
+        return
+    full_precision = {**os.environ, "MLX_ENABLE_TF32": "0"}  # an M5 computes float32 with fewer bits by default
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=full_precision, capture_output=True, text=True, timeout=SUITE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        report.add(Line(what, f"not ready within {SUITE_S:.0f} s", expected, good=False))
+        return
+    failed = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
+    ends = (done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]])[-1]
+    report.add(Line(what, "\n                ".join([ends, *failed[:40]]), expected, good=done.returncode == 0))
+
+
+def write_models(folder: Path, size: Size) -> None:
+    """Raises PartFailed."""
+    compute("write", config=size.config, folder=str(folder / DENSE))
+    compute("write", config=DELTA_CONFIG, folder=str(folder / DELTA))
+
+
+def split(report: Report, folder: Path, size: Size) -> None:
+    report.section("A split model computes what the whole one does")
+    layers = {DENSE: size.layers, DELTA: DELTA_CONFIG["num_hidden_layers"]}
+    for name, kind in ((DENSE, "llama, 4 bits, heads of 128"), (DELTA, "qwen3_next, 4 bits, gated delta rule")):
+        what, expected = f"{kind}, in 2 stages", "the same bits in all steps"
+        try:
+            found = compute("split", folder=str(folder / name), cuts=[0, layers[name] // 2, layers[name]])
+        except PartFailed as error:
+            report.add(Line(what, str(error), expected, good=False))
+            continue
+        steps, equal = found["steps"], found["equal"]
+        said = f"the same bits in {equal} of {steps} steps, the same token in {found['chosen']}"
+        if equal < steps:
+            said += f"; the farthest logit is off by {found['farthest']:.2g} of their spread"
+        report.add(Line(what, said, expected, good=equal == steps))
+
+
+def pool(report: Report, folder: Path, size: Size) -> None:
+    report.section("MLX's free buffers during a long answer")
+    what, expected = f"after {size.pool_tokens} tokens", f"at most {format_bytes(MAX_POOL)}, as after half of them"
+    try:
+        found = compute("pool", folder=str(folder / DENSE), layers=size.layers, tokens=size.pool_tokens)
+    except PartFailed as error:
+        report.add(Line(what, str(error), expected, good=False))
+        return
+    said = (
+        f"{format_bytes(found['end'])}, after half of them {format_bytes(found['middle'])}, beside "
+        f"{format_bytes(found['active'])} in use"
+    )
+    report.add(Line(what, said, expected, good=found["end"] <= MAX_POOL))
+
+
+def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
+    """One node against mlx-lm's own loop, with a short and a long prompt. Returns the node's answer to the short one."""
+    report.section("One node against stock mlx-lm, same model")
+    lengths = (SHORT, SHORT, size.context, size.context)  # each twice: the first compiles kernels
+    prompts = [_prompt(length, seed) for seed, length in enumerate(lengths)]
+    theirs = compute("stock", folder=str(folder / DENSE), prompts=prompts, tokens=size.tokens)
+    room = str(size.context + size.tokens + 64)
+    options = ("--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns", "--context", room)
+    with nodes(folder / "nodes", (*options, "--max-sessions", "1")) as (node,):
+        _ready(node, 1)
+        ours = [node.complete(DENSE, prompt, size.tokens) for prompt in prompts]
+    for name, at in ((f"a prompt of {SHORT} tokens", 1), (f"a prompt of {size.context} tokens", 3)):
+        steps = size.tokens - 1
+        own, stock = steps / max(ours[at]["rest"], 1e-9), steps / max(theirs[at]["rest"], 1e-9)
+        found = f"{own:.1f} of {stock:.1f} tokens/s: {own / stock:.2f}"
+        good = own / stock >= 0.9 if judge else None
+        report.add(Line(f"Answer after {name}", found, "at least 0.90 of mlx-lm's", good=good))
+    own, stock = size.context / ours[3]["first"], size.context / theirs[3]["first"]
+    found = f"{own:.0f} of {stock:.0f} tokens/s: {own / stock:.2f}"
+    good = own / stock >= 0.9 if judge else None
+    report.add(Line(f"Prompt of {size.context} tokens", found, "at least 0.90 of mlx-lm's", good=good))
+    return str(ours[1]["text"])
+
+
+def two_nodes(report: Report, folder: Path, size: Size, alone: str, *, host: str) -> None:
+    """Two nodes that find each other by mDNS, or else by --peer, and split the model. `alone`: one node's answer."""
+    report.section("Two nodes on this machine")
+    name = f"check-{uuid.uuid4().hex[:8]}"
+    both = ("--models-dir", str(folder), "--cluster", name, "--stages", "2", "--max-sessions", "1", "--context", "1024")
+    both += ("--host", host) if host else ()
+    options = [(*both, "--model", DENSE), both]
+    what, expected = "Discovery by mDNS", f"they find each other within {MEET_S:.0f} s"
+    with nodes(folder / "nodes", *options) as pair:
+        try:
+            until(lambda: _count(pair[0]) == len(pair), MEET_S, "they find each other")
+        except PartFailed as error:
+            report.add(Line(what, f"{error}. {pair[0].last_words}", expected, good=False))
+            return
+        report.add(Line(what, "they found each other", expected, good=True))
+        status = _ready(pair[0], 2)
+        answers = [node.complete(DENSE, _prompt(SHORT, 1), size.tokens) for node in pair]
+    same = sum(answer["text"] == alone for answer in answers)
+    what, expected = "Answers through either node", "both as one node's"
+    report.add(Line(what, f"{same} of 2 as one node's", expected, good=same == len(answers)))
+    report.add(Line("Speed of two stages", f"{(size.tokens - 1) / max(answers[1]['rest'], 1e-9):.1f} tokens/s"))
+    for node in status["nodes"]:
+        if link := node["link"]:
+            kind = link["kind"] or "of unknown kind"
+            report.add(Line(f"Link from {node['name']}", f"{link['interface']} ({kind}), {link['rtt_ms']} ms"))
+
+
+def _count(node: Node) -> int:
+    return sum(each["state"] not in ("failed", "left", "refused") for each in node.status()["nodes"])
+
+
+def _ready(node: Node, stages: int) -> dict[str, Any]:
+    """The status as soon as the model is served by so many stages. Raises PartFailed."""
+
+    def ready() -> dict[str, Any] | None:
+        status = node.status()
+        rings: Sequence[Any] = [ring for model in status["models"] for ring in model["rings"]]
+        served = status["state"] == "ready" and any(len(ring["stages"]) == stages for ring in rings)
+        return status if served else None
+
+    found = until(ready, 60, "the model is loaded")
+    assert found
+    return found
+
+
+def _prompt(length: int, seed: int) -> list[int]:
+    chosen = random.Random(seed)  # noqa: S311
+    return [chosen.randrange(100, VOCABULARY) for _ in range(length)]

@@ -1,0 +1,46 @@
+"""The report of a check: what was expected of each thing, and what was found."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    what: str
+    found: str
+    expected: str = ""
+    """Empty for a mere fact."""
+    good: bool | None = None
+    """Whether what was found is what was expected; None: it is for a reader to judge."""
+
+    def __str__(self) -> str:
+        mark = {True: "ok ", False: "BAD", None: "-  "}[self.good]
+        expected = f"\n      expected: {self.expected}" if self.expected else ""
+        return f"{mark}   {self.what}{expected}\n      found:    {self.found}"
+
+
+@dataclass(slots=True)
+class Report:
+    say: Callable[[str], object]
+    """Called with each text as soon as it is known."""
+    texts: list[str] = field(default_factory=list)
+    bad: int = 0
+
+    def add(self, *lines: Line) -> None:
+        for line in lines:
+            self.bad += line.good is False
+            self._write(str(line))
+
+    def section(self, title: str) -> None:
+        self._write(f"\n{title}")
+
+    def end(self) -> None:
+        self._write(f"\n{self.bad} of these are not as expected." if self.bad else "\nAll is as expected.")
+
+    def _write(self, text: str) -> None:
+        self.texts.append(text)
+        self.say(text)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts).strip() + "\n"

@@ -1,0 +1,79 @@
+"""How large the models and prompts of a check are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+DENSE = "check-dense"
+"""A model like Llama, in 4 bits with heads of 128: mlx-lm's kernels for most models that people run."""
+DELTA = "check-delta"
+"""A small model with a gated delta rule, which on Metal has a kernel of its own."""
+VOCABULARY = 2048
+"""That of the built-in model's tokenizer."""
+HEAD = 128
+"""Size of the heads, for which MLX has fused attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    layers: int
+    heads: int
+    inner: int
+    context: int
+    """Tokens of the long prompt."""
+    tokens: int
+    """Of an answer that is measured."""
+    pool_tokens: int
+    """After which MLX's free buffers are measured."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "model_type": "llama",
+            "hidden_size": self.heads * HEAD,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": max(self.heads // 2, 1),
+            "head_dim": HEAD,
+            "intermediate_size": self.inner,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+        }
+
+
+GPU = Size(layers=16, heads=16, inner=8192, context=8192, tokens=256, pool_tokens=4000)
+"""1 G parameters, 0.6 GB: fits every Mac."""
+CPU = Size(layers=4, heads=4, inner=1536, context=1024, tokens=64, pool_tokens=600)
+QUICK = Size(layers=2, heads=2, inner=512, context=96, tokens=16, pool_tokens=40)
+
+DELTA_CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD,
+    "intermediate_size": 512,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "partial_rotary_factor": 0.25,
+    "tie_word_embeddings": True,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": HEAD,
+    "linear_value_head_dim": HEAD,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 0,
+    "num_experts_per_tok": 0,
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 0,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 0,
+    "norm_topk_prob": True,
+    "attention_bias": False,
+}
