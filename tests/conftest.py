@@ -42,6 +42,17 @@ hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("sh
 hypothesis.settings.load_profile("short")
 
 
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # an M5 computes float32 with fewer bits by default
+NODE_ENVIRONMENT = {"PIPPIN_DEVICE": os.environ.get("PIPPIN_DEVICE", "cpu")}
+"""Of nodes and of stock mlx-lm. On Metal, texts of kernels for prompts and for answers may differ in near ties, and a
+prompt has too few chunks for a node to be lost between them. tests/engine runs on MLX's own choice, Metal on a Mac.
+"""
+if device := os.environ.get("PIPPIN_DEVICE"):
+    from node.engine.device import choose_device  # here, as MLX takes a while to import
+
+    choose_device(device)
+
+
 @pytest.fixture(scope="session")
 def sandbox_server() -> Iterator[SandboxServer]:
     server = SandboxServer()
@@ -55,11 +66,6 @@ async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
     yield grammars
     await grammars.end()
 
-
-if device := os.environ.get("PIPPIN_DEVICE"):  # nodes and stock mlx-lm, in processes of their own, read it themselves
-    from node.engine.device import choose_device  # here, as MLX takes a while to import
-
-    choose_device(device)
 
 _shown: list["Node"] = []
 """Nodes whose logs are shown when a test fails."""
@@ -285,15 +291,17 @@ class Cluster:
     ) -> Node:
         """Start one more process; it may not take requests yet. An empty `host` means all addresses.
 
-        It is forked, unless it runs another program, or has variables that are read while Python or a module starts.
+        It is forked, unless it runs another program, or has variables that are read while Python or a module starts; or
+        on a Mac, where Metal does not survive a fork.
         """
+        environment = {**NODE_ENVIRONMENT, **environment}
         name = name or f"n{len(self.nodes) + 1}"
         arguments = ["--name", name, "--cluster", self.name, "--api-port", "0", *options]
         arguments += ["--data-dir", str(self.directory / name), *(["--host", host] if host else [])]
         log = self.directory / f"{name}-{len(self.nodes)}.log"
         log.touch()
         process: subprocess.Popen[bytes] | ForkedNode
-        if program or not all(variable.startswith("PIPPIN_") for variable in environment):
+        if sys.platform == "darwin" or program or not all(variable.startswith("PIPPIN_") for variable in environment):
             # No test uses the hub, nor files that this machine's user has fetched from it.
             hub = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.directory / "hub")}
             whole = {**os.environ, **hub, **environment}
@@ -422,6 +430,9 @@ def stock() -> dict[str, str]:
     asked = [(content, most, [{"role": "user", "content": content}]) for content, most in PROMPTS.items()]
     asked.append(("dialog", 64, DIALOG))
     command = [sys.executable, "-c", _STOCK, str(model)]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | NODE_ENVIRONMENT
+    done = subprocess.run(
+        command, env=environment, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conftest import DIALOG, MODEL, PROMPTS, ROOT, Cluster, Node, chat_body, until
+from tests.conftest import DIALOG, MODEL, NODE_ENVIRONMENT, PROMPTS, ROOT, Cluster, Node, chat_body, until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,8 @@ def node(three: Cluster) -> Node:
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of stock mlx-lm for the clients' checks, computed in a separate process, as for `stock`."""
     command = [sys.executable, str(CLIENTS / "known.py"), str(ROOT / "node" / "builtin" / MODEL)]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    environment = os.environ | NODE_ENVIRONMENT
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     file = tmp_path_factory.mktemp("known") / "known.json"
     file.write_bytes(done.stdout)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, NODE_ENVIRONMENT, ROOT, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,10 @@ TEXTS = [
 def stock() -> list[dict[str, Any]]:
     """Computed in a separate process: MLX must not share one with the tests' threads."""
     command = [sys.executable, "-c", _STOCK, str(ROOT / "node" / "builtin" / MODEL)]
-    done = subprocess.run(command, input=json.dumps(TEXTS), capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | NODE_ENVIRONMENT
+    done = subprocess.run(
+        command, env=environment, input=json.dumps(TEXTS), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -120,7 +120,10 @@ def test_a_node_of_the_ring_ends(home: Home, place: int, number: signal.Signals)
     assert victim.wait(10) in (0, -signal.SIGKILL)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ss"), reason="only root can reset others' connections")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ss"),
+    reason="only root can reset others' connections, with Linux's ss; a Mac has no such command",
+)
 @pytest.mark.parametrize("place", [0, 1], ids=["driver", "stage"])
 def test_the_connections_of_a_node_are_reset(home: Home, place: int) -> None:
     """No node is lost, and so no KV: the next ring begins with the KV of its stages."""

@@ -1,0 +1,44 @@
+"""Two hundred streams through a node that the system starts with 256 file descriptors, as macOS does."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import BIN, MODEL, Cluster
+
+pytestmark = pytest.mark.slow
+
+STREAMS = 200
+FEW = ("sh", "-c", 'ulimit -Sn 256; exec "$0" "$@"', str(BIN / "node"))
+OPTIONS = ("--model", MODEL, "--stages", "2", "--max-rings", "1")
+BODY = {"max_tokens": 24, "ignore_eos": True}
+
+
+def test_streams_outlive_a_node_though_the_limit_was_low(cluster: Cluster) -> None:
+    nodes = [node.started() for node in [cluster.launch(*OPTIONS, program=FEW) for _ in range(3)]]
+    status = cluster.ready(*nodes)
+    stages = [stage["node"] for stage in status["models"][0]["rings"][0]["stages"]]
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    by_name = {node.name: node for node in nodes}
+    gateway = next(node for node in nodes if node.name not in {names[stage] for stage in stages})
+    victim = by_name[names[stages[1]]]
+    questions = [f"Count from {number % 20} to 100" for number in range(STREAMS)]
+    alone = {question: gateway.streamed(question, **BODY) for question in questions[:20]}
+    begun = threading.Semaphore(0)
+
+    def read(question: str) -> str:
+        with gateway.stream(question, **BODY) as events:
+            for number, _ in enumerate(events):
+                if number == 2:
+                    begun.release()
+            return events.text
+
+    with ThreadPoolExecutor(STREAMS) as threads:
+        answers = [threads.submit(read, question) for question in questions]
+        assert begun.acquire(timeout=120), "the first stream begins"
+        victim.kill()
+        texts = [answer.result(240) for answer in answers]
+    assert texts == [alone[question] for question in questions]
+    for node in nodes:
+        assert "Too many open files" not in node.written
