@@ -11,13 +11,13 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm
-from mlx import nn
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
@@ -34,14 +34,15 @@ from node.model.weights import Weights
 
 TOKENIZER = Path(__file__).parents[1] / "builtin" / "pippin-demo"
 GREEDY_STEPS = 20
+GROUP, BITS = 64, 4
 Json = dict[str, Any]
 
 
 def device() -> Json:
     """What MLX says about the device."""
     return {
-        "mlx": mx.__version__,
-        "mlx-lm": mlx_lm.__version__,
+        "mlx": version("mlx"),
+        "mlx-lm": version("mlx-lm"),
         "computes on": str(mx.default_device()),
         "is gpu": mx.default_device() != mx.Device(mx.cpu),
         "for models": device_memory(),
@@ -54,15 +55,16 @@ def write(config: Json, folder: str) -> Json:
     mx.random.seed(7)
     model = build(config)
     model.update(tree_map(_spread, model.parameters()))  # type: ignore[no-untyped-call]
-    quantization = {"group_size": 64, "bits": 4}
-    nn.quantize(model, **quantization)
+    quantize(model, group_size=GROUP, bits=BITS)
     path = Path(folder)
     path.mkdir(parents=True)
     weights = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     demo = json.loads((TOKENIZER / "config.json").read_text())
     tokens = {name: demo[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    (path / "config.json").write_text(json.dumps(config | tokens | {"quantization": quantization}))
+    (path / "config.json").write_text(
+        json.dumps(config | tokens | {"quantization": {"group_size": GROUP, "bits": BITS}})
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copyfile(TOKENIZER / name, path / name)
     return {"bytes": sum(weight.nbytes for weight in weights.values())}
@@ -139,7 +141,7 @@ def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Js
         begin = time.perf_counter()
         made = [
             (time.perf_counter(), int(token))
-            for token, _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens)
+            for token, _ in generate.generate_step(mx.array(list(prompt)), model, max_tokens=tokens)
         ]
         results.append({"first": made[0][0] - begin, "rest": made[-1][0] - made[0][0], "tokens": [t for _, t in made]})
     return results
@@ -166,7 +168,7 @@ PARTS = {part.__name__: part for part in (device, write, split, pool, stock)}
 def main() -> None:
     part, arguments = sys.argv[1:]
     choose_device(os.environ.get("PIPPIN_DEVICE", ""))
-    print(json.dumps(PARTS[part](**json.loads(arguments)), default=str))  # type: ignore[operator]
+    print(json.dumps(PARTS[part](**json.loads(arguments)), default=str))
 
 
 if __name__ == "__main__":

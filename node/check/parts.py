@@ -48,11 +48,23 @@ def machine(report: Report, device: dict[str, Any]) -> None:
     )
     if is_mac:
         wired = _printed("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")
-        sleep = _printed("/usr/bin/pmset", "-g", "custom")
+        sleep = sleep_settings(_printed("/usr/bin/pmset", "-g", "custom"))
         report.add(
             Line("Limit of wired memory", f"{wired} MB", "0 MB, which means macOS's own"),
-            Line("Sleep settings", " ".join(re.findall(r"^ (?:sleep|displaysleep) +\d+", sleep, re.MULTILINE)) or "?"),
+            Line("Minutes until it sleeps (0: never)", sleep),
         )
+
+
+def sleep_settings(text: str) -> str:
+    """The minutes until a Mac sleeps for want of input, with each source of power, of `pmset -g custom`."""
+    found, power = [], ""
+    for line in text.splitlines():
+        name, _, value = line.strip().rpartition(" ")
+        if line.endswith("Power:"):
+            power = line.removesuffix(":")
+        elif name.strip() == "sleep":
+            found.append(f"{power} {value}")
+    return ", ".join(found) or "unknown"
 
 
 def _printed(*command: str) -> str:
@@ -136,8 +148,8 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
     prompts = [_prompt(length, seed) for seed, length in enumerate(lengths)]
     theirs = compute("stock", folder=str(folder / DENSE), prompts=prompts, tokens=size.tokens)
     room = str(size.context + size.tokens + 64)
-    options = ("--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns", "--context", room)
-    with nodes(folder / "nodes", (*options, "--max-sessions", "1")) as (node,):
+    options = ["--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns", "--context", room]
+    with nodes(folder / "nodes", [*options, "--max-sessions", "1"]) as (node,):
         _ready(node, 1)
         ours = [node.complete(DENSE, prompt, size.tokens) for prompt in prompts]
     for name, at in ((f"a prompt of {SHORT} tokens", 1), (f"a prompt of {size.context} tokens", 3)):
@@ -157,9 +169,9 @@ def two_nodes(report: Report, folder: Path, size: Size, alone: str, *, host: str
     """Two nodes that find each other by mDNS, or else by --peer, and split the model. `alone`: one node's answer."""
     report.section("Two nodes on this machine")
     name = f"check-{uuid.uuid4().hex[:8]}"
-    both = ("--models-dir", str(folder), "--cluster", name, "--stages", "2", "--max-sessions", "1", "--context", "1024")
-    both += ("--host", host) if host else ()
-    options = [(*both, "--model", DENSE), both]
+    both = ["--models-dir", str(folder), "--cluster", name, "--stages", "2", "--max-sessions", "1", "--context", "1024"]
+    both += ["--host", host] if host else []
+    options = [[*both, "--model", DENSE], both]
     what, expected = "Discovery by mDNS", f"they find each other within {MEET_S:.0f} s"
     with nodes(folder / "nodes", *options) as pair:
         try:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,8 +100,8 @@ class Node:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, *options: tuple[str, ...]) -> Iterator[list[Node]]:
-    """Nodes with these options, one for each tuple, that take requests; at the end they are ended. Raises PartFailed."""
+def nodes(folder: Path, *options: Sequence[str]) -> Iterator[list[Node]]:
+    """Nodes with these options, one for each sequence, that take requests; at the end they are ended. Raises PartFailed."""
     running: list[Node] = []
     folder.mkdir(exist_ok=True)
     quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}

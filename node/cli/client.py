@@ -3,6 +3,7 @@
 Uses `http.client` instead of `urllib.request`, which would send requests through a proxy set in the environment.
 """
 
+import errno
 import http.client
 import json
 import re
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from node.core.addresses import join_host_port
+from node.host.local_network import local_network_hint
 
 DEFAULT_API = "http://127.0.0.1:52415"
 SCHEMA = 1
@@ -88,8 +90,10 @@ class Api(NamedTuple):
             connection.connect()
         except OSError as error:
             connection.close()
+            hint = f" {local_network_hint()}".rstrip() if error.errno == errno.EHOSTUNREACH else ""
             raise NoNode(
-                f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with --api URL."
+                f"No node answers at {self} ({error.strerror or error}). Start one with `node`, or name one with "
+                f"--api URL.{hint}"
             ) from error
         try:
             headers = {"Accept": "application/json"}

@@ -17,5 +17,5 @@ def local_network_hint() -> str:
         return ""
     return (
         "On a Mac this also happens to programs that may not use the local network: in System Settings > Privacy & "
-        "Security > Local Network, allow the program that started this node (docs/mac.md says which)."
+        "Security > Local Network, allow the program that started this one (docs/mac.md says which)."
     )

@@ -1,3 +1,4 @@
+import errno
 import re
 import socket
 
@@ -93,3 +94,15 @@ def test_a_proxy_in_the_environment_is_not_asked(node, ready, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     node.answers = [ready]
     assert parse_api(node.url).status() == ready
+
+
+@pytest.mark.parametrize(("system", "told"), [("Darwin", True), ("Linux", False)])
+def test_a_mac_without_permission_is_told_of_it(system, told, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("http.client.HTTPConnection.connect", refuse)
+    with pytest.raises(NoNode, match="No route to host") as caught:
+        Api("http", "192.168.1.5", 52415).status()
+    assert ("Privacy & Security > Local Network" in str(caught.value)) == told

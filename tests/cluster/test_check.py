@@ -12,6 +12,7 @@ from node.check import parts, processes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
 from node.check.sizes import QUICK
+from tests.conftest import ROOT
 
 
 @pytest.mark.slow
@@ -59,6 +60,14 @@ def test_free_buffers_that_grow_are_bad(monkeypatch: pytest.MonkeyPatch) -> None
     held = {"middle": 2**30, "end": 10 * 2**30, "active": 2**29}
     assert report_of(parts.pool, monkeypatch, held).bad == 1
     assert report_of(parts.pool, monkeypatch, held | {"end": 2**30}).bad == 0
+
+
+@pytest.mark.parametrize(
+    ("mac", "expected"), [("macbook-pro-m3-max", "Battery Power 1, AC Power 0"), ("mini-m4", "AC Power 1")]
+)
+def test_sleep_settings(mac: str, expected: str) -> None:
+    assert parts.sleep_settings((ROOT / "tests" / "data" / "macs" / mac / "pmset.txt").read_text()) == expected
+    assert parts.sleep_settings("(no such command)") == "unknown"
 
 
 @pytest.mark.parametrize("part", [parts.split, parts.pool])
