@@ -1,7 +1,8 @@
 """A tiny model of every architecture that Pippin supports: the contents of config.json, by name.
 
-BASE has the common keys; each entry adds its own. Windows have 8 tokens, so that they fill and wrap. A name is the
-model_type, followed by `/variant` if one type can be built in several ways.
+BASE has the common keys; each entry adds its own. Windows have 8 tokens, so that they fill and wrap. States that mlx-lm's
+Metal kernels compute have a size of 32, as these kernels divide it among 32 lanes. A name is the model_type, followed by
+`/variant` if one type can be built in several ways.
 """
 
 from collections.abc import Container, Iterable
@@ -56,7 +57,7 @@ MLA: Config = {
 }  # fmt: skip
 SWITCHED = [SLIDING, FULL, SLIDING, FULL]
 DELTA: Config = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 GRANITE: Config = {
@@ -79,7 +80,7 @@ NAS_NONE: Config = {
     "attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False},
     "ffn": {"ffn_mult": 1.3125, "no_op": False, "replace_with_linear": False},
 }
-LINEAR_ATTENTION: Config = {"num_heads": 4, "head_dim": 16, "kda_layers": [1, 3], "short_conv_kernel_size": 4}
+LINEAR_ATTENTION: Config = {"num_heads": 4, "head_dim": 32, "kda_layers": [1, 3], "short_conv_kernel_size": 4}
 
 
 def _text(**own: Any) -> Config:
@@ -95,7 +96,7 @@ _OWN: dict[str, Config] = {
     "bailing_hybrid": MLA | {"layer_group_size": 2, "group_norm_size": 1},
     "bailing_moe": {"first_k_dense_replace": 2, "topk_group": 1},
     "bailing_moe_linear": {"layer_group_size": 2, "group_norm_size": 1, "num_key_value_heads": 4},
-    "bailing_moe_v3": MLA | {"layer_group_size": 2, "moe_shared_expert_intermediate_size": 32},
+    "bailing_moe_v3": MLA | {"layer_group_size": 2, "moe_shared_expert_intermediate_size": 32, "head_dim": 32},
     "cohere": {"logit_scale": 0.5},
     "cohere2": {"sliding_window_pattern": 2},
     "dbrx": {
@@ -116,7 +117,7 @@ _OWN: dict[str, Config] = {
     "exaone4/global": {"sliding_window": None, "sliding_window_pattern": None, "rope_scaling": None},
     "exaone_moe": {"layer_types": SWITCHED, "is_moe_layer": [False, True, True, True]},
     "falcon_h1": {
-        "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 16, "mamba_n_heads": 4,
+        "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 32, "mamba_n_heads": 4,
         "mamba_chunk_size": 8,
     },
     "gear": {"layer_types": ["conv_mixer", SLIDING, "conv_mixer", FULL], "query_pre_attn_scalar": 16.0},
@@ -165,7 +166,7 @@ _OWN: dict[str, Config] = {
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE | {
         "layer_types": ["mamba", "attention", "mamba", "attention"], "shared_intermediate_size": 64,
-        "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_proj_bias": False, "mamba_d_state": 16, "mamba_d_conv": 4,
+        "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_proj_bias": False, "mamba_d_state": 32, "mamba_d_conv": 4,
         "mamba_n_groups": 1, "mamba_conv_bias": True,
     },
     "helium": {},
@@ -231,7 +232,7 @@ _OWN: dict[str, Config] = {
         "tie_word_embeddings": True,
     },
     "mamba2": {
-        "num_heads": 8, "state_size": 16, "conv_kernel": 4, "n_groups": 2, "use_conv_bias": True,
+        "num_heads": 8, "state_size": 32, "conv_kernel": 4, "n_groups": 2, "use_conv_bias": True,
         "time_step_limit": [0.01, 10.0], "time_step_rank": "auto",
     },
     "mellum": {
@@ -289,7 +290,7 @@ _OWN: dict[str, Config] = {
     "nemotron-nas": {"block_configs": [NAS_FULL, NAS_LINEAR, NAS_FULL, NAS_NONE]},
     "nemotron-nas/first": {"block_configs": [NAS_NONE, NAS_FULL, NAS_FULL, NAS_LINEAR]},
     "nemotron_h": {
-        "mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_proj_bias": False, "ssm_state_size": 16, "conv_kernel": 4,
+        "mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_proj_bias": False, "ssm_state_size": 32, "conv_kernel": 4,
         "n_groups": 2, "time_step_limit": [0.0, 10.0], "use_conv_bias": True, "num_hidden_layers": 6,
         "hybrid_override_pattern": ["M", "*", "-", "M", "E", "*"], "moe_shared_expert_intermediate_size": 32,
     },
@@ -321,7 +322,7 @@ _OWN: dict[str, Config] = {
     "pixtral": _text(model_type="llama"),
     "plamo": {"n_shared_head": 2},
     "plamo2": {
-        "hidden_size_per_head": 16, "attention_window_size": 8, "mamba_d_state": 8, "mamba_num_heads": 4,
+        "hidden_size_per_head": 16, "attention_window_size": 8, "mamba_d_state": 32, "mamba_num_heads": 4,
         "mamba_step": 2, "num_hidden_layers": 4,
     },
     "plamo3": {"window_size": 8, "sliding_window_pattern": 2},
@@ -341,7 +342,7 @@ _OWN: dict[str, Config] = {
         "block_types": ["recurrent", "recurrent", "attention"], "num_hidden_layers": 6,
     },
     "rwkv7": {
-        "a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8, "head_dim": 16,
+        "a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8, "head_dim": 32,
     },
     "seed_oss": {},
     "smollm3": {"no_rope_layer_interval": 2},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import gated_delta, rwkv7, ssm
 
 from node.core.errors import ModelUnsupported
 from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, UNPROVEN_ON_METAL, check_supported
@@ -17,6 +18,10 @@ from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_mo
 
 GREEDY_STEPS = 20
 QUANTIZED = ("llama/sliding", "qwen3_moe", "deepseek_v3", "gemma3n", "qwen3_next", "gpt_oss", "mamba2", "gemma4_text")
+
+
+def kernel_of(config):
+    return UNPROVEN_ON_METAL.get(check_supported(config))
 
 
 def check_split(directory, cuts, layers):
@@ -103,6 +108,33 @@ def test_every_architecture_with_a_metal_kernel_is_known():
         return "metal_kernel(" in texts[name] or any(makes_kernel(each, seen) for each in imported[name] & texts.keys())
 
     assert {name for name in SUPPORTED if makes_kernel(name, set())} == UNPROVEN_ON_METAL.keys()
+
+
+class Reached(Exception):
+    """The model computes with a Metal kernel, whose lanes share a state of this size."""
+
+
+@pytest.mark.parametrize("name", [name for name, config in CONFIGURATIONS.items() if kernel_of(config)])
+def test_the_tests_reach_the_kernels_of_metal(name, tmp_path, monkeypatch):
+    """On a Mac the tests of these architectures compute with the kernels. They have no code for sizes below 32: mlx-lm
+    leaves the gated delta rule to plain operations then, and the others would compute nothing.
+    """
+    whole = Whole(write_model(tmp_path, CONFIGURATIONS[name]))
+    whole.step(prompt(3))
+
+    def reached(size):
+        def kernel(*tensors):
+            raise Reached(size(tensors))
+
+        return kernel
+
+    monkeypatch.setattr(gated_delta, "gated_delta_kernel", reached(lambda tensors: tensors[1].shape[-1]))
+    monkeypatch.setattr(ssm, "ssm_update_kernel", reached(lambda tensors: tensors[2].shape[-1]))
+    monkeypatch.setattr(rwkv7, "wkv7_kernel", reached(lambda tensors: tensors[0].shape[-1]))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    with pytest.raises(Reached, match=r"^32$"):
+        whole.step(prompt(1))
 
 
 @pytest.mark.parametrize("name", configurations.REFUSED)
