@@ -15,7 +15,7 @@ from typing import Any
 
 from node.check.processes import Node, PartFailed, compute, nodes, until
 from node.check.report import Line, Report
-from node.check.sizes import DELTA, DELTA_CONFIG, DENSE, VOCABULARY, Size
+from node.check.sizes import DENSE, SMALL, VOCABULARY, Size
 from node.core.units import format_bytes
 from node.host import memory
 from node.host.chip import chip_name
@@ -105,17 +105,21 @@ def suite(report: Report) -> None:
 
 def write_models(folder: Path, size: Size) -> None:
     """Raises PartFailed."""
-    compute("write", config=size.config, folder=str(folder / DENSE))
-    compute("write", config=DELTA_CONFIG, folder=str(folder / DELTA))
+    for name, config in _configs(size).items():
+        compute("write", config=config, folder=str(folder / name))
+
+
+def _configs(size: Size) -> dict[str, dict[str, Any]]:
+    return {DENSE: size.config, **SMALL}
 
 
 def split(report: Report, folder: Path, size: Size) -> None:
     report.section("A split model computes what the whole one does")
-    layers = {DENSE: size.layers, DELTA: DELTA_CONFIG["num_hidden_layers"]}
-    for name, kind in ((DENSE, "llama, 4 bits, heads of 128"), (DELTA, "qwen3_next, 4 bits, gated delta rule")):
-        what, expected = f"{kind}, in 2 stages", "the same bits in all steps"
+    for name, config in _configs(size).items():
+        layers = config["num_hidden_layers"]
+        what, expected = f"{config['model_type']}, 4 bits, in 2 stages", "the same bits in all steps"
         try:
-            found = compute("split", folder=str(folder / name), cuts=[0, layers[name] // 2, layers[name]])
+            found = compute("split", folder=str(folder / name), cuts=[0, layers // 2, layers])
         except PartFailed as error:
             report.add(Line(what, str(error), expected, good=False))
             continue

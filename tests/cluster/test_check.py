@@ -23,7 +23,7 @@ def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
     report = out.read_text()
     assert done.returncode == 0, done.stdout + done.stderr
     assert report.strip() in done.stdout
-    assert re.findall(r"the same bits in (\d+) of (\d+) steps, the same token in (\d+)", report) == [("22",) * 3] * 2
+    assert re.findall(r"the same bits in (\d+) of (\d+) steps, the same token in (\d+)", report) == [("22",) * 3] * 4
     for found in ("they found each other", "2 of 2 as one node's", "loopback", "All is as expected"):
         assert found in report
     assert len(re.findall(r"[\d.]+ of [\d.]+ tokens/s: [\d.]+$", report, re.MULTILINE)) == 3
@@ -52,7 +52,7 @@ def report_of(part: Any, monkeypatch: pytest.MonkeyPatch, found: Any) -> Report:
 def test_a_split_that_differs_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"steps": 22, "equal": 21, "chosen": 22, "farthest": 0.004}
     report = report_of(parts.split, monkeypatch, found)
-    assert report.bad == 2
+    assert report.bad == 4
     assert "in 21 of 22 steps, the same token in 22; the farthest logit is off by 0.004 of their spread" in report.text
 
 
