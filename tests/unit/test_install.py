@@ -51,7 +51,8 @@ class Machine:
             (self.bin / name).symlink_to(str(shutil.which(name)))
         self.program("uname", f"case $1 in -m) echo {self.machine};; *) echo {self.system};; esac")
         self.program("sw_vers", f'[ "$1" = -productVersion ] && echo {self.version}')
-        answers = "".join(f"{key}) echo '{value}';; " for key, value in self.sysctl.items())
+        facts = {"machdep.cpu.brand_string": "Apple M4", **self.sysctl}
+        answers = "".join(f"{key}) echo '{value}';; " for key, value in facts.items())
         self.program("sysctl", f"case $2 in {answers}*) exit 1;; esac")
 
     def program(self, name: str, text: str) -> None:
@@ -115,6 +116,27 @@ def test_an_old_macos_is_refused(tmp_path: Path, version: str) -> None:
     mac = Machine(tmp_path, version=version)
     mac.python("python3.13", 3, 13)
     assert f"macOS 14 or later, as MLX does; this Mac has macOS {version}." in mac.refused()
+
+
+@pytest.mark.parametrize(
+    ("version", "chip", "is_refused"),
+    [
+        ("26.0", "Apple M5", True),
+        ("26.1.1", "Apple M5 Max", True),
+        ("26.2", "Apple M5", False),
+        ("26.10", "Apple M5", False),
+        ("26.1", "Apple M4", False),
+    ],
+)
+def test_an_m5_with_a_macos_that_mlx_takes_for_another(
+    tmp_path: Path, version: str, chip: str, is_refused: bool
+) -> None:
+    mac = Machine(tmp_path, version=version, sysctl={"machdep.cpu.brand_string": chip})
+    mac.python("python3.13", 3, 13)
+    if is_refused:
+        assert f"macOS 26.2 or later; this Mac has macOS {version}." in mac.refused()
+    else:
+        assert mac.installed()[0] == "made with (3, 13)"
 
 
 @pytest.mark.parametrize("version", ["14.0", "26.2"])
