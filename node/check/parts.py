@@ -170,7 +170,7 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
 
 
 def two_nodes(report: Report, folder: Path, size: Size, alone: str, *, host: str) -> None:
-    """Two nodes that find each other by mDNS, or else by --peer, and split the model. `alone`: one node's answer."""
+    """Two nodes that find each other by mDNS, and split the model. `alone`: one node's answer. `host`: as of `node`."""
     report.section("Two nodes on this machine")
     name = f"check-{uuid.uuid4().hex[:8]}"
     both = ["--models-dir", str(folder), "--cluster", name, "--stages", "2", "--max-sessions", "1", "--context", "1024"]

@@ -62,6 +62,40 @@ def test_free_buffers_that_grow_are_bad(monkeypatch: pytest.MonkeyPatch) -> None
     assert report_of(parts.pool, monkeypatch, held | {"end": 2**30}).bad == 0
 
 
+def suite_of(tests: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    (checkout / "tests" / "engine").mkdir(parents=True)
+    (checkout / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow"]\n')
+    (checkout / "tests" / "engine" / "test_x.py").write_text(tests)
+    monkeypatch.setattr(parts, "ROOT", checkout)
+    report = Report(lambda _: None)
+    parts.suite(report)
+    return report
+
+
+PRECISE = "import os\ndef test_precise(): assert os.environ['MLX_ENABLE_TF32'] == '0'\n"
+
+
+def test_the_tests_of_the_engine_run_with_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = suite_of(PRECISE, tmp_path, monkeypatch)
+    assert "1 passed" in report.text
+    assert not report.bad
+
+
+def test_a_test_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = suite_of(f"{PRECISE}def test_kernel(): assert 1 == 2\n", tmp_path, monkeypatch)
+    assert "1 failed, 1 passed" in report.text
+    assert "FAILED tests/engine/test_x.py::test_kernel" in report.text
+    assert report.bad == 1
+
+
+def test_a_package_has_no_tests_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    report = Report(lambda _: None)
+    parts.suite(report)
+    assert "not run: needs a checkout" in report.text
+    assert not report.bad
+
+
 @pytest.mark.parametrize(
     ("mac", "expected"), [("macbook-pro-m3-max", "Battery Power 1, AC Power 0"), ("mini-m4", "AC Power 1")]
 )

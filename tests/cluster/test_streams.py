@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 STREAMS = 200
 FEW = ("sh", "-c", 'ulimit -Sn 256; exec "$0" "$@"', str(BIN / "node"))
 OPTIONS = ("--model", MODEL, "--stages", "2", "--max-rings", "1")
-BODY = {"max_tokens": 24, "ignore_eos": True}
+BODY = {"max_tokens": 16, "ignore_eos": True}
 
 
 def test_streams_outlive_a_node_though_the_limit_was_low(cluster: Cluster) -> None:
