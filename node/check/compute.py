@@ -50,13 +50,17 @@ def device() -> Json:
     }
 
 
-def write(config: Json, folder: str) -> Json:
-    """Write a model of random weights, bfloat16 in 4 bits, and the built-in model's tokenizer."""
+def write(configs: dict[str, Json], folder: str) -> None:
+    """Write models of random weights, bfloat16 in 4 bits, each with the built-in model's tokenizer."""
+    for name, config in configs.items():
+        _write(config, Path(folder) / name)
+
+
+def _write(config: Json, path: Path) -> None:
     mx.random.seed(7)
     model = build(config)
     model.update(tree_map(_spread, model.parameters()))  # type: ignore[no-untyped-call]
     quantize(model, group_size=GROUP, bits=BITS)
-    path = Path(folder)
     path.mkdir(parents=True)
     weights = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -67,7 +71,6 @@ def write(config: Json, folder: str) -> Json:
     )
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copyfile(TOKENIZER / name, path / name)
-    return {"bytes": sum(weight.nbytes for weight in weights.values())}
 
 
 def _spread(weight: mx.array) -> mx.array:

@@ -105,8 +105,7 @@ def suite(report: Report) -> None:
 
 def write_models(folder: Path, size: Size) -> None:
     """Raises PartFailed."""
-    for name, config in _configs(size).items():
-        compute("write", config=config, folder=str(folder / name))
+    compute("write", configs=_configs(size), folder=str(folder))
 
 
 def _configs(size: Size) -> dict[str, dict[str, Any]]:

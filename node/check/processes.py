@@ -24,7 +24,7 @@ class PartFailed(Exception):
 
 def compute(part: str, **arguments: Any) -> Any:
     """Run a part of `compute.py` and return its result. Raises PartFailed."""
-    command = [sys.executable, "-m", "node.check.compute", part, json.dumps(arguments)]
+    command = [sys.executable, "-P", "-m", "node.check.compute", part, json.dumps(arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PART_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -110,7 +110,7 @@ def nodes(folder: Path, *options: Sequence[str]) -> Iterator[list[Node]]:
             where = ["--data-dir", str(folder / f"node-{number}"), "--name", f"node-{number}", "--api-port", "0"]
             log = folder / f"node-{number}.log"
             with log.open("wb") as file:
-                command = [sys.executable, "-m", "node", *where, *given]
+                command = [sys.executable, "-P", "-m", "node", *where, *given]
                 process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **quiet})
             running.append(Node(process, log))
         for node in running:

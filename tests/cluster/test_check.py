@@ -16,10 +16,11 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
     out = tmp_path / "report.txt"
     command = [sys.executable, "-m", "node", "--check", "--quick", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     report = out.read_text()
     assert done.returncode == 0, done.stdout + done.stderr
     assert report.strip() in done.stdout

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import BIN, MODEL, Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STREAMS = 200
 FEW = ("sh", "-c", 'ulimit -Sn 256; exec "$0" "$@"', str(BIN / "node"))
