@@ -19,6 +19,7 @@ from node.check.sizes import DENSE, SMALL, VOCABULARY, Size
 from node.core.units import format_bytes
 from node.host import memory
 from node.host.chip import chip_name
+from node.host.descriptors import raise_limit
 from node.host.interfaces import hardware_kinds, local_interfaces
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,8 @@ SHORT = 24
 MEET_S = 20.0
 MAX_POOL = 2 * 2**30
 SUITE_S = 420.0
+MIN_FILES = 10_240
+"""OPEN_MAX of macOS."""
 
 
 def machine(report: Report, device: dict[str, Any]) -> None:
@@ -34,7 +37,9 @@ def machine(report: Report, device: dict[str, Any]) -> None:
     report.section("This machine")
     is_mac = platform.system() == "Darwin"
     system = f"macOS {platform.mac_ver()[0]}" if is_mac else f"{platform.system()} {platform.release()}"
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_limit()
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     info = ", ".join(f"{name} {value}" for name, value in sorted(device["info"].items()))
     models = device["for models"]
     report.add(
@@ -44,7 +49,12 @@ def machine(report: Report, device: dict[str, Any]) -> None:
         Line("Memory", f"{format_bytes(memory.total())}, {format_bytes(memory.available())} of it available"),
         Line("The device's memory for models", format_bytes(models) if models else "no figure (CPU)"),
         Line("What MLX says of the device", info),
-        Line("Open files", f"soft limit {files[0]}, hard limit {files[1]}"),
+        Line(
+            "Limit of open files",
+            f"{before:,}, and {files:,} once a node has raised it",
+            f"at least {MIN_FILES:,}, or all that the system allows",
+            good=files >= min(MIN_FILES, most if most != resource.RLIM_INFINITY else MIN_FILES),
+        ),
     )
     if is_mac:
         wired = _printed("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")

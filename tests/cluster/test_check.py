@@ -25,6 +25,7 @@ def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert report.strip() in done.stdout
     assert re.findall(r"the same bits in (\d+) of (\d+) steps, the same token in (\d+)", report) == [("22",) * 3] * 4
+    assert re.search(r"ok    Limit of open files\n.*\n      found:    [\d,]+, and [\d,]+ once", report)
     for found in ("they found each other", "2 of 2 as one node's", "loopback", "All is as expected"):
         assert found in report
     assert len(re.findall(r"[\d.]+ of [\d.]+ tokens/s: [\d.]+$", report, re.MULTILINE)) == 3
