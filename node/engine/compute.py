@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from node.core.errors import NotReady
 from node.core.pool import as_exception
-from node.engine.device import wire_memory
+from node.engine.device import limit_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Compute:
     def start(self) -> None:
         """Start the thread, unless it runs already."""
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=wire_memory)
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=limit_memory)
             self._executor.submit(int)  # starts the worker now instead of with the first token
 
     def stop(self) -> None:

@@ -11,6 +11,9 @@ from node.core.errors import PippinError
 
 PIECE_S = 0.05
 """Length of the pieces of long jobs, between which the steps of rings run."""
+_MAX_BUFFERS = 2 * 2**30
+_MAX_BUFFERS_SHARE = 0.05
+"""Of the device's memory."""
 
 
 class DeviceUnavailable(PippinError):
@@ -56,12 +59,17 @@ def is_metal() -> bool:
     return mx.metal.is_available() and mx.default_device() != mx.cpu
 
 
-def wire_memory() -> None:
-    """Wire the memory of models (Metal): otherwise macOS may page weights out after a second without work."""
-    if is_metal():
-        limit = mx.device_info().get("max_recommended_working_set_size")
-        if isinstance(limit, int):
-            mx.set_wired_limit(limit)
+def limit_memory() -> None:
+    """Bound the buffers that MLX keeps for reuse, and wire the memory of models (Metal).
+
+    MLX's own bound on free buffers is all of the memory, and they are wired as well. Memory that is not wired may be
+    paged out by macOS after a second without work.
+    """
+    memory = device_memory()
+    if memory:
+        mx.set_cache_limit(min(_MAX_BUFFERS, int(memory * _MAX_BUFFERS_SHARE)))
+    if memory and is_metal():
+        mx.set_wired_limit(memory)
 
 
 def release_memory(models: list[Module]) -> Generator[float, None, None]:

@@ -17,6 +17,10 @@ from node.engine.hidden_states import record_outputs
 from node.engine.lanes import Lanes, LeftoverKv
 from node.engine.plan import Plan
 
+_CLEAR_STEPS = 256
+"""Steps of decoding between two clears of MLX's free buffers, as in mlx-lm. Caches grow every 256 tokens, and nothing
+needs the smaller buffers that are then freed."""
+
 
 class Stage:
     """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
@@ -34,6 +38,8 @@ class Stage:
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)
         self._tail = PartialModel(model, layers, plan.layers, plan.layers, plan.patterns, plan.carried)
         self._choose_caches()
+        self._decoded = 0
+        """Steps of decoding so far."""
         self.leftover = LeftoverKv()
         self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
 
@@ -178,6 +184,9 @@ class Stage:
         if length == 1:
             # The thread builds the next graph (head, sampling) while the device computes.
             mx.async_eval(output, caches.states(lane.caches))  # type: ignore[no-untyped-call]
+            self._decoded += 1
+            if self._decoded % _CLEAR_STEPS == 0:
+                mx.clear_cache()
         else:
             mx.eval(output, caches.states(lane.caches))
             mx.clear_cache()  # buffers of a prefill have sizes that are not reused

@@ -6,7 +6,7 @@ import pytest
 
 from node.core.errors import NotReady
 from node.engine.compute import Compute
-from node.engine.device import DeviceUnavailable, choose_device, device_memory, device_name
+from node.engine.device import DeviceUnavailable, choose_device, device_memory, device_name, limit_memory
 
 
 @pytest.fixture
@@ -218,3 +218,25 @@ async def test_the_chosen_device_is_that_of_the_compute_thread(compute, monkeypa
         assert await compute.run(mx.default_device) == mx.Device(mx.cpu, 1)
     finally:
         mx.set_default_device(before)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("memory", "buffers"), [(12 * GIB, int(0.6 * GIB)), (96 * GIB, 2 * GIB)])
+def test_free_buffers_take_little_of_a_device_and_the_rest_is_wired(memory, buffers, monkeypatch):
+    limits = {}
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": memory, "memory_size": 1})
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.update(buffers=limit))
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: limits.update(wired=limit))
+    limit_memory()
+    assert limits == {"buffers": buffers, "wired": memory}
+
+
+def test_a_cpu_keeps_mlx_s_own_limits(monkeypatch):
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    monkeypatch.setattr(mx, "set_cache_limit", lambda limit: pytest.fail("limited"))
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: pytest.fail("wired"))
+    limit_memory()
