@@ -1,10 +1,19 @@
 """Memory of this machine, and the share of it that a node may use for models."""
 
 import ctypes
+import logging
 import sys
 
 import psutil
 
+from node.core.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+DEVICE_SHARE = 0.9
+"""Share of a device's memory used for models. The rest is for MLX's free buffers, the results of a step, and other
+programs; mlx-lm warns of models that take more.
+"""
 RAM_SHARE = 0.7
 """Share of RAM used on machines whose device gives no limit of its own. The rest is for the system, this process and
 the file cache, through which weights are read; a machine that swaps is slower than one with fewer layers.
@@ -44,13 +53,24 @@ def available() -> int:
 def usable(device_memory: int | None, asked: int | None) -> int:
     """Bytes that this node may use for models, in total.
 
-    `asked`, by the user, takes precedence, up to the machine's memory. Otherwise, on Metal, it is the recommended
-    working set (`device_memory`): beyond it the GPU's pages do not stay resident, and every token waits for them.
-    Otherwise a share of the RAM. The result depends on total memory, never on what happens to be free: a placement must
-    be the same after a restart.
+    `asked`, by the user, takes precedence, up to the machine's memory. Otherwise it is a share of the device's memory:
+    on Metal the recommended working set, beyond which the GPU's pages do not stay resident, and every token waits for
+    them. Otherwise a share of the RAM. The result depends on total memory, never on what happens to be free: a
+    placement must be the same after a restart.
     """
     if asked is not None:
-        return min(asked, max(total(), device_memory or 0))
-    if device_memory:
-        return device_memory
-    return int(total() * RAM_SHARE)
+        given = min(asked, max(total(), device_memory or 0))
+        if device_memory and given > device_memory:
+            log.warning("%s", _too_much(given, device_memory))
+        return given
+    return int(device_memory * DEVICE_SHARE) if device_memory else int(total() * RAM_SHARE)
+
+
+def _too_much(given: int, device_memory: int) -> str:
+    """Explain that the device can't hold `given` bytes, and on a Mac how to let it."""
+    what = f"--memory: the GPU can hold {format_bytes(device_memory)}, not {format_bytes(given)}"
+    wired = min(given, int(total() * DEVICE_SHARE))  # without the rest, macOS itself would stall
+    if sys.platform != "darwin" or wired <= device_memory:
+        return f"{what}; a model that needs more will be very slow, or fail"
+    command = f"sudo sysctl iogpu.wired_limit_mb={wired // 2**20}"
+    return f"{what}; for more, run `{command}` and start the node again (macOS forgets it when it restarts)"

@@ -17,7 +17,7 @@ GIB = 2**30
     [
         (None, None, int(16 * GIB * memory.RAM_SHARE)),
         (0, None, int(16 * GIB * memory.RAM_SHARE)),
-        (11 * GIB, None, 11 * GIB),
+        (11 * GIB, None, int(9.9 * GIB)),
         (11 * GIB, 4 * GIB, 4 * GIB),
         (11 * GIB, 14 * GIB, 14 * GIB),
         (11 * GIB, 64 * GIB, 16 * GIB),
@@ -28,6 +28,31 @@ GIB = 2**30
 def test_usable(monkeypatch, device, asked, expected):
     monkeypatch.setattr(memory, "total", lambda: 16 * GIB)
     assert memory.usable(device, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (10 * GIB, ""),
+        (11 * GIB, ""),
+        (13 * GIB, "the GPU can hold 11.0 GB, not 13.0 GB; for more, run `sudo sysctl iogpu.wired_limit_mb=13312`"),
+        (64 * GIB, "the GPU can hold 11.0 GB, not 16.0 GB; for more, run `sudo sysctl iogpu.wired_limit_mb=14745`"),
+    ],
+)
+def test_more_than_a_mac_can_wire(asked, told, monkeypatch, caplog):
+    monkeypatch.setattr(memory, "total", lambda: 16 * GIB)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    memory.usable(11 * GIB, asked)
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.records)
+
+
+def test_more_than_a_card_has(monkeypatch, caplog):
+    monkeypatch.setattr(memory, "total", lambda: 64 * GIB)
+    monkeypatch.setattr(sys, "platform", "linux")
+    memory.usable(24 * GIB, 30 * GIB)
+    assert "the GPU can hold 24.0 GB, not 30.0 GB; a model that needs more" in caplog.text
+    assert "sysctl" not in caplog.text
 
 
 def test_this_machine_has_memory():
