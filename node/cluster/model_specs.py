@@ -98,4 +98,5 @@ class ModelSpecs:
             shared_ends=bool(plan.shared),
             head_bytes=weights.head_bytes,
             revision=revision,
+            score_bytes=plan.score_bytes,
         )

@@ -47,6 +47,8 @@ class ModelSpec:
     head_bytes: int = 0
     """Bytes of the ends that the driver reads for each token: the LM head's. Of a separate embedding it reads one row."""
     revision: str = ""
+    score_bytes: int = 0
+    """Bytes of the attention scores of one chunk, for each token of the context; 0 where attention is fused."""
 
     @property
     def layers(self) -> int:

@@ -73,6 +73,13 @@ UNPROVEN_ON_METAL: Mapping[str, str] = {
 operations; only these have been tested.
 """
 
+UNFUSED: Mapping[str, str] = {
+    "gear": "it caps its scores",
+    "gemma2": "it caps its scores",
+    "phi3small": "its sparse attention masks its scores by blocks",
+}
+"""Architectures that compute attention without MLX's fused kernels, for any size of their heads."""
+
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
     ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
     "mlx-lm's code has no place between its final norm and its head",

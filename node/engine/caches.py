@@ -90,6 +90,12 @@ def cost(cache: Any) -> KvCost:
     return KvCost(int(per_token), int(fixed), int(windows.pop()) if len(windows) == 1 else 0)
 
 
+def head_sizes(cache: Any) -> set[tuple[int, int]]:
+    """Sizes of a key and of a value of one head, in each part that has any; after a short step."""
+    kept = [part for part in parts(cache) if not isinstance(part, ArraysCache) and part.keys is not None]
+    return {(part.keys.shape[-1], part.values.shape[-1]) for part in kept}
+
+
 def total_bytes(caches: Iterable[Any]) -> int:
     """Bytes that the caches take at present."""
     return sum(part.nbytes for cache in caches for part in parts(cache) if not part.empty())

@@ -17,8 +17,8 @@ from mlx_lm.utils import _get_classes
 from node.core.errors import ModelUnsupported
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import KvCost
-from node.engine.architectures import CHUNKED, UNBATCHABLE, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
-from node.engine.caches import can_go_back, can_merge, cost
+from node.engine.architectures import CHUNKED, UNBATCHABLE, UNFUSED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
+from node.engine.caches import can_go_back, can_merge, cost, head_sizes
 from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import DryRun
 
@@ -26,6 +26,15 @@ _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32
 
 _MAX_CONTEXT = 2**31 - 1
 """Maximum tokens of a context, even if a config has a larger number."""
+UNFUSED_CHUNK = 256
+"""Tokens of a chunk where attention is not fused: its scores for a long context take much memory. 32 heads, and 32768
+tokens, take 0.5 GB in half precision."""
+_FUSED_HEADS = {(size, size) for size in (64, 72, 80, 96, 128)}
+"""Sizes of keys and values for which MLX fuses the attention of a chunk on all Macs (`use_fallback` in
+mlx/backend/metal/scaled_dot_product_attention.cpp). For 192 and 256 it prefers the unfused way, except on an M5."""
+_HEAD_KEYS = ("num_attention_heads", "swa_num_attention_heads", "num_query_heads", "num_heads", "n_heads", "n_head")
+_PARTS = ("text_config", "llm_config")
+"""Keys of the language model's own config, where a config describes several models."""
 _CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
     *("max_sequence_length", "model_max_length", "max_context_length", "seq_length"),
@@ -67,6 +76,9 @@ class Plan:
     """Whether the hidden states after the final norm are accessible."""
     kv: tuple[KvCost, ...]
     """Size of each layer's cache for one session."""
+    score_bytes: int
+    """Bytes of the scores of UNFUSED_CHUNK tokens for each token of the context, in one layer; 0 if attention is fused.
+    """
     max_context: int
     width: int
     """Width of the hidden states."""
@@ -129,6 +141,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
         trimmable=all(map(can_go_back, caches)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
+        score_bytes=_score_bytes(model_type, caches, config),
         max_context=max_context(config),
         width=run.width,
         vocabulary=run.vocabulary,
@@ -153,13 +166,32 @@ def build(config: Mapping[str, Any]) -> Module:
 
 def max_context(config: Mapping[str, Any]) -> int:
     """Maximum sequence length of the model in tokens; 32768 if its config has none."""
-    for part in (config, config.get("text_config"), config.get("llm_config")):
+    for part in (config, *map(config.get, _PARTS)):
         if isinstance(part, Mapping):
             for key in _CONTEXT_KEYS:
                 value = part.get(key)
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return min(value, _MAX_CONTEXT)
     return 32768
+
+
+def _score_bytes(model_type: str, caches: Sequence[Any], config: Mapping[str, Any]) -> int:
+    """See Plan.score_bytes. The caches have the keys and values of a short step."""
+    sizes = set[tuple[int, int]]().union(*map(head_sizes, caches))
+    if not sizes or (sizes <= _FUSED_HEADS and model_type not in UNFUSED):
+        return 0
+    return _heads(config) * _dtype(config).size * UNFUSED_CHUNK
+
+
+def _heads(config: Mapping[str, Any]) -> int:
+    """Heads of the layer with the most; the numbers may be a list."""
+    parts = [part for part in (config, *map(config.get, _PARTS)) if isinstance(part, Mapping)]
+    found = [value for part in parts for key in _HEAD_KEYS for value in _as_list(part.get(key))]
+    return max((value for value in found if isinstance(value, int)), default=1)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:

@@ -21,9 +21,10 @@ class Footprint:
         self._ends = spec.ends_bytes
         self._head = spec.head_bytes
         self._shared = spec.shared_ends
-        # Working memory, one of each at a time: a layer is read before the copy it replaces is freed, and the KV cache
-        # of a layer grows by copying all sessions of a lane.
-        self.reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
+        # Working memory, one of each at a time: a layer is read before the copy it replaces is freed, or the scores of
+        # a chunk are computed; and the KV cache of a layer grows by copying all sessions of a lane.
+        scores = spec.score_bytes * context
+        self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.engine.device import release_memory
 from node.engine.load import load_stage
-from node.engine.plan import make_plan
+from node.engine.plan import UNFUSED_CHUNK, make_plan
 from tests.engine.configurations import BASE, CONFIGURATIONS
 from tests.engine.models import at_a_stretch, load, pieces, write_model
 
@@ -200,6 +200,26 @@ def test_planning_a_large_model_takes_no_memory():
     assert (plan.width, plan.vocabulary, plan.max_context) == (8192, 128256, 512)
     assert not plan.reads_tokens
     assert not plan.shared
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "heads"),
+    [
+        ("llama", {"head_dim": 128}, 0),
+        ("llama", {"head_dim": 192}, 4),
+        ("llama", {"head_dim": 256, "num_attention_heads": 6}, 6),
+        ("gemma2", {"head_dim": 128}, 4),  # it caps its scores
+        ("deepseek_v3", {"kv_lora_rank": 64, "qk_rope_head_dim": 32}, 4),  # keys and values differ in size
+        ("gemma3", {}, 4),  # its config is that of the text model in it
+        ("openelm", {}, 8),  # of the layer with the most
+        ("mamba2", {}, 0),
+    ],
+)
+def test_scores_that_attention_keeps_in_memory(name, own, heads):
+    plan = make_plan(CONFIGURATIONS[name] | own)
+    assert plan.score_bytes == heads * 4 * UNFUSED_CHUNK
+    half = make_plan(CONFIGURATIONS[name] | own | {"torch_dtype": "bfloat16"})
+    assert half.score_bytes in (plan.score_bytes // 2, plan.score_bytes)  # the dtype may be the text model's
 
 
 def test_what_layers_read_beside_their_input_is_found():

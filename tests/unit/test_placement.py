@@ -113,6 +113,15 @@ def test_an_embedding_beside_the_head_is_held_but_not_read():
     assert shape(ring) == [("a", 0, 14), ("b", 14, 32)]
 
 
+def test_scores_of_attention_that_is_not_fused_take_room_on_each_node():
+    plain, spec = model(), dataclasses.replace(model(), score_bytes=16384)
+    one, other = (Footprint(each, 32768, 1) for each in (plain, spec))
+    assert other.reserve - one.reserve == 512 * MB - 200 * MB  # in place of the largest layer's copy
+    room = [node(name, one.stage(0, 16, driver=True) + 1) for name in "ab"]
+    assert only([plain], room, max_sessions=[1]).context == 32768
+    assert only([spec], room, max_sessions=[1]).context == 16384
+
+
 def test_a_small_node_gets_what_it_can_hold():
     ring = only([model()], [node("a", 7 * GB), node("b", 2 * GB)], contexts=[8192], max_sessions=[1])
     assert [s.node for s in ring.stages] == ["a", "b"]
@@ -495,6 +504,7 @@ def specs(draw: st.DrawFn, name: str = "m") -> ModelSpec:
         tuple(draw(st.lists(costs, min_size=layers, max_size=layers))),
         tuple(sorted(draw(st.sets(st.integers(1, layers - 1))))) if layers > 1 else (),
         draw(st.sampled_from([512, 4096, 40000])),
+        score_bytes=draw(st.sampled_from([0, 16384])),
     )
 
 
@@ -512,7 +522,7 @@ def clusters(draw: st.DrawFn) -> list[NodeReport]:
 def stage_cost(spec: ModelSpec, start: int, end: int, context: int, sessions: int, driver: bool) -> int:
     """Bytes of a stage, computed without the code under test."""
     cache = [kv.fixed + kv.per_token * (min(context, kv.window) if kv.window else context) for kv in spec.kv]
-    reserve = STAGE_RESERVE + max(spec.layer_bytes) + max(cache) * sessions
+    reserve = STAGE_RESERVE + max(*spec.layer_bytes, spec.score_bytes * context) + max(cache) * sessions
     ends = spec.ends_bytes if driver else 0
     return sum(spec.layer_bytes[start:end]) + sum(cache[start:end]) * sessions + ends + reserve
 
