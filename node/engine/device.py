@@ -90,10 +90,23 @@ def release_memory(models: list[Module]) -> Generator[float, None, None]:
     mx.clear_cache()
 
 
-def prefill_chunk() -> int:
-    """Tokens of a prompt in one step: enough to keep the device busy, few enough to share it with other sessions.
+def prefill_chunk(stages: int, unfused: int = 0) -> int:
+    """Tokens of a prompt in one step, when no stream waits for it, in a ring of so many stages.
 
-    A GPU needs some hundreds for full speed. A CPU is as fast with fewer, and then the stages of a ring overlap better
-    (see docs/performance.md).
+    A GPU needs some hundreds for full speed, and more if a model's experts have to be read for each step: alone it
+    takes 2048, as in mlx-lm. The stages of a ring overlap only from chunk to chunk. A CPU is as fast with fewer (see
+    docs/performance.md). `unfused`: the most where attention is not fused; 0 where it is.
     """
-    return 128 if mx.default_device() == mx.cpu else 512
+    if mx.default_device() == mx.cpu:
+        return 128
+    most = 2048 if stages == 1 else 512
+    return min(most, unfused) if unfused else most
+
+
+def warm_up_tokens() -> int:
+    """Tokens of the prompt that warms up a stage.
+
+    A GPU has other kernels for a few tokens than for some tens: quantized products for up to 33, attention for up to 8.
+    A CPU has not, and is slow.
+    """
+    return 8 if mx.default_device() == mx.cpu else 64

@@ -18,22 +18,26 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
 from node.core.errors import ModelBroken, ModelUnsupported
-from node.core.frames import Open
+from node.core.frames import Merge, Open
+from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
 from node.engine.architectures import UNPROVEN_ON_METAL
-from node.engine.device import PIECE_S, is_metal, release_memory
+from node.engine.device import PIECE_S, is_metal, release_memory, warm_up_tokens
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import find_layers
 from node.engine.graph import sources, weights_in
 from node.engine.plan import Plan, make_plan
+from node.engine.sampling import History, sample
 from node.engine.stage import Stage
 from node.model.config import read_config
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = (8, 1)
-"""Lengths of the steps that a new stage runs: a prefill and a decode use different kernels."""
+_MAX_GROUP = 256 * 2**20
+"""Maximum bytes of the tensors that are read at once. MLX has four threads that read, and each reads up to 32 MB of a
+tensor at a time."""
+_SAMPLINGS = (Sampling(temperature=0), Sampling(top_p=0.9))
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
@@ -215,43 +219,73 @@ def _dtype(weights: Iterable[mx.array]) -> mx.Dtype:
 
 
 def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
-    """Read the weights one by one, so that memory for a conversion is freed after each."""
+    """Read the weights in groups, so that MLX reads several tensors at once, and memory for conversions is freed after
+    each group.
+    """
     total = sum(weight.nbytes for weight in weights) or 1
-    done, begun = 0, time.perf_counter()
-    for weight in weights:
+    done, read, size = 0, 0, _MAX_GROUP // 8
+    while done < len(weights):
+        group = _group(weights, done, size)
+        begun = time.perf_counter()
         try:
-            mx.eval(weight)
+            mx.eval(group)
         except (RuntimeError, ValueError) as error:
             raise ModelBroken(f"The weights of {directory.name} cannot be read: {error}") from error
-        done += weight.nbytes
-        if time.perf_counter() - begun >= PIECE_S:
-            mx.clear_cache()
-            yield min(done / total, 0.99)
-            begun = time.perf_counter()
-    mx.clear_cache()
+        mx.clear_cache()
+        done, read = done + len(group), read + sum(weight.nbytes for weight in group)
+        # A group is a piece of the load, which other rings wait for: a slow disk gets smaller ones.
+        size = min(2 * size, _MAX_GROUP) if time.perf_counter() - begun < PIECE_S else max(size // 2, 1)
+        yield min(read / total, 0.99)
+
+
+def _group(weights: Sequence[mx.array], begin: int, size: int) -> Sequence[mx.array]:
+    """The weights from `begin` that have up to `size` bytes together; at least one."""
+    end, total = begin + 1, weights[begin].nbytes
+    while end < len(weights) and total + weights[end].nbytes <= size:
+        total += weights[end].nbytes
+        end += 1
+    return weights[begin:end]
 
 
 def _warm_up(model: Module, plan: Plan, start: int, end: int, dtype: mx.Dtype) -> Iterator[float]:
-    """Run two steps of each layer, in pieces, so that kernels are compiled before the first request."""
+    """Run each layer, in pieces, as the first requests will, so that kernels are compiled before them."""
     cuts = [start, *(cut for cut in plan.cuts if start < cut < end), end]
     for first, last in pairwise(cuts):
-        layer, lane = Stage(model, plan, first, last, 0), -1
-        layer.lanes.apply(Open(lane))
-        for length in _WARM_UP:
-            tokens = mx.zeros((1, length), mx.int32)
-            if first == 0:
-                mx.eval(layer.begin(lane, tokens))
-            else:
-                mx.eval(layer.run(lane, _zeros(plan, first, length, dtype), tokens))
-        layer.lanes.clear()
+        _warm_up_layer(Stage(model, plan, first, last, 0), dtype)
         yield 0.99
-        if first == 0:
-            mx.eval(layer.finish(_zeros(plan, plan.layers, 1, dtype)))
-            mx.clear_cache()
-            yield 0.99
+    if start == 0:
+        tail = Stage(model, plan, 0, cuts[1], 0)
+        for rows in (1, 2):
+            logits = tail.finish(_zeros(plan, plan.layers, rows, 1, dtype))
+            for sampling in _SAMPLINGS:
+                sample(logits, [sampling] * rows, [0] * rows, [History()] * rows)
+        mx.clear_cache()
+        yield 0.99
 
 
-def _zeros(plan: Plan, cut: int, length: int, dtype: mx.Dtype) -> list[mx.array]:
-    """Zeros with the shapes of the arrays sent at a cut, for one row."""
-    sizes = {ROWS: 1, LENGTH: length}
+def _warm_up_layer(layer: Stage, dtype: mx.Dtype) -> None:
+    """Run a prompt, a step of decoding, and one of two sessions."""
+    one, other = 1, 2
+
+    def step(lane: int, rows: int, length: int) -> None:
+        tokens = mx.zeros((rows, length), mx.int32)
+        if layer.start == 0:
+            mx.eval(layer.begin(lane, tokens))
+        else:
+            mx.eval(layer.run(lane, _zeros(layer.plan, layer.start, rows, length, dtype), tokens))
+
+    layer.lanes.apply(Open(one))
+    step(one, 1, warm_up_tokens())
+    step(one, 1, 1)
+    if layer.plan.batchable:
+        layer.lanes.apply(Open(other))
+        step(other, 1, 1)
+        layer.lanes.apply(Merge(one, other))
+        step(one, 2, 1)
+    layer.lanes.clear()
+
+
+def _zeros(plan: Plan, cut: int, rows: int, length: int, dtype: mx.Dtype) -> list[mx.array]:
+    """Zeros with the shapes of the arrays sent at a cut."""
+    sizes = {ROWS: rows, LENGTH: length}
     return [mx.zeros([sizes.get(size, size) for size in shape], dtype) for shape in plan.shapes[cut]]

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import platform
 import sys
 
 import psutil
@@ -19,6 +20,7 @@ RAM_SHARE = 0.7
 the file cache, through which weights are read; a machine that swaps is slower than one with fewer layers.
 """
 
+_IS_MAC = platform.system() == "Darwin"
 _LIBC = ctypes.CDLL(None)
 _GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
 _M_ARENA_MAX = -8
@@ -70,7 +72,7 @@ def _too_much(given: int, device_memory: int) -> str:
     """Explain that the device can't hold `given` bytes, and on a Mac how to let it."""
     what = f"--memory: the GPU can hold {format_bytes(device_memory)}, not {format_bytes(given)}"
     wired = min(given, int(total() * DEVICE_SHARE))  # without the rest, macOS itself would stall
-    if sys.platform != "darwin" or wired <= device_memory:
+    if not _IS_MAC or wired <= device_memory:
         return f"{what}; a model that needs more will be very slow, or fail"
     command = f"sudo sysctl iogpu.wired_limit_mb={wired // 2**20}"
     return f"{what}; for more, run `{command}` and start the node again (macOS forgets it when it restarts)"

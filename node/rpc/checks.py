@@ -44,7 +44,9 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     _check_count("layers", message.kv, MAX_LAYERS)
     _check_count("cuts", message.cuts, MAX_LAYERS)
     costs = [number for cost in message.kv for number in (cost.per_token, cost.fixed, cost.window)]
-    _check_below("sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context, message.score_bytes)
+    _check_below(
+        "sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context, message.score_bytes
+    )
     _check_names(message.id, message.revision)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)

@@ -6,7 +6,15 @@ import pytest
 
 from node.core.errors import NotReady
 from node.engine.compute import Compute
-from node.engine.device import DeviceUnavailable, choose_device, device_memory, device_name, limit_memory
+from node.engine.device import (
+    DeviceUnavailable,
+    choose_device,
+    device_memory,
+    device_name,
+    limit_memory,
+    prefill_chunk,
+    warm_up_tokens,
+)
 
 
 @pytest.fixture
@@ -240,3 +248,16 @@ def test_a_cpu_keeps_mlx_s_own_limits(monkeypatch):
     monkeypatch.setattr(mx, "set_cache_limit", lambda limit: pytest.fail("limited"))
     monkeypatch.setattr(mx, "set_wired_limit", lambda limit: pytest.fail("wired"))
     limit_memory()
+
+
+def test_chunks_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert (prefill_chunk(1), prefill_chunk(2), prefill_chunk(3)) == (2048, 512, 512)
+    assert (prefill_chunk(1, 256), prefill_chunk(2, 256)) == (256, 256)
+    assert warm_up_tokens() == 64
+
+
+def test_chunks_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    assert {prefill_chunk(stages, unfused) for stages in (1, 2) for unfused in (0, 256)} == {128}
+    assert warm_up_tokens() < 64

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -9,8 +10,10 @@ from mlx.utils import tree_flatten
 
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.engine.device import release_memory
-from node.engine.load import load_stage
+from node.engine.load import _read, load_stage
 from node.engine.plan import UNFUSED_CHUNK, make_plan
+from node.engine.sampling import sample
+from node.engine.stage import Stage
 from tests.engine.configurations import BASE, CONFIGURATIONS
 from tests.engine.models import at_a_stretch, load, pieces, write_model
 
@@ -51,7 +54,7 @@ def test_an_unloaded_stage_gives_its_memory_back_tensor_by_tensor(tmp_path, monk
 
 
 def test_it_is_read_tensor_by_tensor_and_warmed_up_layer_by_layer(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.engine.load.PIECE_S", 0)
+    monkeypatch.setattr("node.engine.load._MAX_GROUP", 1)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     weights = mx.load(str(directory / "model.safetensors")).values()
     shares, held = [], []
@@ -65,8 +68,50 @@ def test_it_is_read_tensor_by_tensor_and_warmed_up_layer_by_layer(tmp_path, monk
     assert max(after - before for before, after in pairwise(held[2:])) <= most + 4096  # and never a whole layer at once
 
 
+def test_tensors_are_read_in_groups_which_are_smaller_on_a_slow_disk(monkeypatch):
+    time, speed, groups = [0.0], [1e12], []
+
+    def read(group):
+        groups.append([weight.nbytes for weight in group])
+        time[0] += sum(groups[-1]) / speed[0]
+
+    monkeypatch.setattr("node.engine.load.time.perf_counter", lambda: time[0])
+    monkeypatch.setattr(mx, "eval", read)
+    weights = [mx.zeros(size << 20, mx.uint8) for size in (100, 1, 2, 30, *[5] * 200)]  # not evaluated
+    total = sum(weight.nbytes for weight in weights)
+    for speed[0], most in ((1e12, 256 << 20), (400e6, 32 << 20)):
+        groups.clear()
+        shares = list(_read(weights, Path("m")))
+        assert [size for group in groups for size in group] == [weight.nbytes for weight in weights]
+        assert groups[0] == [100 << 20]  # more than the first group may have
+        assert max(map(sum, groups[1:])) <= most
+        assert sum(groups[-2]) > most // 3
+        assert shares[0] == (100 << 20) / total
+
+
+def test_the_first_prompt_finds_its_kernels_compiled(tmp_path, monkeypatch):
+    steps, samplings = [], []
+
+    def begin(stage, lane, tokens, *rest):
+        steps.append((stage.start, *tokens.shape))
+        return stepped(stage, lane, tokens, *rest)
+
+    def record(logits, params, *rest):
+        samplings.append((logits.shape[0], params[0].temperature))
+        return sample(logits, params, *rest)
+
+    stepped = Stage._step
+    monkeypatch.setattr(Stage, "_step", begin)
+    monkeypatch.setattr("node.engine.load.sample", record)
+    monkeypatch.setattr("node.engine.load.warm_up_tokens", lambda: 64)
+    load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
+    each = [(1, 64), (1, 1), (1, 1), (2, 1)]  # the second session's first step is one of the others
+    assert steps == [(layer, *shape) for layer in (0, 1) for shape in each]
+    assert samplings == [(rows, temperature) for rows in (1, 2) for temperature in (0, 1)]
+
+
 def test_a_load_that_is_broken_off_gives_its_memory_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.engine.load.PIECE_S", 0)
+    monkeypatch.setattr("node.engine.load._MAX_GROUP", 1)
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     size = (directory / "model.safetensors").stat().st_size
     before = held_by_mlx()
@@ -218,6 +263,7 @@ def test_planning_a_large_model_takes_no_memory():
 def test_scores_that_attention_keeps_in_memory(name, own, heads):
     plan = make_plan(CONFIGURATIONS[name] | own)
     assert plan.score_bytes == heads * 4 * UNFUSED_CHUNK
+    assert plan.max_chunk == (UNFUSED_CHUNK if heads else 0)
     half = make_plan(CONFIGURATIONS[name] | own | {"torch_dtype": "bfloat16"})
     assert half.score_bytes in (plan.score_bytes // 2, plan.score_bytes)  # the dtype may be the text model's
 

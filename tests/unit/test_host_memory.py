@@ -41,7 +41,7 @@ def test_usable(monkeypatch, device, asked, expected):
 )
 def test_more_than_a_mac_can_wire(asked, told, monkeypatch, caplog):
     monkeypatch.setattr(memory, "total", lambda: 16 * GIB)
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "_IS_MAC", True)
     memory.usable(11 * GIB, asked)
     assert told in caplog.text
     assert bool(told) == bool(caplog.records)
@@ -49,7 +49,7 @@ def test_more_than_a_mac_can_wire(asked, told, monkeypatch, caplog):
 
 def test_more_than_a_card_has(monkeypatch, caplog):
     monkeypatch.setattr(memory, "total", lambda: 64 * GIB)
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(memory, "_IS_MAC", False)
     memory.usable(24 * GIB, 30 * GIB)
     assert "the GPU can hold 24.0 GB, not 30.0 GB; a model that needs more" in caplog.text
     assert "sysctl" not in caplog.text
