@@ -79,6 +79,8 @@ class Plan:
     score_bytes: int
     """Bytes of the scores of UNFUSED_CHUNK tokens for each token of the context, in one layer; 0 if attention is fused.
     """
+    max_chunk: int
+    """Maximum tokens of a chunk where attention is not fused; 0 where it is."""
     max_context: int
     width: int
     """Width of the hidden states."""
@@ -141,7 +143,8 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
         trimmable=all(map(can_go_back, caches)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
-        score_bytes=_score_bytes(model_type, caches, config),
+        score_bytes=(score_bytes := _score_bytes(model_type, caches, config)),
+        max_chunk=UNFUSED_CHUNK if score_bytes else 0,
         max_context=max_context(config),
         width=run.width,
         vocabulary=run.vocabulary,

@@ -262,13 +262,14 @@ class Rings:
         on_ended = partial(self._ended, ring.id, shard)
         if ring.driver != me:
             return Worker(ring, self._compute, runner, next_hop, on_ended)
+        plan = loaded.stage.plan
         limits = RingLimits(
             context=ring.context,
             max_sessions=ring.max_sessions,
             max_queue=self._max_queue,
             max_rows=max(1, self._max_batch // len(ring.nodes)),
-            chunk=prefill_chunk(),
-            kv=loaded.stage.plan.kv,
+            chunk=prefill_chunk(len(ring.nodes), plan.max_chunk),
+            kv=plan.kv,
         )
         driver = Driver(
             ring,

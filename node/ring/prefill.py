@@ -10,6 +10,10 @@ STALL_S = 0.15
 """Maximum delay that a chunk causes to streams: a reader hardly sees it, and it is long beside a step of decoding."""
 STALL_STEPS = 2
 """Where steps of decoding are slow, a chunk may take as long as so many of them: a shorter one would gain little."""
+LONG_CHUNK_S = 3.0
+"""Maximum time of a chunk of more than SHORT_CHUNK while nothing streams: another prompt may wait for it."""
+SHORT_CHUNK = 512
+"""Tokens with which every device is nearly at its full speed."""
 MIN_CHUNK = 16
 """Tokens; a step of fewer takes as long."""
 GRID = 512
@@ -84,9 +88,12 @@ class ChunkSize:
 
         `token_s`: seconds for each token of this prompt; 0 before its first chunk.
         """
-        size = self.most
-        limit = max(STALL_S, STALL_STEPS * self.decode_s) / max(1, between)
-        while between and size > MIN_CHUNK and size * (token_s or self.token_s) > limit:
+        token_s = token_s or self.token_s
+        size = self.most if token_s else min(self.most, SHORT_CHUNK)
+        least, limit = SHORT_CHUNK, LONG_CHUNK_S
+        if between:
+            least, limit = MIN_CHUNK, max(STALL_S, STALL_STEPS * self.decode_s) / between
+        while size > least and size * token_s > limit:
             size //= 2
         return size
 

@@ -777,6 +777,20 @@ def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> N
     assert longest <= 1.0
 
 
+@pytest.mark.parametrize(("token_s", "later"), [(0.001, 2048), (0.002, 1024), (0.004, 512), (0.1, 512)])
+def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
+    roomy = limits(context=20_000, chunk=2048)
+    scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler.submit(request(8000, 1))
+    sizes = []
+    for _ in range(3):
+        step = scheduler.next()
+        assert step
+        sizes.append(len(step.tokens[0]))
+        scheduler.landed(step, sizes[-1] * token_s)
+    assert sizes == [512, later, later]  # nothing is measured before the first
+
+
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
     scheduler = Scheduler(
         limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
