@@ -128,7 +128,15 @@ class Daemon:
         self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
-        self._specs = ModelSpecs(self._catalogue, hub, self._compute, self._client, self._agent.holders, self._pools)
+        self._specs = ModelSpecs(
+            self._catalogue,
+            hub,
+            self._compute,
+            self._client,
+            self._agent.holders,
+            self._pools,
+            self._options.kv_bits,
+        )
         self._grammars = Grammars(sandboxes, self._options.grammar_timeout)
 
     def _build_rings(self, sandboxes: SandboxServer, *, is_open: bool) -> None:

@@ -59,6 +59,8 @@ class Options:
     mdns: bool = True
     context: int | None = None
     """Maximum length of a sequence in tokens; None: the placement decides."""
+    kv_bits: int = 0
+    """Bits of a number of the KV; 0: the dtype of the activations."""
     max_sessions: int | None = None
     """Sequences that a ring reserves memory for; None: the placement decides."""
     max_rings: int | None = None
@@ -164,6 +166,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         type=values.count(1),
         help="maximum context in tokens (default: what fits, up to 32768)",
     )
+    bits = "keep the KV in so many bits, with less memory and less precision (default: those of the model)"
+    add("--kv-bits", default=0, type=int, choices=(4, 8), help=bits)
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")

@@ -49,5 +49,5 @@ class ControlService:
             raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
         self._draining.apply(node, draining=draining)
 
-    async def describe(self, model: str, revision: str) -> ModelSpec:
-        return await self._specs.local(model, revision)
+    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
+        return await self._specs.local(model, revision, kv_bits)

@@ -27,8 +27,12 @@ class ModelSpecs:
         client: RpcClient,
         holders: Callable[[str], Sequence[tuple[Address, str]]],
         pools: Pools,
+        kv_bits: int = 0,
     ) -> None:
-        """`holders`: returns the other nodes that have all files of a model, each with their revision."""
+        """`holders`: returns the other nodes that have all files of a model, each with their revision. `kv_bits`: see
+        ModelSpec, for `find`.
+        """
+        self._kv_bits = kv_bits
         self._pools = pools
         self._catalogue = catalogue
         self._hub = hub
@@ -36,15 +40,15 @@ class ModelSpecs:
         self._client = client
         self._holders = holders
 
-    async def local(self, model: str, revision: str = "") -> ModelSpec:
-        """Describe a model of which at least the small files are on this node.
+    async def local(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
+        """Describe a model of which at least the small files are on this node; for an empty `revision`, any.
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """
         folder = await self._pools.files.run(self._catalogue.described, model, revision)
         if folder is None:
             raise ModelNotFound(f"{model} is not on this node.")
-        return await self._read(model, folder)
+        return await self._read(model, folder, kv_bits)
 
     async def find(self, model: str) -> ModelSpec:
         """Describe a model in the revision that the cluster will use.
@@ -55,19 +59,19 @@ class ModelSpecs:
         Raises ModelNotFound, ModelGated, HubUnavailable, ModelBroken, ModelUnsupported.
         """
         if whole := await self._pools.files.run(self._catalogue.whole, model):
-            return await self._read(model, whole)
+            return await self._read(model, whole, self._kv_bits)
         failure: PippinError | None = None
         holders = self._holders(model)
         count = Counter(revision for _, revision in holders)
         for peer, revision in sorted(holders, key=lambda holder: (-count[holder[1]], holder[1])):
             try:
-                return await self._client.describe(peer, model, revision)
+                return await self._client.describe(peer, model, revision, self._kv_bits)
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
             raise failure  # a holder's error about its files says more than an unreachable hub
         if begun := await self._pools.files.run(self._catalogue.described, model):
-            return await self._read(model, begun)
+            return await self._read(model, begun, self._kv_bits)
         flaw = await self._pools.files.run(self._catalogue.flaw, model)
         if "/" not in model:
             raise failure or flaw or ModelNotFound(f"No node has a model {model}.")
@@ -78,16 +82,17 @@ class ModelSpecs:
                 raise flaw from error
             raise
         config = await self._pools.files.run(read_config, metadata.directory)
-        return await self._describe(model, metadata.directory.name, config, metadata.weights)
+        return await self._describe(model, metadata.directory.name, config, metadata.weights, self._kv_bits)
 
-    async def _read(self, model: str, folder: Folder) -> ModelSpec:
+    async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)
-        return await self._describe(
-            model, folder.revision, config, await self._pools.files.run(Weights.read, folder.path)
-        )
+        weights = await self._pools.files.run(Weights.read, folder.path)
+        return await self._describe(model, folder.revision, config, weights, kv_bits)
 
-    async def _describe(self, model: str, revision: str, config: dict[str, Any], weights: Weights) -> ModelSpec:
-        plan = await self._compute.run(make_plan, config, weights.total_bytes)
+    async def _describe(
+        self, model: str, revision: str, config: dict[str, Any], weights: Weights, kv_bits: int
+    ) -> ModelSpec:
+        plan = await self._compute.run(make_plan, config, weights.total_bytes, kv_bits)
         return ModelSpec(
             id=model,
             layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
@@ -99,4 +104,5 @@ class ModelSpecs:
             head_bytes=weights.head_bytes,
             revision=revision,
             score_bytes=plan.score_bytes,
+            kv_bits=plan.kv_bits,
         )

@@ -49,6 +49,8 @@ class ModelSpec:
     revision: str = ""
     score_bytes: int = 0
     """Bytes of the attention scores of one chunk, for each token of the context; 0 where attention is fused."""
+    kv_bits: int = 0
+    """Bits of a number of the KV, 8 or 4, from the head's --kv-bits; 0: the dtype of the activations."""
 
     @property
     def layers(self) -> int:

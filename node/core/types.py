@@ -35,6 +35,8 @@ class Shard:
     start: int
     end: int
     revision: str = ""
+    kv_bits: int = 0
+    """As in ModelSpec."""
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -248,6 +250,8 @@ class Ring:
     retiring: bool = False
     """Whether another ring replaces it: it serves until that one is ready, then finishes or hands over its sessions."""
     revision: str = ""
+    kv_bits: int = 0
+    """As in ModelSpec."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

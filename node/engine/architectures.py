@@ -80,6 +80,22 @@ UNFUSED: Mapping[str, str] = {
 }
 """Architectures that compute attention without MLX's fused kernels, for any size of their heads."""
 
+UNQUANTIZABLE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("bailing_hybrid", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25",
+         "kimi_linear", "kimi_vl", "longcat_flash", "longcat_flash_ngram", "mistral4"),
+        "its KV is compressed already, and its attention computes with the parts",
+    ),
+    **dict.fromkeys(("gpt_oss", "mimo_v2_flash"), "MLX's attention on quantized KV has no sinks"),
+    **dict.fromkeys(
+        ("gemma2", "phi", "phi3small", "phixtral", "plamo", "plamo2", "stablelm"),
+        "its attention does not use mlx-lm's function for quantized KV",
+    ),
+    "gemma3n": "its layers read the KV of others",
+    "minimax_m3_vl": "its sparse attention reads the keys itself",
+}  # fmt: skip
+"""Architectures whose KV mlx-lm's code can only read in the dtype of the activations."""
+
 WITHOUT_EMBEDDINGS: Mapping[str, str] = dict.fromkeys(
     ("gemma3n", "gpt_neox", "lille-130m", "phixtral"),
     "mlx-lm's code has no place between its final norm and its head",

@@ -5,15 +5,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from node.core.models import KvCost
+from node.engine.quantized_kv import quantized
+
+
+def empty_caches(model: Module, kv_bits: int) -> list[Any]:
+    """The empty caches of a session, over all layers; KV in `kv_bits`, or 0 for the dtype of the activations."""
+    caches: list[Any] = make_prompt_cache(model)
+    return [quantized(cache, kv_bits) for cache in caches] if kv_bits else caches
 
 
 def kind(cache: Any) -> tuple[Any, ...]:
     """Key of caches that are at the same position at the beginning of each step, so each gives the same masks."""
     if isinstance(cache, CacheList):
-        return (CacheList, *(kind(part) for part in cache.caches))
+        return (type(cache), *(kind(part) for part in cache.caches))
     slots = len(cache.cache) if isinstance(cache, ArraysCache) else 0
     return (type(cache), slots, *(getattr(cache, name, None) for name in ("max_size", "keep", "chunk_size")))
 
@@ -42,7 +50,9 @@ def batched(cache: Any) -> Any:
 def single(cache: Any, row: int) -> Any:
     """Copy one row, as the cache of a session that is alone."""
     if isinstance(cache, CacheList):
-        return CacheList(*(single(part, row) for part in cache.caches))
+        alone = copy.copy(cache)
+        alone.caches = tuple(single(part, row) for part in cache.caches)
+        return alone
     if isinstance(cache, ArraysCache):  # its `extract` fails on empty slots
         alone = copy.copy(cache)
         alone.cache = [None if slot is None else slot[row : row + 1] for slot in cache.cache]

@@ -48,11 +48,12 @@ _DTYPES = {
 
 
 def load_stage(
-    directory: Path, start: int, end: int, tensors: Mapping[str, TensorHeader]
+    directory: Path, start: int, end: int, tensors: Mapping[str, TensorHeader], kv_bits: int = 0
 ) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
-    Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. A generator of
+    Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
+    a number of the KV, or 0 for the dtype of the activations. A generator of
     pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it frees all
     memory.
 
@@ -60,7 +61,7 @@ def load_stage(
     damaged files and for missing or unknown tensors.
     """
     config = read_config(directory)
-    plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()))
+    plan = make_plan(config, sum(tensor.nbytes for tensor in tensors.values()), kv_bits)
     plan.check_stage(start, end)
     _warn_if_unproven(directory.name, plan.model_type)
     yield 0.0

@@ -11,14 +11,21 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from node.core.errors import ModelUnsupported
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import KvCost
-from node.engine.architectures import CHUNKED, UNBATCHABLE, UNFUSED, UNPADDED, WITHOUT_EMBEDDINGS, check_supported
-from node.engine.caches import can_go_back, can_merge, cost, head_sizes
+from node.engine.architectures import (
+    CHUNKED,
+    UNBATCHABLE,
+    UNFUSED,
+    UNPADDED,
+    UNQUANTIZABLE,
+    WITHOUT_EMBEDDINGS,
+    check_supported,
+)
+from node.engine.caches import can_go_back, can_merge, cost, empty_caches, head_sizes
 from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import DryRun
 
@@ -76,6 +83,8 @@ class Plan:
     """Whether the hidden states after the final norm are accessible."""
     kv: tuple[KvCost, ...]
     """Size of each layer's cache for one session."""
+    kv_bits: int
+    """Bits of a number of the KV; 0: the dtype of the activations."""
     score_bytes: int
     """Bytes of the scores of UNFUSED_CHUNK tokens for each token of the context, in one layer; 0 if attention is fused.
     """
@@ -96,25 +105,37 @@ class Plan:
             )
 
 
-def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None) -> Plan:
+def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None, kv_bits: int = 0) -> Plan:
     """Make the plan of a model from its config.json. Takes about 0.1 s; must run in the compute thread.
 
-    Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of
+    `kv_bits`: see Plan. Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of
     bounds, or that does not fit `weight_bytes`, the size of the weights.
     """
     model_type = check_supported(config)
+    if kv_bits and model_type in UNQUANTIZABLE:
+        raise _unquantizable(model_type, kv_bits, UNQUANTIZABLE[model_type])
     check_config(config)
     model = build(config)
     if weight_bytes is not None:
         check_weight_count(model, weight_bytes)
     try:
-        return _plan(model_type, model, config)
+        return _plan(model_type, model, config, kv_bits)
     except MLX_ERRORS as error:
+        if kv_bits:
+            why = f"the size of its heads is no multiple of 32, or its layers read the KV of others ({error!r:.300})"
+            raise _unquantizable(model_type, kv_bits, why) from error
         raise ModelUnsupported(f"The {model_type} model of this config.json does not run: {error!r:.500}") from error
 
 
-def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
-    caches = make_prompt_cache(model)
+def _unquantizable(model_type: str, kv_bits: int, why: str) -> ModelUnsupported:
+    return ModelUnsupported(
+        f"The KV of this {model_type} model cannot be in {kv_bits} bits: {why}.",
+        hint="Start the head without --kv-bits.",
+    )
+
+
+def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: int) -> Plan:
+    caches = empty_caches(model, kv_bits)
     run = DryRun(model, caches, _dtype(config))
     cuts, carried = run.cuts()
     kv = [KvCost(0)] * run.count
@@ -143,7 +164,8 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any]) -> Plan:
         trimmable=all(map(can_go_back, caches)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
-        score_bytes=(score_bytes := _score_bytes(model_type, caches, config)),
+        kv_bits=kv_bits,
+        score_bytes=(score_bytes := _score_bytes(model_type, caches, config, kv_bits)),
         max_chunk=UNFUSED_CHUNK if score_bytes else 0,
         max_context=max_context(config),
         width=run.width,
@@ -178,10 +200,10 @@ def max_context(config: Mapping[str, Any]) -> int:
     return 32768
 
 
-def _score_bytes(model_type: str, caches: Sequence[Any], config: Mapping[str, Any]) -> int:
-    """See Plan.score_bytes. The caches have the keys and values of a short step."""
+def _score_bytes(model_type: str, caches: Sequence[Any], config: Mapping[str, Any], kv_bits: int) -> int:
+    """See Plan.score_bytes. The caches have the keys and values of a short step. MLX fuses no quantized attention."""
     sizes = set[tuple[int, int]]().union(*map(head_sizes, caches))
-    if not sizes or (sizes <= _FUSED_HEADS and model_type not in UNFUSED):
+    if not sizes or (sizes <= _FUSED_HEADS and model_type not in UNFUSED and not kv_bits):
         return 0
     return _heads(config) * _dtype(config).size * UNFUSED_CHUNK
 

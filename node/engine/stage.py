@@ -41,7 +41,9 @@ class Stage:
         self._decoded = 0
         """Steps of decoding so far."""
         self.leftover = LeftoverKv()
-        self.lanes = Lanes(partial(_fresh, model, (*self._own, *self._shadows)), plan, f"layers {start} to {end}")
+        self.lanes = Lanes(
+            partial(_fresh, model, (*self._own, *self._shadows), plan.kv_bits), plan, f"layers {start} to {end}"
+        )
 
     def sibling(self) -> "Stage":
         """A stage of another ring, with the same weights, the same `kept`, and caches of its own."""
@@ -61,7 +63,7 @@ class Stage:
         if self.start == 0:
             own |= set(range(self.plan.caches)) - used  # caches of an embedding
         self._own = sorted(own)
-        kinds = [caches.kind(cache) for cache in make_prompt_cache(self.model)]
+        kinds = [caches.kind(cache) for cache in caches.empty_caches(self.model, self.plan.kv_bits)]
         have = {kinds[k]: entry for entry, k in reversed(list(enumerate(self._own)))}
         self._shadows: list[int] = []
         for k, kind in enumerate(kinds):
@@ -205,9 +207,9 @@ class Stage:
         raise PippinError(f"Tensors of shapes {got} are not what layer {cut} of {self.plan.model_type} takes.")
 
 
-def _fresh(model: Module, wanted: Sequence[int]) -> list[Any]:
+def _fresh(model: Module, wanted: Sequence[int], kv_bits: int) -> list[Any]:
     """Make the empty caches with these indexes. Not a method, as lanes would then refer to their stage."""
-    new = make_prompt_cache(model)
+    new = caches.empty_caches(model, kv_bits)
     return [new[k] for k in wanted]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from node.core.models import ModelSpec
 from node.core.types import NodeReport, Ring, StageSpec, StageState
 from node.placement.footprint import footprint
-from node.placement.search import Goal
+from node.placement.search import Goal, new_ring
 from node.placement.split import boundaries
 
 _MOST_TRIED = 256
@@ -32,10 +32,7 @@ def rings_of_loaded_layers(
                 if all(costs.stage(s.start, s.end, driver=s is chain[0]) <= free[s.node] for s in chain)
             ]
             chains = [chain for chain in chains if chain not in fitting]
-            found += [
-                Ring("", spec.id, chain, context, sessions, spec.shared_ends, revision=spec.revision)
-                for chain in fitting
-            ]
+            found += [new_ring(spec, chain, context, sessions) for chain in fitting]
     return found
 
 
@@ -48,7 +45,8 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
         shards = [
             shard
             for shard in dict.fromkeys([*used, *node.idle])
-            if (shard.model, shard.revision) == (spec.id, spec.revision) and {shard.start, shard.end} <= allowed_ends
+            if (shard.model, shard.revision, shard.kv_bits) == (spec.id, spec.revision, spec.kv_bits)
+            and {shard.start, shard.end} <= allowed_ends
         ]
         for shard in shards[:_MOST_SHARDS]:
             stages.setdefault(shard.start, []).append(StageSpec(node.info.id, shard.start, shard.end))

@@ -129,7 +129,8 @@ class _Draft:
     # --- existing rings -----------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
-        of_model = [ring for ring in old if (ring.model, ring.revision) == (spec.id, spec.revision)]
+        version = spec.id, spec.revision, spec.kv_bits
+        of_model = [ring for ring in old if (ring.model, ring.revision, ring.kv_bits) == version]
         found = [ring for ring in of_model if self._conforms(spec, ring)]
         return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 

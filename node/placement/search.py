@@ -56,8 +56,13 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
         for sessions in goal.sessions if orders[count] else ():
             costs = footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
-                return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision)
+                return new_ring(spec, stages, context, sessions)
     return None
+
+
+def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessions: int) -> Ring:
+    """A ring without an id."""
+    return Ring("", spec.id, stages, context, sessions, spec.shared_ends, revision=spec.revision, kv_bits=spec.kv_bits)
 
 
 def _stages(

@@ -158,7 +158,7 @@ class Rings:
     def _shard(self, ring: Ring) -> Shard | None:
         for stage in ring.stages:
             if stage.node == self._agent.info.id:
-                return Shard(ring.model, stage.start, stage.end, ring.revision)
+                return Shard(ring.model, stage.start, stage.end, ring.revision, ring.kv_bits)
         return None
 
     async def _release(self) -> None:

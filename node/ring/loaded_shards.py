@@ -64,7 +64,7 @@ class LoadedShards:
         self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
     ) -> LoadedShard:
         """Load a shard from the model's files; `progress` is called with the share done."""
-        pieces = load_stage(directory, shard.start, shard.end, weights.tensors)
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.kv_bits)
         stage = await self._compute.run_pieces(pieces, progress)
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)

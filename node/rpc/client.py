@@ -150,10 +150,10 @@ class RpcClient:
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
             )
 
-    async def describe(self, peer: Address, model: str, revision: str) -> ModelSpec:
+    async def describe(self, peer: Address, model: str, revision: str, kv_bits: int = 0) -> ModelSpec:
         with calling(peer.target):
             answer = await self._control(peer).Describe(
-                control_pb2.ModelRequest(model=model, revision=revision), timeout=DESCRIBE_TIMEOUT_S
+                control_pb2.ModelRequest(model=model, revision=revision, kv_bits=kv_bits), timeout=DESCRIBE_TIMEOUT_S
             )
         return from_message(checked_spec(answer), ModelSpec)
 

@@ -35,8 +35,11 @@ class ControlHandler(Protocol):
         Raises NodeNotFound if `node` is another node, NotAdmitted if the caller is not the head.
         """
 
-    async def describe(self, model: str, revision: str) -> ModelSpec:
-        """Describe a model whose files are here; for an empty `revision`, any revision. Raises ModelNotFound."""
+    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
+        """Describe a model whose files are here; for an empty `revision`, any revision. `kv_bits`: see ModelSpec.
+
+        Raises ModelNotFound, ModelUnsupported.
+        """
 
 
 class ServingHandler(Protocol):

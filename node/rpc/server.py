@@ -128,7 +128,9 @@ class _Control(ControlServicer):
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
         checked_model(request)
-        return to_message(await self._handler.describe(request.model, request.revision), control_pb2.ModelSpec)
+        return to_message(
+            await self._handler.describe(request.model, request.revision, request.kv_bits), control_pb2.ModelSpec
+        )
 
 
 class _Serving(ServingServicer):

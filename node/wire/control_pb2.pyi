@@ -33,12 +33,14 @@ class Proof(_message.Message):
     def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
-    __slots__ = ("model", "revision")
+    __slots__ = ("model", "revision", "kv_bits")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    KV_BITS_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    kv_bits: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node", "draining")
@@ -57,16 +59,18 @@ class Fence(_message.Message):
     def __init__(self, term: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("model", "start", "end", "revision")
+    __slots__ = ("model", "start", "end", "revision", "kv_bits")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    KV_BITS_FIELD_NUMBER: _ClassVar[int]
     model: str
     start: int
     end: int
     revision: str
-    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
+    kv_bits: int
+    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
 class HeldModel(_message.Message):
     __slots__ = ("id", "revision")
@@ -87,7 +91,7 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes")
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +102,7 @@ class ModelSpec(_message.Message):
     HEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SCORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BITS_FIELD_NUMBER: _ClassVar[int]
     id: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
@@ -108,7 +113,8 @@ class ModelSpec(_message.Message):
     head_bytes: int
     revision: str
     score_bytes: int
-    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ...) -> None: ...
+    kv_bits: int
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used")
@@ -245,7 +251,7 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision", "kv_bits")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +261,7 @@ class Ring(_message.Message):
     SHARED_ENDS_FIELD_NUMBER: _ClassVar[int]
     RETIRING_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    KV_BITS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
@@ -264,7 +271,8 @@ class Ring(_message.Message):
     shared_ends: bool
     retiring: bool
     revision: str
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ...) -> None: ...
+    kv_bits: int
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx import nn
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
@@ -101,9 +102,10 @@ def fetched(source: Path, target: Path, start: int, end: int) -> Path:
 class Whole:
     """The stock model with its own caches: the reference."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, caches: Callable[[Module], list[Any]] = make_prompt_cache) -> None:
         self.model, _ = load_model(directory)
-        self.caches = make_prompt_cache(self.model)
+        self._make_caches = caches
+        self.caches = caches(self.model)
 
     def step(self, tokens: mx.array) -> mx.array:
         """Logits [rows, length, vocabulary]."""
@@ -114,18 +116,19 @@ class Whole:
     def fresh(self) -> "Whole":
         """The same model with empty caches."""
         other = object.__new__(Whole)
-        other.model, other.caches = self.model, make_prompt_cache(self.model)
+        other.model, other.caches = self.model, self._make_caches(self.model)
+        other._make_caches = self._make_caches
         return other
 
 
-def load(directory: Path, start: int, end: int) -> Stage:
+def load(directory: Path, start: int, end: int, kv_bits: int = 0) -> Stage:
     """Load a stage in one go."""
-    return at_a_stretch(pieces(directory, start, end))
+    return at_a_stretch(pieces(directory, start, end, kv_bits))
 
 
-def pieces(directory: Path, start: int, end: int) -> Generator[float, None, Stage]:
+def pieces(directory: Path, start: int, end: int, kv_bits: int = 0) -> Generator[float, None, Stage]:
     """Return the load of a stage before its first piece."""
-    return load_stage(directory, start, end, Weights.read(directory).tensors)
+    return load_stage(directory, start, end, Weights.read(directory).tensors, kv_bits)
 
 
 def at_a_stretch(pieces: Generator[float, None, T]) -> T:
@@ -169,8 +172,8 @@ class Ring:
 class Stages:
     """The stages of one model on disk, each loaded once."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, kv_bits: int = 0) -> None:
+        self._directory, self._kv_bits = directory, kv_bits
         self._loaded: dict[tuple[int, int], Stage] = {}
 
     def ring(self, *bounds: int) -> Ring:
@@ -178,7 +181,7 @@ class Stages:
         pairs = list(pairwise(bounds))
         for pair in pairs:
             if pair not in self._loaded:
-                self._loaded[pair] = load(self._directory, *pair)
+                self._loaded[pair] = load(self._directory, *pair, self._kv_bits)
         return Ring([self._loaded[pair] for pair in pairs])
 
 

@@ -46,7 +46,7 @@ class Handlers:
 
     async def want(self, model: str) -> None: ...
 
-    async def describe(self, model: str, revision: str) -> ModelSpec:
+    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
         raise NotImplementedError(model)
 
     async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:

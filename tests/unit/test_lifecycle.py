@@ -45,7 +45,7 @@ class FakeLeftover:
 
 
 class FakeStage:
-    plan = SimpleNamespace(kv=())
+    plan = SimpleNamespace(kv=(), max_chunk=0)
 
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
@@ -136,8 +136,10 @@ class World:
         await self.go_on.wait()
         return Path(), SimpleNamespace(tensors={})
 
-    def _load(self, _directory: Path, start: int, end: int, _tensors: Any) -> Generator[float, None, FakeStage]:
-        self.loads.append(f"{start}-{end}")
+    def _load(
+        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int
+    ) -> Generator[float, None, FakeStage]:
+        self.loads.append(f"{start}-{end}" + (f" in {kv_bits} bits" if kv_bits else ""))
         self.begun.set()
         weights = Weights()
         self.loaded.append(weakref.ref(weights))
@@ -227,6 +229,18 @@ async def test_idle_weights_stay_for_the_next_ring(world: World) -> None:
     await world.until(StageState.READY)
     assert world.rings.idle() == ()
     assert world.loads == ["0-2", "closed"]
+
+
+async def test_a_ring_with_other_bits_of_kv_loads_its_layers_anew(world: World) -> None:
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    await world.until(StageState.READY)
+    world.place(replace(ring("two", FIRST), kv_bits=8))
+    await world.ready("two")
+    assert world.rings.idle() == (Shard("m", 0, 2),)
+    (report,) = world.rings.reports()
+    assert report.shard == Shard("m", 0, 2, kv_bits=8)
+    assert world.loads == ["0-2", "closed", "0-2 in 8 bits", "closed"]
 
 
 @pytest.mark.slow

@@ -55,6 +55,18 @@ def test_a_node_that_does_not_know_yet_that_its_ring_is_gone_has_the_layers():
     assert shape(again([model()], nodes, Placement()).rings[0]) == shape(before.rings[0])
 
 
+def test_layers_with_other_bits_of_kv_are_no_loaded_layers():
+    first, last = linked(CABLE, "a", "b")
+    nodes = [
+        dataclasses.replace(first, idle=(Shard("m", 0, 10),)),
+        dataclasses.replace(last, idle=(Shard("m", 10, 32),)),
+    ]
+    (loaded,) = placed([model()], nodes).rings
+    assert shape(loaded) == [("a", 0, 10), ("b", 10, 32)]
+    (new,) = placed([dataclasses.replace(model(), kv_bits=8)], nodes).rings
+    assert (shape(new) == shape(loaded), new.kv_bits) == (False, 8)
+
+
 def test_replicas_are_made_of_loaded_layers_too():
     first = placed([model()], linked(CABLE, "a", "b", "c", "d"), max_rings=None)
     stands, gone = first.rings

@@ -101,11 +101,11 @@ class Peers:
     def holders(self, _: str) -> list[tuple[Address, str]]:
         return [(Address(f"10.0.0.{n}:1"), revision) for n, revision in enumerate(self.revisions)]
 
-    async def describe(self, peer: Address, name: str, revision: str) -> ModelSpec:
+    async def describe(self, peer: Address, name: str, revision: str, kv_bits: int) -> ModelSpec:
         self.asked.append(revision)
         if revision in self.away:
             raise PeerUnavailable("It is away.")
-        return ModelSpec(name, (1,), 1, (KvCost(1),), (), 10, revision=revision)
+        return ModelSpec(name, (1,), 1, (KvCost(1),), (), 10, revision=revision, kv_bits=kv_bits)
 
 
 class Hub:
@@ -114,8 +114,9 @@ class Hub:
 
 
 class Compute:
-    async def run(self, *_: Any) -> Any:
-        return SimpleNamespace(layers=4, kv=(KvCost(1),) * 4, cuts=(1, 2, 3), max_context=10, shared=())
+    async def run(self, _make_plan: Any, _config: Any, _bytes: int, kv_bits: int) -> Any:
+        kv, more = (KvCost(1),) * 4, {"score_bytes": 0, "kv_bits": kv_bits}
+        return SimpleNamespace(layers=4, kv=kv, cuts=(1, 2, 3), max_context=10, shared=(), **more)
 
 
 @pytest.fixture
@@ -130,8 +131,8 @@ def made(directory):
     return directory
 
 
-def specs_of(catalogue, peers):
-    return ModelSpecs(catalogue, Hub(), Compute(), peers, peers.holders, Pools())
+def specs_of(catalogue, peers, kv_bits=0):
+    return ModelSpecs(catalogue, Hub(), Compute(), peers, peers.holders, Pools(), kv_bits)
 
 
 async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_here_in_part(catalogue):
@@ -150,11 +151,19 @@ async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_he
 
     (part / "gone").rename(part / "model-00001-of-00003.safetensors")
     assert (await specs.find(ID)).revision == OLD
-    assert (await specs.local(ID, OLD)).revision == OLD
+    assert (await specs.local(ID, OLD, 0)).revision == OLD
     with pytest.raises(ModelNotFound):
-        await specs.local(ID, NEW)
+        await specs.local(ID, NEW, 0)
     with pytest.raises(HubUnavailable):
         await specs_of(catalogue, Peers()).find("org/other")
+
+
+async def test_the_head_says_in_how_many_bits_the_kv_is(catalogue):
+    specs = specs_of(catalogue, Peers(NEW), kv_bits=8)
+    assert (await specs.find(ID)).kv_bits == 8, "of another node"
+    made(catalogue.target(ID, OLD))
+    assert (await specs.find(ID)).kv_bits == 8, "of its own files"
+    assert (await specs.local(ID, OLD, 4)).kv_bits == 4, "as the asking head wants it"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

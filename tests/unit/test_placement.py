@@ -122,6 +122,16 @@ def test_scores_of_attention_that_is_not_fused_take_room_on_each_node():
     assert only([spec], room, max_sessions=[1]).context == 16384
 
 
+def test_a_ring_has_the_bits_of_the_kv_that_the_head_wants_now():
+    nodes = [node("a", 64 * GB)]
+    before = placed([model()], nodes)
+    assert before.rings[0].kv_bits == 0
+    spec = dataclasses.replace(model(kv=2176), kv_bits=8)
+    after = again([spec], nodes, before)
+    assert [ring.kv_bits for ring in after.rings if not ring.retiring] == [8]
+    assert again([spec], nodes, after).rings[-1].id == after.rings[-1].id
+
+
 def test_a_small_node_gets_what_it_can_hold():
     ring = only([model()], [node("a", 7 * GB), node("b", 2 * GB)], contexts=[8192], max_sessions=[1])
     assert [s.node for s in ring.stages] == ["a", "b"]

@@ -302,7 +302,7 @@ class FakeRunner:
             raise StepFailed("The step could not be computed.")
 
 
-def fake_load(directory: Any, start: int, end: int, _tensors: Any) -> Generator[float, None, FakeStage]:
+def fake_load(directory: Any, start: int, end: int, *_: Any) -> Generator[float, None, FakeStage]:
     """In place of node.engine.load.load_stage; `directory` is the process that loads."""
     yield 0.0
     yield 0.5
