@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,3 +52,17 @@ def test_three_nodes_give_stock_text_through_any_port(three: Cluster, stock: dic
 def test_three_nodes_give_stock_text(three: Cluster, stock: dict[str, str], content: str) -> None:
     node = three.nodes[1]
     assert node.streamed(content, max_tokens=PROMPTS[content]) == stock[content]
+
+
+def test_kv_in_eight_bits_gives_the_same_text_in_two_pieces_and_in_one(cluster: Cluster) -> None:
+    nodes = cluster.start(2, "--kv-bits", "8", "--stages", "2")
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        asked = [
+            (content, pool.submit(nodes[0].streamed, content, max_tokens=most)) for content, most in PROMPTS.items()
+        ]
+        split = {content: answer.result(60) for content, answer in asked}
+    (ring,) = cluster.ready(*nodes)["models"][0]["rings"]
+    assert len(ring["stages"]) == 2
+    nodes[1].kill()
+    for content, most in PROMPTS.items():
+        assert nodes[0].streamed(content, max_tokens=most) == split[content]
