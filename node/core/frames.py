@@ -49,11 +49,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store a copy of row `row` of the caches of `lane` as `prefix`."""
+    """Store a copy of the first `tokens` positions of row `row` of the caches of `lane` as `prefix`."""
 
     lane: int
     row: int
     prefix: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,21 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Take:
+    """Begin `lane` with `prefix` itself, which then is none any more. The sequence keeps the number of the prefix."""
+
+    lane: int
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Free `prefix`."""
 
     prefix: int
 
 
-CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Forget
+CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget
 
 
 @dataclass(frozen=True, slots=True)

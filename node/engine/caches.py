@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
 from node.core.models import KvCost
 from node.engine.quantized_kv import quantized
@@ -59,6 +59,13 @@ def single(cache: Any, row: int) -> Any:
         alone.left_padding = alone.lengths = None
         return alone
     return cache.extract(row) if hasattr(cache, "extract") else copy.deepcopy(cache)
+
+
+def cut(cache: Any) -> None:
+    """Give back what a trimmed cache has allocated beyond its last token."""
+    for part in parts(cache):
+        if type(part) is KVCache:
+            part.keys, part.values = map(mx.contiguous, part.keys_and_values())
 
 
 def can_go_back(cache: Any) -> bool:

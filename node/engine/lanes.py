@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.engine import caches
 from node.engine.plan import Plan
 
@@ -78,10 +78,13 @@ class Lanes:
                 self._filter(lane, rows)
             case Drop(lane):
                 self._lanes.pop(lane, None)
-            case Keep(lane, row, prefix):
-                self._keep(lane, row, prefix)
+            case Keep(lane, row, prefix, tokens):
+                self._keep(lane, row, prefix, tokens)
             case Reuse(lane, prefix, tokens):
                 self._reuse(lane, prefix, tokens)
+            case Take(lane, prefix):
+                self._lanes[lane] = self._prefix(prefix)
+                del self._prefixes[prefix]
             case Forget(prefix):
                 self._prefixes.pop(prefix, None)
 
@@ -178,7 +181,7 @@ class Lanes:
                 raise PippinError(f"A cache of {self._plan.model_type} did not go back {tokens} tokens.")
         lane.positions = [position - tokens for position in lane.positions]
 
-    def _keep(self, number: int, row: int, prefix: int) -> None:
+    def _keep(self, number: int, row: int, prefix: int, tokens: int) -> None:
         lane = self.lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
@@ -186,16 +189,30 @@ class Lanes:
         kept = [
             new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
         ]
-        mx.eval(caches.states(kept))
-        self._prefixes[prefix] = Lane(kept, [prefix], [lane.positions[row]])
+        self._prefixes[prefix] = self._first(Lane(kept, [prefix], [lane.positions[row]]), tokens)
 
     def _reuse(self, number: int, prefix: int, tokens: int) -> None:
+        lane = self._first(copy.deepcopy(self._prefix(prefix)), tokens)
+        lane.numbers = [number]
+        self._lanes[number] = lane
+
+    def _first(self, lane: Lane, tokens: int) -> Lane:
+        """Limit a lane that is a copy to its first tokens. Evaluates one cache after the other: whole copies of all
+        might need more memory than there is.
+        """
+        if tokens != lane.positions[0]:
+            self._trim(lane, lane.positions[0] - tokens)
+            for cache in lane.caches:
+                if not cache.empty():
+                    caches.cut(cache)
+        for cache in lane.caches:
+            mx.eval(caches.states([cache]))
+        return lane
+
+    def _prefix(self, prefix: int) -> Lane:
         if prefix not in self._prefixes:
             raise PippinError(f"There is no prefix {prefix} on {self._where}.")
-        lane = copy.deepcopy(self._prefixes[prefix])
-        lane.numbers = [number]
-        self._trim(lane, lane.positions[0] - tokens)
-        self._lanes[number] = lane
+        return self._prefixes[prefix]
 
 
 def _bytes(lanes: Iterable[Lane]) -> int:

@@ -57,10 +57,19 @@ class Match:
     prefix: int
     tokens: int
     """How many of the prefix's first tokens match."""
+    whole: bool
+    """Whether all of them do."""
+    exact: bool
+    """Whether no stage has more tokens of it."""
+    lent: bool
+    """Whether a session has the prefix as its own KV."""
 
 
 class Prefixes:
     """Ordered by last use. `charged` is the sum of their charges.
+
+    A prefix may be lent to a session that continues it, so that it is not copied: then the first tokens of that
+    session's KV are the prefix, which is found as before, but is not charged.
 
     `charge`: see RingLimits. `trimmable`: whether the caches can go back to an earlier position.
     """
@@ -70,6 +79,8 @@ class Prefixes:
         self._charge = charge
         self._trimmable = trimmable
         self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._lent: dict[int, bytes] = {}
+        self._inherited: set[int] = set()
 
     @property
     def full(self) -> bool:
@@ -78,14 +89,31 @@ class Prefixes:
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix with the most of the first `tokens`; counts as its use."""
         wanted = _pack(tokens)
-        matches = [Match(number, _common(held, wanted)) for number, held in self._held.items()]
+        matches = [self._match(number, wanted) for number in (*self._held, *self._lent)]
         if not self._trimmable:
-            matches = [match for match in matches if match.tokens == _count(self._held[match.prefix])]
+            matches = [match for match in matches if match.whole]
         match = max(matches, key=lambda match: match.tokens, default=None)
         if match is None or match.tokens < MIN_TOKENS:
             return None
-        self._held.move_to_end(match.prefix)
+        if not match.lent:
+            self._held.move_to_end(match.prefix)
         return match
+
+    def _match(self, number: int, wanted: bytes) -> Match:
+        lent = number in self._lent
+        prefix = self._lent[number] if lent else self._held[number]
+        tokens = _common(prefix, wanted)
+        return Match(number, tokens, tokens == _count(prefix), number not in self._inherited, lent)
+
+    def lend(self, number: int) -> None:
+        """A session begins with this prefix as its own KV."""
+        held = self._held[number]
+        self.drop(number)
+        self._lent[number] = held
+
+    def end_loan(self, number: int) -> None:
+        """The session is gone."""
+        del self._lent[number]
 
     def add(self, number: int, tokens: Sequence[int]) -> list[int]:
         """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""
@@ -93,16 +121,18 @@ class Prefixes:
         needless = [number for number, held in self._held.items() if new.startswith(held)]
         for other in needless:
             self.drop(other)
-        self.put(number, tokens)
+        self._held[number] = new
+        self.charged += self._charge(len(tokens))
         return needless
 
-    def put(self, number: int, tokens: Sequence[int]) -> None:
-        """Add a prefix and drop none."""
+    def inherit(self, number: int, tokens: Sequence[int]) -> None:
+        """Add a prefix of an earlier ring, of which some stages may have more tokens, and drop none."""
         self._held[number] = _pack(tokens)
+        self._inherited.add(number)
         self.charged += self._charge(len(tokens))
 
     def all(self) -> dict[int, tuple[int, ...]]:
-        """The tokens of each, in order of last use."""
+        """The tokens of each that is not lent, in order of last use."""
         return {number: tuple(array("I", held)) for number, held in self._held.items()}
 
     def worth_adding(self, tokens: Sequence[int]) -> bool:
@@ -122,6 +152,7 @@ class Prefixes:
         return oldest
 
     def drop(self, number: int) -> None:
+        self._inherited.discard(number)
         self.charged -= self._charge(_count(self._held.pop(number)))
 
 

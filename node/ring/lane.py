@@ -107,6 +107,6 @@ def free_rows(rows: list[Slot], lane: int, ops: list[CacheOp], keep_as: KeepAs) 
         return rows
     for row, slot in enumerate(rows):
         number = keep_as(slot) if slot.gone and slot.keep else None
-        ops += [] if number is None else [Keep(lane, row, number)]
+        ops += [] if number is None else [Keep(lane, row, number, slot.sent)]
     ops.append(Filter(lane, tuple(staying)) if staying else Drop(lane))
     return [rows[row] for row in staying]

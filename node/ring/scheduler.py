@@ -21,16 +21,18 @@ from itertools import count
 from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
-from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.types import NodeInfo
 from node.ring.fair_queue import FairQueue
-from node.ring.kv import MIN_TOKENS, Prefixes, RingLimits
+from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.session import Session, Slot
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
+LONG_PREFIX = 2048
+"""Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 FIRST_NUMBER = 1 << 16
 """First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""
 
@@ -76,6 +78,8 @@ class Scheduler:
         self._chunk_size = ChunkSize(limits.chunk)
         self._waiting = FairQueue()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
+        self._borrowers: dict[int, Slot] = {}
+        """Of lent prefixes, by their numbers."""
         self._ops: list[CacheOp] = []
         self._numbers = numbers
         self._steps_since_chunk = 0
@@ -146,7 +150,7 @@ class Scheduler:
         here = {each.number: each.tokens for each in held}
         for number, tokens in leftover.items():
             if MIN_TOKENS <= here.get(number, 0) <= len(tokens):
-                self._prefixes.put(number, tokens[: here[number]])
+                self._prefixes.inherit(number, tokens[: here[number]])
             else:
                 self._ops.append(Forget(number))  # some stages may still have its KV
 
@@ -252,7 +256,7 @@ class Scheduler:
             return
         for row, slot in enumerate(prefill.slots):  # later sessions can go back to no other position
             number = None if slot.gone else self._keep_as(slot)
-            self._ops += [] if number is None else [Keep(prefill.lane, row, number)]
+            self._ops += [] if number is None else [Keep(prefill.lane, row, number, slot.sent)]
 
     def _clear_prefills(self) -> None:
         """Drop the lanes of prompts whose slots are all gone, once their last chunk is back."""
@@ -302,7 +306,7 @@ class Scheduler:
         client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
         if most < 2 or session.request.client in counts:
             return False
-        last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.number)
+        last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.lane)
         self._preempt(last, keep=True)
         self._waiting.put_first(last.session)
         return True
@@ -318,16 +322,18 @@ class Scheduler:
         return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
 
     def _begin(self, session: Session, home: Lane) -> None:
+        self._end_loans()
         # With a grid, the KV of another session may differ; an evaluation needs every token computed.
         match = None if self._grid or session.evaluate_request else self._prefixes.best(session.tokens[:-1])
         reused = match.tokens if match else 0
         lane = next(self._numbers)
-        slot = session.slot = Slot(session, lane, sent=reused, cached=reused)
+        slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)
         home.prefilling.append(slot)
-        self._ops.append(Reuse(lane, match.prefix, reused) if match else Open(lane))
-        if match and reused >= len(session.request.prompt):
-            self._prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+        if match:
+            self._reuse(match, slot)
+        else:
+            self._ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
         most = 0 if self._grid else self._chunk()
         for prefill in self._prefills:
@@ -336,6 +342,39 @@ class Scheduler:
                 self._ops.append(Merge(prefill.lane, lane))
                 return
         self._prefills.append(Prefill(lane, home, [slot], reused))
+
+    def _reuse(self, match: Match, slot: Slot) -> None:
+        """Begin the slot's lane with the KV of a prefix.
+
+        A session that continues a long prefix gets it without a copy, which would take time, and memory that is not
+        set aside. Others then begin with a copy of this session's first tokens. Caches that can't go back have
+        no first tokens, so there a prefix is always copied.
+        """
+        if match.lent:
+            slot.number = next(self._numbers)
+            lane, row = self._row_of(self._borrowers[match.prefix])
+            self._ops += [Keep(lane, row, slot.number, match.tokens), Take(slot.lane, slot.number)]
+        elif match.tokens >= LONG_PREFIX and match.whole and match.exact and self._trimmable:
+            slot.number = match.prefix
+            self._prefixes.lend(match.prefix)
+            self._borrowers[match.prefix] = slot
+            self._ops.append(Take(slot.lane, match.prefix))
+        else:
+            self._ops.append(Reuse(slot.lane, match.prefix, match.tokens))
+            if match.tokens >= len(slot.session.request.prompt):
+                self._prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+
+    def _row_of(self, slot: Slot) -> tuple[int, int]:
+        """Lane and row of a slot that is not gone, after the operations to come."""
+        lanes = [(prefill.slots, prefill.lane) for prefill in self._prefills]
+        for lane in self._lanes:
+            lanes += [(lane.rows, lane.number), *lane.joining]
+        return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
+
+    def _end_loans(self) -> None:
+        for number in [number for number, slot in self._borrowers.items() if slot.gone]:
+            del self._borrowers[number]
+            self._prefixes.end_loan(number)
 
     def _make_room(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""

@@ -86,8 +86,10 @@ class Slot:
     """A session's stay in a lane: from the step of its first token until its KV is freed or moved out of the way."""
 
     session: Session
+    lane: int = 0
+    """Number of the lane in which it begins; later ones have higher numbers."""
     number: int = 0
-    """Number of the lane in which it begins. The stages know its KV by it, whichever lane it moves to."""
+    """The stages know its KV by it, whichever lane it moves to: the number of `lane`, or of the prefix that it took."""
     sent: int = 0
     """Tokens whose KV the stages have, once all steps in flight have passed them."""
     cached: int = 0

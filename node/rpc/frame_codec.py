@@ -21,6 +21,7 @@ from node.core.frames import (
     NonFiniteRow,
     Open,
     Reuse,
+    Take,
     Tensor,
 )
 from node.core.types import Fence
@@ -42,6 +43,7 @@ _KINDS: dict[type[CacheOp], Op.Kind] = {
     Drop: Op.DROP,
     Keep: Op.KEEP,
     Reuse: Op.REUSE,
+    Take: Op.TAKE,
     Forget: Op.FORGET,
 }
 _OPS = {kind: op for op, kind in _KINDS.items()}

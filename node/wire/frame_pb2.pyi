@@ -89,6 +89,7 @@ class Op(_message.Message):
         KEEP: _ClassVar[Op.Kind]
         REUSE: _ClassVar[Op.Kind]
         FORGET: _ClassVar[Op.Kind]
+        TAKE: _ClassVar[Op.Kind]
     UNKNOWN: Op.Kind
     OPEN: Op.Kind
     MERGE: Op.Kind
@@ -97,6 +98,7 @@ class Op(_message.Message):
     KEEP: Op.Kind
     REUSE: Op.Kind
     FORGET: Op.Kind
+    TAKE: Op.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from node.core.frames import Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
+from node.core.frames import Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.types import Fence
 from node.engine.runner import Runner, StepFailed
 from node.engine.stage import Stage
@@ -30,7 +30,7 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
     ring.apply(Open(1), Open(2), Open(3))
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
     ring.step(prompt(9, seed=3), lane=3)
-    ring.apply(Merge(7, 1), Merge(7, 2), Filter(7, (1, 0)), Keep(3, 0, prefix=5))
+    ring.apply(Merge(7, 1), Merge(7, 2), Filter(7, (1, 0)), Keep(3, 0, prefix=5, tokens=9))
     ring.step(mx.concatenate([tokens[1], tokens[0]]), lane=7)
     # The next step of both, and the prompt's next chunk, are lost between the stages.
     driver, last = ring.stages
@@ -54,12 +54,29 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
         assert mx.allclose(ring.step(prompt(2), lane=lane), whole.step(prompt(2)), atol=1e-4)
 
 
+def test_a_taken_prefix_keeps_its_number(tmp_path):
+    """So it is found again if the ring ends before all stages know that it was taken."""
+    driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
+    for stage in (driver, last):
+        stage.lanes.apply(Open(1))
+    last.run(1, [*driver.begin(1, prompt(20))])
+    for stage in (driver, last):
+        stage.lanes.apply(Keep(1, 0, prefix=5, tokens=20))
+        stage.lanes.apply(Drop(1))
+    driver.lanes.apply(Take(6, prefix=5))
+    driver.begin(6, prompt(4))
+    held = [Held(5, 24)]
+    for stage in (driver, last):
+        held = succeed(stage, held)
+    assert held == (Held(5, 20),)
+
+
 def test_what_is_not_named_is_freed(tmp_path):
     driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
     for lane in (1, 2):
         driver.lanes.apply(Open(lane))
         driver.begin(lane, prompt(5))
-    driver.lanes.apply(Keep(1, 0, prefix=3))
+    driver.lanes.apply(Keep(1, 0, prefix=3, tokens=5))
     before = driver.lanes.kv_bytes
     assert succeed(driver, [Held(2, 5), Held(9, 5)]) == (Held(2, 5),)
     assert 0 < driver.lanes.kv_bytes < before
@@ -74,7 +91,7 @@ def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
     for lane in (1, 2, 3):
         stage.lanes.apply(Open(lane))
         stage.begin(lane, prompt(5 + lane))
-    for op in (Merge(2, 3), Merge(1, 2), Keep(1, 2, prefix=4), Reuse(5, 4, 7), Filter(1, (2, 0))):
+    for op in (Merge(2, 3), Merge(1, 2), Keep(1, 2, prefix=4, tokens=8), Reuse(5, 4, 7), Filter(1, (2, 0))):
         stage.lanes.apply(op)
     counts = {1: 6, 3: 8, 4: 8, 5: 7}
     held = succeed(stage, [Held(number, 100) for number in range(1, 9)])

@@ -178,7 +178,7 @@ def _together(ring, begun, gone_on):
     """
     ring.apply(Open(1), Open(2), Merge(1, 2), Open(3), Merge(1, 3))
     first = _prompts(ring, 1, begun)
-    ring.apply(Keep(1, 1, prefix=1), Drop(9), Merge(9, 1))
+    ring.apply(Keep(1, 1, prefix=1, tokens=len(begun[1])), Drop(9), Merge(9, 1))
     decoded = ring.step(likeliest(first[:, None]), lane=9, every=False)
     kept = len(begun[1])
     ring.apply(Drop(9), Reuse(4, 1, kept), Reuse(5, 1, kept), Merge(4, 5))

@@ -4,7 +4,8 @@ import mlx.core as mx
 import pytest
 
 from node.core.errors import PippinError
-from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse
+from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse, Take
+from node.engine.caches import empty_caches
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
 
@@ -14,9 +15,9 @@ CUT = (0, 1, 4)
 def test_a_full_window_cannot_go_back(tmp_path):
     ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama/sliding"])).ring(*CUT)
     ring.step(prompt(6))
-    ring.apply(Keep(0, 0, prefix=1), Reuse(1, prefix=1, tokens=5))
+    ring.apply(Keep(0, 0, prefix=1, tokens=6), Reuse(1, prefix=1, tokens=5))
     ring.step(prompt(6))
-    ring.apply(Keep(0, 0, prefix=2))
+    ring.apply(Keep(0, 0, prefix=2, tokens=12))
     with pytest.raises(PippinError, match="cannot go back"):
         ring.apply(Reuse(1, prefix=2, tokens=11))
 
@@ -29,7 +30,7 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     ring.step(prompt(9))
-    ring.apply(Keep(0, 0, prefix=5))
+    ring.apply(Keep(0, 0, prefix=5, tokens=9))
     ring.step(prompt(4, seed=2))  # its original lane continues, and ends
     ring.apply(Drop(0))
     for lane in (1, 2):
@@ -45,10 +46,45 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
         ring.apply(Reuse(1, prefix=5, tokens=2))
 
 
+@pytest.mark.parametrize(("name", "bits"), [("llama", 0), ("deepseek_v3", 0), ("llama", 8)])
+def test_a_prefix_is_taken_without_a_copy(name, bits, tmp_path):
+    own = {"head_dim": 32, "num_attention_heads": 2} if bits else {}
+    directory = write_model(tmp_path, CONFIGURATIONS[name] | own)
+    ring = Stages(directory, bits).ring(*CUT)
+    first, second = (Whole(directory, lambda model: empty_caches(model, bits)) for _ in range(2))
+    for chunk in (prompt(300), prompt(9, seed=2)):
+        first.step(chunk)
+        ring.step(chunk)
+    held = ring.stages[1].lanes.kv_bytes
+    ring.apply(Keep(0, 0, prefix=5, tokens=309), Drop(0), Take(7, prefix=5))
+    assert same(ring.step(prompt(3, seed=3), lane=7), first.step(prompt(3, seed=3)))
+    assert ring.stages[1].lanes.kv_bytes == held
+    with pytest.raises(PippinError, match="no prefix 5"):
+        ring.apply(Take(8, prefix=5))
+    # Another session begins with a part of it, for which it needs no more memory than for its own tokens.
+    ring.apply(Keep(7, 0, prefix=6, tokens=20), Take(8, prefix=6))
+    assert ring.stages[1].lanes.kv_bytes == held + held // 512 * 20
+    second.step(prompt(300)[:, :20])
+    assert same(ring.step(prompt(2), lane=8), second.step(prompt(2)))
+
+
+def test_a_part_of_a_long_prefix_takes_little_memory(tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+    ring = Stages(directory).ring(*CUT)
+    ring.step(prompt(400))
+    ring.apply(Keep(0, 0, prefix=5, tokens=400), Drop(0))
+    held = ring.stages[1].lanes.kv_bytes
+    ring.apply(Reuse(1, prefix=5, tokens=20))
+    assert ring.stages[1].lanes.kv_bytes == held + held // 512 * 20
+    whole = Whole(directory)
+    whole.step(prompt(400)[:, :20])
+    assert same(ring.step(prompt(2), lane=1), whole.step(prompt(2)))
+
+
 def test_a_recurrent_state_is_only_reused_whole(tmp_path):
     ring = Stages(write_model(tmp_path, CONFIGURATIONS["mamba2"])).ring(*CUT)
     ring.step(prompt(9))
-    ring.apply(Keep(0, 0, prefix=5))
+    ring.apply(Keep(0, 0, prefix=5, tokens=9))
     with pytest.raises(PippinError, match="cannot go back 1 tokens"):
         ring.apply(Reuse(1, prefix=5, tokens=8))
     with pytest.raises(PippinError, match="cannot be trimmed"):
@@ -63,9 +99,9 @@ def test_a_prefix_of_one_row_of_a_batch(name, tmp_path):
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
     ring.apply(Merge(9, 1), Merge(9, 2))
     with pytest.raises(PippinError, match="no row 2"):
-        ring.apply(Keep(9, 2, prefix=1))
+        ring.apply(Keep(9, 2, prefix=1, tokens=1))
     ring.step(mx.concatenate(tokens), lane=9)
-    ring.apply(Keep(9, 0, prefix=1), Keep(9, 1, prefix=2), Filter(9, (1,)), Drop(9))
+    ring.apply(Keep(9, 0, prefix=1, tokens=5), Keep(9, 1, prefix=2, tokens=9), Filter(9, (1,)), Drop(9))
     for k in (1, 2):
         ring.apply(Reuse(3, prefix=k, tokens=4 * k + 1))
         whole = Whole(directory)

@@ -126,7 +126,7 @@ def test_prefixes_are_kept_and_reused(name, reused, tmp_path):
     directory = write_model(tmp_path, config(name))
     ring = Stages(directory, 8).ring(0, 1, 4)
     ring.step(prompt(9))
-    ring.apply(Keep(0, 0, prefix=5))
+    ring.apply(Keep(0, 0, prefix=5, tokens=9))
     ring.step(prompt(4, seed=2))
     for lane in (1, 2):
         ring.apply(Reuse(lane, prefix=5, tokens=reused))

@@ -8,7 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.core.frames import Drop, Failure, Filter, Forget, Frame, Held, Keep, Merge, NonFiniteRow, Open, Reuse, Tensor
+from node.core.frames import (
+    Drop,
+    Failure,
+    Filter,
+    Forget,
+    Frame,
+    Held,
+    Keep,
+    Merge,
+    NonFiniteRow,
+    Open,
+    Reuse,
+    Take,
+    Tensor,
+)
 from node.core.types import Fence
 from node.rpc.frame_codec import decode, encode
 from node.wire.frame_pb2 import Fault as FaultMessage
@@ -21,8 +35,9 @@ ops = st.one_of(
     st.builds(Merge, numbers, numbers),
     st.builds(Filter, numbers, st.lists(numbers, max_size=5, unique=True).map(tuple)),
     st.builds(Drop, numbers),
-    st.builds(Keep, numbers, numbers, numbers),
+    st.builds(Keep, numbers, numbers, numbers, numbers),
     st.builds(Reuse, numbers, numbers, numbers),
+    st.builds(Take, numbers, numbers),
     st.builds(Forget, numbers),
 )
 tensors = st.builds(

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
-from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
@@ -49,6 +50,8 @@ class FakeStages:
         self.prefixes: dict[int, Row] = {}
         self.pads = pads
         self.trimmable = trimmable
+        self.taken = self.shared = 0
+        """Prefixes that a session took, and those that it got from another one that had taken them."""
 
     def apply(self, op: CacheOp) -> None:
         match op:
@@ -64,8 +67,15 @@ class FakeStages:
                 self.numbers[lane] = [self.numbers[lane][row] for row in rows]
             case Drop(lane):
                 del self.lanes[lane], self.numbers[lane]
-            case Keep(lane, row, prefix):
-                self.prefixes[prefix] = self.lanes[lane][row]
+            case Keep(lane, row, prefix, tokens):
+                here = self.lanes[lane][row]
+                assert tokens == len(here) or (self.trimmable and tokens < len(here))
+                self.prefixes[prefix] = here[:tokens]
+            case Take(lane, prefix):
+                assert lane not in self.lanes
+                self.lanes[lane], self.numbers[lane] = [self.prefixes.pop(prefix)], [prefix]
+                self.taken += 1
+                self.shared += prefix > lane  # it was made for this session
             case Reuse(lane, prefix, tokens):
                 assert lane not in self.lanes
                 held = self.prefixes[prefix]
@@ -300,7 +310,11 @@ class World:
 
 
 def run(seed: int) -> World:
-    world = World(seed)
+    with mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200):
+        return live(World(seed))
+
+
+def live(world: World) -> World:
     for _ in range(world.random.randint(50, 300)):
         match world.random.random():
             case x if x < 0.12:
@@ -345,6 +359,8 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
         except (AssertionError, KeyError, IndexError, ValueError):
             pytest.fail(f"seed {seed}; replay it with: python {__file__} {seed}")
     assert sum(world.cached for world in worlds) > 0  # prefixes were really reused
+    assert sum(world.fake.taken for world in worlds) > 0
+    assert block or sum(world.fake.shared for world in worlds) > 0
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 50
     assert sum(world.replaced for world in worlds) > 0
@@ -513,6 +529,59 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
     assert second.slot
     assert second.slot.cached == 59
+
+
+def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
+    """Run a session to its end; returns the operations of its steps, and those after it."""
+    scheduler.submit(session)
+    ops: list[CacheOp] = []
+    while not session.finished:
+        step = scheduler.next()
+        assert step
+        ops += step.ops
+        for slot in step.rows if step.samples else ():
+            if slot.session.accept(1).finish:
+                scheduler.finish(slot.session, keep=True)
+        scheduler.landed(step, 0.01)
+    return [*ops, *scheduler.take_ops()]
+
+
+def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
+    roomy = limits(context=8192, max_sessions=4, chunk=512)
+    numbers = itertools.count(FIRST_NUMBER)
+    scheduler = Scheduler(roomy, numbers, stages=1, batchable=True, pads=True, trimmable=True)
+    first = request(3000, 10)
+    *_, keep, _drop = finished(scheduler, first)
+    assert isinstance(keep, Keep)
+    assert keep.tokens == 3009
+    held = scheduler.tokens_held
+
+    second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
+    scheduler.submit(second)
+    step = scheduler.next()
+    assert step
+    assert second.slot
+    assert step.ops == (Take(second.slot.lane, keep.prefix),)
+    assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
+    assert scheduler.tokens_held < held + 1024, "the prefix is not charged beside the session"
+    assert scheduler.sequences() == {keep.prefix: tuple(second.tokens)}
+
+    third = Session(GenerateRequest("z", "m", (*first.tokens[:2500], 4, 4), 5, frozenset(), Sampling()))
+    scheduler.submit(third)
+    scheduler.landed(step, 0.01)
+    begun = scheduler.next()
+    assert begun
+    assert third.slot
+    assert third.slot.cached == 2500
+    copied = Keep(second.slot.lane, 0, third.slot.number, 2500)
+    assert begun.ops[:2] == (copied, Take(third.slot.lane, third.slot.number))
+
+    for session in (second, third):
+        scheduler.finish(session, keep=True)
+    scheduler.landed(begun, 0.01)
+    scheduler.take_ops()
+    fourth = Session(GenerateRequest("y", "m", (*second.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
+    assert any(isinstance(op, Take) for op in finished(scheduler, fourth))
 
 
 @pytest.mark.slow

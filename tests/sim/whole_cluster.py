@@ -29,6 +29,7 @@ PATCHES = {
     "node.ring.lifecycle.Runner": FakeRunner,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
+    "node.ring.scheduler.LONG_PREFIX": 20,
     "node.ring.lifecycle.prefill_chunk": lambda *_: 16,
     "node.cluster.heartbeats.interface_towards": lambda *_: None,
 }

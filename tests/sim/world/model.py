@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from node.core.evaluation import ChunkRequest
-from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse
+from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
@@ -106,7 +106,7 @@ class FakeStage:
         self.start, self.end = start, end
         self.model = None
         self.weight_bytes = sum(SPEC.layer_bytes[start:end])
-        self.plan = SPEC
+        self.plan = SimpleNamespace(kv=SPEC.kv, max_chunk=0)
         self.lanes: dict[int, list[Row]] = {}
         self.numbers: dict[int, list[int]] = {}
         """For each lane, the lanes in which its rows began."""
@@ -189,8 +189,13 @@ class FakeStage:
             case Drop(lane):
                 del self.lanes[lane]
                 del self.numbers[lane]
-            case Keep(lane, row, prefix):
-                self.prefixes[prefix] = [list(keys) for keys in self.lanes[lane][row]]
+            case Keep(lane, row, prefix, tokens):
+                here = len(self.lanes[lane][row][0])
+                assert tokens == here or (self.process.world.trimmable and tokens < here)
+                self.prefixes[prefix] = [list(keys[:tokens]) for keys in self.lanes[lane][row]]
+            case Take(lane, prefix):
+                assert lane not in self.lanes
+                self.lanes[lane], self.numbers[lane] = [self.prefixes.pop(prefix)], [prefix]
             case Reuse(lane, prefix, tokens):
                 assert lane not in self.lanes
                 held = self.prefixes[prefix]
