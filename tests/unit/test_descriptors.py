@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cluster.discovery import _bindable
 from node.core.errors import BadRequest
 from node.core.retried import Retried
 from node.host.descriptors import MAX_DESCRIPTORS, DescriptorShortage, fixed_limit, raise_limit
@@ -70,7 +69,6 @@ def none_left():
 def test_questions_of_the_system_that_need_a_socket_are_answered_without_one():
     assert interface_towards("127.0.0.1", ()) is None
     assert not can_bind("127.0.0.1")
-    assert not _bindable("127.0.0.1")
 
 
 def test_connections_that_wait_are_told_of_now_and_then(caplog):
