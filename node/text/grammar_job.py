@@ -23,6 +23,8 @@ LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, step_m
 """Limits of the computation for one token, some 20 ms at worst; other limits are llguidance's defaults."""
 MAX_MEMORY = 32 * 2**20
 """Maximum bytes of a grammar, compiled and after some steps."""
+MAX_FORCED = 4096
+"""Maximum bytes of text that a grammar forces at a place: the model's tokenizer encodes all of it for each token."""
 _STEPS = 64
 _STACK = 2**20
 """Stack size in bytes, less than any thread of a node has: recursion that fits here fits there."""
@@ -77,6 +79,9 @@ def _try(tokenizer: LLTokenizer, grammar: str, param: str | None) -> int:
         bits = matcher.compute_bitmask()
         if matcher.is_error():
             raise BadRequest(f"{_where(param)} can't be followed: {error_of(matcher)}", param=param)
+        if (forced := len(matcher.compute_ff_bytes())) > MAX_FORCED:
+            what = f"{_where(param)} forces a text of {forced:,} bytes; {MAX_FORCED:,} are the most."
+            raise BadRequest(what, param=param)
         if matcher.is_stopped():
             break
         matcher.consume_token(choose.choice([token for token in range(257) if bits[token // 8] >> token % 8 & 1]))

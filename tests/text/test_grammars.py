@@ -41,6 +41,7 @@ HARMFUL = {
     "a constant of many keys": {"const": {f"k{number}": number for number in range(500_000)}},
     "an enum of many values": {"enum": [str(number) for number in range(500_000)]},
     "one long text": {"const": "x" * 1_000_000},
+    "a text that the tokenizer would encode for each token": {"const": "x" * 5_000},
     "one long name": {"properties": {"x" * 1_000_000: {}}},
     "deep arrays": nested(600, lambda inner: {"type": "array", "items": inner}),
     "deep choices": nested(300, lambda inner: {"anyOf": [inner, {"type": "null"}]}),
