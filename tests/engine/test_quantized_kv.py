@@ -71,7 +71,7 @@ def test_it_equals_that_of_mlx_lm(name, bits, tmp_path):
         logits, exact = whole.step(tokens), plain.step(tokens)
         assert same(ring.step(tokens), logits)
         differs |= not mx.allclose(logits, exact, atol=1e-6)
-        assert mx.max(mx.abs(logits - exact)) < (0.2 if bits == 8 else 2) * mx.std(exact)
+        assert mx.max(mx.abs(logits - exact)) < (0.5 if bits == 8 else 2) * mx.std(exact)
         tokens = likeliest(logits)
     assert differs
 
