@@ -275,12 +275,11 @@ def _warm_up_layer(layer: Stage, dtype: mx.Dtype) -> None:
         else:
             mx.eval(layer.run(lane, _zeros(layer.plan, layer.start, rows, length, dtype), tokens))
 
-    layer.lanes.apply(Open(one))
-    step(one, 1, warm_up_tokens())
-    step(one, 1, 1)
+    for lane in (one, other) if layer.plan.batchable else (one,):
+        layer.lanes.apply(Open(lane))
+        step(lane, 1, warm_up_tokens())  # of both: longcat_flash_ngram can't merge sessions of one and of more tokens
+        step(lane, 1, 1)
     if layer.plan.batchable:
-        layer.lanes.apply(Open(other))
-        step(other, 1, 1)
         layer.lanes.apply(Merge(one, other))
         step(one, 2, 1)
     layer.lanes.clear()

@@ -105,7 +105,7 @@ def test_the_first_prompt_finds_its_kernels_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr("node.engine.load.sample", record)
     monkeypatch.setattr("node.engine.load.warm_up_tokens", lambda: 64)
     load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
-    each = [(1, 64), (1, 1), (1, 1), (2, 1)]  # the second session's first step is one of the others
+    each = [*(2 * [(1, 64), (1, 1)]), (2, 1)]  # two sessions, one after the other, then together
     assert steps == [(layer, *shape) for layer in (0, 1) for shape in each]
     assert samplings == [(rows, temperature) for rows in (1, 2) for temperature in (0, 1)]
 
