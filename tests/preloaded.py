@@ -40,8 +40,8 @@ class Preloaded:
 
     def close(self) -> None:
         assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(60)
+        with self._process:  # closes its pipes and waits for its end
+            self._process.stdin.close()
 
     def ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin
