@@ -29,6 +29,8 @@ REPLAN_S = 1.0
 SLOW_PLAN_S = 0.01
 PAUSE_SHARE = 4
 """A plan of more than SLOW_PLAN_S is followed by a pause of this many times its duration, as it blocks the event loop."""
+MAX_PAUSE_S = 0.25
+"""Maximum pause: the loss of a node waits for the next plan."""
 SUCCESSOR_INTERVAL_S = 1.0
 """Minimum interval of successors with the same stages."""
 _CACHED = 16
@@ -69,7 +71,7 @@ class Head:
                     self._plan()
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
-                    await asyncio.sleep(PAUSE_SHARE * took)
+                    await asyncio.sleep(min(PAUSE_SHARE * took, MAX_PAUSE_S))
                 await self._agent.head_due.wait(REPLAN_S)
 
     async def want(self, model: str) -> None:

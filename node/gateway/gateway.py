@@ -149,11 +149,9 @@ class Gateway:
         address = self._book.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
-        unused = [model for model in self._open if model == ring.model or model not in served]
-        for _, encoder in [
-            self._open.pop(model) for model in unused
-        ]:  # before the first wait: models open side by side
-            await encoder.close()
+        for unused in [model for model in self._open if model == ring.model or model not in served]:
+            if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
+                await entry[1].close()
         self._open[ring.model] = ring.revision, SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
 
     async def close(self) -> None:

@@ -97,6 +97,26 @@ async def test_two_models_that_open_at_once_close_each_unused_one_once(gateway):
     assert [encoder.closed for encoder in unused] == [1, 1]
 
 
+async def test_a_client_that_hangs_up_while_a_model_opens_leaves_no_unused_one_open(gateway):
+    class Unused:
+        def __init__(self):
+            self.closing, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def close(self):
+            self.closing.set()
+            await self.go_on.wait()
+
+    first, second = Unused(), Unused()
+    gateway._open = {"first": ("1", first), "second": ("1", second)}
+    opening = asyncio.create_task(gateway._encoder(ring("a")))
+    await first.closing.wait()
+    opening.cancel()
+    await asyncio.wait([opening])
+    second.go_on.set()
+    await gateway._encoder(ring("a"))
+    assert second.closing.is_set()
+
+
 @pytest.mark.slow
 async def test_a_node_without_sandboxes_is_of_no_use(gateway):
     assert gateway.health() == {"status": "ok", "node": "n1", "models": []}

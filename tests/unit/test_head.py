@@ -201,3 +201,4 @@ async def test_a_slow_plan_is_followed_by_a_pause(monkeypatch):
         agent.head_due.notify()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(head._planned.wait(), 0.05)
+        await asyncio.wait_for(head._planned.wait(), 10)  # the pause ends, however slow the plan was
