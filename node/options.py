@@ -13,6 +13,7 @@ from typing import Any
 from api.limits import MAX_BODY
 from node import option_values as values
 from node.cluster.membership import FAIL_AFTER_S
+from node.core.models import KV_BITS
 from node.host.nodejs import explanation, meant_for_nodejs
 
 DEFAULT_API_PORT = 52415
@@ -167,7 +168,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         help="maximum context in tokens (default: what fits, up to 32768)",
     )
     bits = "keep the KV in so many bits, with less memory and less precision (default: those of the model)"
-    add("--kv-bits", default=0, type=int, choices=(4, 8), help=bits)
+    add("--kv-bits", default=0, type=int, choices=KV_BITS, help=bits)
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+KV_BITS = (4, 8)
+"""Bits that a number of the KV may have, instead of those of the activations."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldModel:

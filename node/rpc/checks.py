@@ -9,6 +9,7 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
+from node.core.models import KV_BITS
 from node.core.types import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
@@ -27,6 +28,7 @@ _SIZE = 1 << 60
 def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
     """Raises Incompatible."""
     _check_names(message.model, message.revision)
+    _check_kv_bits(message.kv_bits)
     return message
 
 
@@ -48,6 +50,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
         "sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context, message.score_bytes
     )
     _check_names(message.id, message.revision)
+    _check_kv_bits(message.kv_bits)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
@@ -119,14 +122,13 @@ def _check_report(report: pb.NodeReport) -> None:
         _check_names(held.id, held.revision)
     _check_count("stages", report.stages, MAX_ITEMS)
     for load in report.stages:
-        _check_names(load.ring, load.shard.model, load.shard.revision)
-        _check_layers(load.shard.start, load.shard.end)
+        _check_names(load.ring)
+        _check_shard(load.shard)
         _check_finite(load.progress)
         load.error = load.error[:MAX_TEXT_CHARS]
     _check_count("idle shards", report.idle, MAX_ITEMS)
     for shard in report.idle:
-        _check_names(shard.model, shard.revision)
-        _check_layers(shard.start, shard.end)
+        _check_shard(shard)
     _check_count("traffic", report.traffic, MAX_ITEMS)
     for ring in report.traffic:
         _check_names(ring.ring)
@@ -166,6 +168,7 @@ def _check_placement(placement: pb.Placement) -> None:
 def _check_ring(ring: pb.Ring) -> None:
     """Check that the stages hold each layer once, in order, each stage on a different node."""
     _check_names(ring.id, ring.model, ring.revision)
+    _check_kv_bits(ring.kv_bits)
     _check_count("stages", ring.stages, MAX_ITEMS)
     _check_below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
     _check_below("tokens", 1 << 31, ring.context, ring.max_sessions)
@@ -177,6 +180,17 @@ def _check_ring(ring: pb.Ring) -> None:
         raise Incompatible(f"The stages of ring {ring.id} do not hold each layer once, each stage on a different node.")
     for start, end in zip(starts, ends, strict=True):
         _check_layers(start, end)
+
+
+def _check_shard(shard: pb.Shard) -> None:
+    _check_names(shard.model, shard.revision)
+    _check_layers(shard.start, shard.end)
+    _check_kv_bits(shard.kv_bits)
+
+
+def _check_kv_bits(bits: int) -> None:
+    if bits not in (0, *KV_BITS):
+        raise Incompatible(f"A peer's message has KV of {bits} bits; it may have {' or '.join(map(str, KV_BITS))}.")
 
 
 def _check_layers(start: int, end: int) -> None:

@@ -68,6 +68,8 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
     "too many loads": lambda m: [m.report.stages.add() for _ in range(MAX_ITEMS + 1)],
     "layers backwards": lambda m: m.report.stages.add(shard=pb.Shard(model="m", start=5, end=4)),
+    "KV of bits that nothing computes with": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=1, kv_bits=3)),
+    "idle layers with such KV": lambda m: m.report.idle.add(model="m", end=1, kv_bits=1 << 31),
     "too many layers": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
     "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),
@@ -75,6 +77,7 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "too many placed rings": lambda m: [a_ring(m, ("a", 0, 1)) for _ in range(MAX_ITEMS + 1)],
     "a ring of nobody": a_ring,
     "a ring that lacks its first layers": lambda m: a_ring(m, ("a", 1, 8)),
+    "a ring with such KV": lambda m: [a_ring(m, ("a", 0, 1)), setattr(m.placement.rings[0], "kv_bits", 16)],
     "a ring with a gap": lambda m: a_ring(m, ("a", 0, 3), ("b", 4, 8)),
     "a ring that holds layers twice": lambda m: a_ring(m, ("a", 0, 5), ("b", 4, 8)),
     "a ring with an empty stage": lambda m: a_ring(m, ("a", 0, 4), ("b", 4, 4), ("c", 4, 8)),
@@ -125,8 +128,8 @@ async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, s
 @pytest.mark.parametrize("method", ["Want", "Describe"])
 async def test_models(served: tuple[Handlers, str], client: RpcClient, method: str) -> None:
     _, peer = served
-    for name in ("x" * (MAX_NAME_CHARS + 1), "m\x1b[2J"):
-        message = pb.ModelRequest(model=name).SerializeToString()
+    for asked in ({"model": "x" * (MAX_NAME_CHARS + 1)}, {"model": "m\x1b[2J"}, {"model": "m", "kv_bits": 5}):
+        message = pb.ModelRequest(**asked).SerializeToString()
         assert isinstance(await answer(peer, f"/pippin.control.Control/{method}", message), Incompatible)
     await still_serves(client, peer)
 
