@@ -1,7 +1,6 @@
 """The command line of `node`: its options, parsed and checked, as one frozen value."""
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from api.limits import MAX_BODY
+from node import __version__
 from node import option_values as values
 from node.cluster.membership import FAIL_AFTER_S
 from node.core.models import KV_BITS
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`cluster status` shows the cluster. The API is at http://127.0.0.1:52415/v1.",
         allow_abbrev=False,  # an abbreviation breaks when a later version adds an option
     )
-    version = f"pippin {importlib.metadata.version('pippin')} (a node of a cluster; not Node.js)"
+    version = f"pippin {__version__} (a node of a cluster; not Node.js)"
     parser.add_argument("-v", "--version", action="version", version=version)
     _add_models(parser.add_argument_group("models"))
     _add_network(parser.add_argument_group("network"))
