@@ -164,7 +164,7 @@ def _header(folder: Path, rng: random.Random) -> str:
 
 def _template(folder: Path, rng: random.Random) -> str:
     template = rng.choice(TEMPLATES)
-    (folder / "chat_template.jinja").write_text(template)
+    _replace(folder / "chat_template.jinja", template)
     return f"the template {template[:80]}"
 
 
@@ -189,7 +189,7 @@ def _json(folder: Path, rng: random.Random) -> str:
     text = rng.choice(
         ["[]", "null", "5", '"x"', "{}", "[" * 5000, '{"a":' * 5000, "NaN", "\ufeff{}", "{" + '"a": 1,' * 9]
     )
-    file.write_text(text)
+    _replace(file, text)
     return f"{file.name} is {text[:30]}"
 
 
@@ -220,5 +220,13 @@ def _index(folder: Path, rng: random.Random) -> str:
     )
     names = ["model.embed_tokens.weight", *(f"model.layers.{n}.mlp.up_proj.weight" for n in rng.sample(range(99), 5))]
     index = {"weight_map": dict.fromkeys(names, where)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    _replace(folder / "model.safetensors.index.json", json.dumps(index))
     return f"an index to {str(where)[:60]}"
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file where there may be a folder or a link that an earlier damage has left."""
+    if file.is_dir():
+        file.rmdir()
+    file.unlink(missing_ok=True)
+    file.write_text(text)
