@@ -18,6 +18,8 @@ from node.text.template import ControlString
 
 Symbol = str | int
 """Character, or id of a control token."""
+MAX_TOKEN_ID = 2**31 - 1
+"""MLX computes with ids as int32."""
 
 
 class Detokenizer(Protocol):
@@ -173,9 +175,9 @@ def _eos_ids(directory: Path) -> frozenset[int]:
         for part in (config, config.get("text_config") or {}):
             eos = part.get("eos_token_id")
             found |= {eos} if isinstance(eos, int) else set(eos or ())
-    if not all(isinstance(token, int) for token in found):
+    if not all(isinstance(token, int) and token <= MAX_TOKEN_ID for token in found):
         raise ValueError(f"eos_token_id is {found!r:.100}, not token ids")
-    return frozenset(found)
+    return frozenset(token for token in found if token >= 0)  # -1 stands for no token
 
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:

@@ -174,6 +174,7 @@ def doubling(content):
         {"generation_config": "["},
         {"generation_config": "[]"},
         {"generation_config": '{"eos_token_id": {"a": []}}'},
+        {"generation_config": '{"eos_token_id": 1000000000000000000000000000000}'},
         {"template": "x" * (2**18 + 1)},
         {"template": b"\xff\xfe"},
         pytest.param({"tokenizer": doubling}, marks=pytest.mark.slow),
