@@ -41,6 +41,41 @@ class Sampled(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Drawn:
+    """Drawn tokens, one for each row, which are not read yet: the next step can begin with them."""
+
+    def __init__(self, tokens: mx.array, ids: mx.array, scores: Sequence[mx.array], params: Sequence[Sampling]) -> None:
+        """`tokens`: int32 [rows], where the logits are not finite any token; `ids`: NO_TOKEN there. `scores`: see
+        `_scores`, of the rows that ask for them.
+        """
+        self._tokens = tokens
+        self._ids = ids
+        self._scores = scores
+        self._params = params
+        self._rows = list(range(len(params)))
+
+    @property
+    def tokens(self) -> mx.array:
+        """The next step's tokens, int32 [rows, 1]."""
+        tokens = self._tokens if len(self._rows) == len(self._params) else self._tokens[mx.array(self._rows)]
+        return tokens[:, None]
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._rows = [self._rows[row] for row in rows]
+
+    def read(self) -> list[Sampled]:
+        """Wait for the tokens."""
+        ids = cast(list[int], self._ids.tolist())
+        sampled = [Sampled(token) for token in ids]
+        asking = _asking(self._params)
+        scored = _scored([ids[row] for row in asking], self._scores) if asking else ()
+        for row, each in zip(asking, scored, strict=True):
+            if each.token != NO_TOKEN:
+                sampled[row] = each._replace(top=each.top[: self._params[row].logprobs])
+        return [sampled[row] for row in self._rows]
+
+
 def sample(
     logits: mx.array,
     params: Sequence[Sampling],
@@ -48,7 +83,18 @@ def sample(
     histories: Sequence[History],
     allowed: Sequence[bytes | None] = (),
 ) -> list[Sampled]:
-    """Sample one token for each row of logits [rows, vocabulary] of any floating dtype.
+    """Draw one token for each row, and read them. See `begin_draw`."""
+    return begin_draw(logits, params, positions, histories, allowed).read()
+
+
+def begin_draw(
+    logits: mx.array,
+    params: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History],
+    allowed: Sequence[bytes | None] = (),
+) -> Drawn:
+    """Draw one token for each row of logits [rows, vocabulary] of any floating dtype. Its evaluation has begun.
 
     `positions`: positions of these tokens, 0 for the first generated one. Seed and position are the state of the random
     numbers, so a request gets the same tokens on every node and in every run. `allowed`: for each row a bit mask of the
@@ -59,20 +105,21 @@ def sample(
         # On log-probabilities in the model's own dtype, as in mlx-lm, so that ties due to rounding are resolved alike.
         tokens = mx.argmax(_forbid(logits - total, allowed), axis=-1)
     else:
-        tokens = _draw(logits, params, positions, histories, allowed)
+        tokens = _choose(logits, params, positions, histories, allowed)
+    tokens = tokens.astype(mx.int32)
     # In the same evaluation: a row with any NaN or +inf, or with only -inf, has no finite total.
-    ids = cast(list[int], mx.where(mx.isfinite(total[:, 0]), tokens.astype(mx.int32), NO_TOKEN).tolist())
-    wanted = [row for row, each in enumerate(params) if each.logprobs is not None and ids[row] != NO_TOKEN]
-    if not wanted:
-        return [Sampled(token) for token in ids]
-    most = max(params[row].logprobs or 0 for row in wanted)
-    scored = dict(zip(wanted, score(logits[mx.array(wanted)], [ids[row] for row in wanted], most), strict=True))
-    return [
-        Sampled(token, scored[row].logprob, scored[row].top[: params[row].logprobs])
-        if row in scored
-        else Sampled(token)
-        for row, token in enumerate(ids)
-    ]
+    ids = mx.where(mx.isfinite(total[:, 0]), tokens, NO_TOKEN)
+    scores: list[mx.array] = []
+    if asking := _asking(params):
+        rows = mx.array(asking)
+        scores = _scores(logits[rows], tokens[rows], max(params[row].logprobs or 0 for row in asking))
+    mx.async_eval(tokens, ids, scores)  # type: ignore[no-untyped-call]
+    return Drawn(tokens, ids, scores, params)
+
+
+def _asking(params: Sequence[Sampling]) -> list[int]:
+    """The rows that ask for log-probabilities."""
+    return [row for row, each in enumerate(params) if each.logprobs is not None]
 
 
 def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
@@ -80,20 +127,31 @@ def score(logits: mx.array, tokens: Sequence[int], top: int) -> list[Sampled]:
 
     They are at least MIN_LOGPROB, and NaN if the logits are not finite.
     """
+    return _scored(tokens, _scores(logits, mx.array(list(tokens), mx.int32), top))
+
+
+def _scores(logits: mx.array, tokens: mx.array, top: int) -> list[mx.array]:
+    """Log-probabilities of tokens, int32 [rows]; then unless `top` is 0, the likeliest tokens and their
+    log-probabilities, [rows, top]. Not evaluated.
+    """
     raw = logits.astype(mx.float32)
     logprobs = mx.maximum(raw - mx.logsumexp(raw, axis=-1, keepdims=True), MIN_LOGPROB)
-    chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
+    chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
     top = min(top, logprobs.shape[-1])
     if top == 0:
-        return [Sampled(token, value) for token, value in zip(tokens, cast(list[float], chosen.tolist()), strict=True)]
+        return [chosen]
     best = mx.argpartition(-logprobs, top - 1, axis=-1)[:, :top]
     values = mx.take_along_axis(logprobs, best, axis=-1)
     order = mx.argsort(-values, axis=-1)
-    best, values = mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
-    mx.eval(chosen, best, values)
-    rows: Any = zip(best.tolist(), values.tolist(), strict=True)  # type: ignore[arg-type]
-    tops = [tuple(zip(ids, logs, strict=True)) for ids, logs in rows]
-    return [Sampled(*scored) for scored in zip(tokens, cast(list[float], chosen.tolist()), tops, strict=True)]
+    return [chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)]
+
+
+def _scored(tokens: Sequence[int], scores: Sequence[mx.array]) -> list[Sampled]:
+    """Read the result of `_scores`."""
+    mx.eval(scores)
+    chosen, *top = (cast(Any, each.tolist()) for each in scores)
+    tops = [tuple(zip(*row, strict=True)) for row in zip(*top, strict=True)] if top else [()] * len(tokens)
+    return [Sampled(*scored) for scored in zip(tokens, chosen, tops, strict=True)]
 
 
 def _is_plain(sampling: Sampling) -> bool:
@@ -101,7 +159,7 @@ def _is_plain(sampling: Sampling) -> bool:
     return sampling.temperature == 0 and not sampling.logit_bias and not sampling.penalizes
 
 
-def _draw(
+def _choose(
     logits: mx.array,
     params: Sequence[Sampling],
     positions: Sequence[int],
