@@ -30,7 +30,14 @@ _DIMENSION_LIMIT = 1 << 31  # MLX counts a dimension in 32 bits
 
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
     """Copy the arrays' bytes. Waits until the arrays are computed, so call it in the compute thread."""
-    return tuple(_pack(array) for array in arrays)
+    named = [(str(array.dtype).rpartition(".")[2], array) for array in arrays]
+    for dtype, _ in named:
+        if dtype not in _NUMPY:
+            raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
+    bits = [array.view(mx.uint16) if dtype == "bfloat16" else array for dtype, array in named]
+    if bits:  # all at once, so that the device is waited for once
+        mx.async_eval(bits)  # type: ignore[no-untyped-call]
+    return tuple(_pack(dtype, array) for (dtype, _), array in zip(named, bits, strict=True))
 
 
 def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
@@ -41,16 +48,30 @@ def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
     return tuple(_unpack(tensor) for tensor in tensors)
 
 
-def _pack(array: mx.array) -> Tensor:
-    dtype = str(array.dtype).rpartition(".")[2]
-    if dtype not in _NUMPY:
-        raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
-    bits = array.view(mx.uint16) if dtype == "bfloat16" else array
+def _pack(dtype: str, bits: mx.array) -> Tensor:
     buffer: Any = bits  # arrays have the buffer protocol, but MLX's type stubs do not say so
-    return Tensor(dtype, tuple(array.shape), bytes(memoryview(buffer)))
+    return Tensor(dtype, tuple(bits.shape), bytes(memoryview(buffer)))
+
+
+def unpack_tokens(tensor: Tensor, vocabulary: int) -> mx.array:
+    """Copy a frame's token ids into an evaluated array.
+
+    Raises PippinError like `unpack`, and for ids that are not in [0, vocabulary). MLX would read others out of bounds.
+    """
+    array: Any = _to_numpy(tensor)
+    # In numpy, as a check in MLX would wait for the device.
+    if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= vocabulary):
+        raise PippinError(f"A token of the step is not among the model's {vocabulary}.")
+    return mx.array(array)
 
 
 def _unpack(tensor: Tensor) -> mx.array:
+    array = mx.array(_to_numpy(tensor))
+    return array.view(mx.bfloat16) if tensor.dtype == "bfloat16" else array
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.generic]]:
+    """Bits of bfloat16 as uint16."""
     numpy_dtype = _NUMPY.get(tensor.dtype)
     if numpy_dtype is None:
         raise PippinError(f"A frame has a tensor of unknown dtype {tensor.dtype!r:.40}.")
@@ -62,8 +83,7 @@ def _unpack(tensor: Tensor) -> mx.array:
             f"A frame has a {tensor.dtype} tensor of shape {tensor.shape} with {len(tensor.data)} bytes "
             f"instead of {expected}."
         )
-    array = mx.array(np.frombuffer(tensor.data, numpy_dtype).reshape(tensor.shape))
-    return array.view(mx.bfloat16) if tensor.dtype == "bfloat16" else array
+    return np.frombuffer(tensor.data, numpy_dtype).reshape(tensor.shape)
 
 
 def token_array(rows: Sequence[Sequence[int]]) -> mx.array:

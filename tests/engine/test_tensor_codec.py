@@ -3,7 +3,7 @@ import pytest
 
 from node.core.errors import PippinError
 from node.core.frames import Tensor
-from node.engine.tensor_codec import pack, token_array, unpack
+from node.engine.tensor_codec import pack, token_array, unpack, unpack_tokens
 
 DTYPES = [
     mx.bool_, mx.uint8, mx.uint16, mx.uint32, mx.int8, mx.int16, mx.int32, mx.int64, mx.float16, mx.bfloat16, mx.float32,
@@ -61,6 +61,21 @@ def test_slices_that_share_memory_are_packed_as_themselves():
 def test_what_does_not_fit_is_refused(tensor):
     with pytest.raises(PippinError):
         unpack([tensor])
+
+
+@pytest.mark.parametrize("ids", [[[0, 5, 127]], [[127], [0]]])
+def test_tokens_of_the_vocabulary_come_back(ids):
+    (tensor,) = pack([mx.array(ids, mx.int32)])
+    array = unpack_tokens(tensor, 128)
+    assert array.dtype == mx.int32
+    assert array.tolist() == ids
+
+
+@pytest.mark.parametrize("ids", [mx.array([[0, 128]]), mx.array([[-1, 5]]), mx.array([[1.0]]), mx.array([[True]])])
+def test_other_tokens_are_refused(ids):
+    (tensor,) = pack([ids])
+    with pytest.raises(PippinError, match="not among the model's 128"):
+        unpack_tokens(tensor, 128)
 
 
 def test_what_cannot_travel_is_refused():
