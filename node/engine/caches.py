@@ -1,7 +1,8 @@
 """A common interface to mlx-lm's cache classes."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -74,6 +75,28 @@ def can_go_back(cache: Any) -> bool:
     return all(part.is_trimmable() and not any(getattr(part, name, None) for name in bounds) for part in parts(cache))
 
 
+def can_step_back(cache: Any) -> bool:
+    """Whether a step of one token can be taken back: by trimming, or for recurrent states by keeping the old ones."""
+    return all(isinstance(part, ArraysCache) or can_go_back(part) for part in parts(cache))
+
+
+def begin_step_back(cache: Any) -> list[Callable[[], object]]:
+    """Call it before a step of one token; the returned functions take the step back. Requires `can_step_back`."""
+    return [_undo(part) for part in parts(cache)]
+
+
+def _undo(part: Any) -> Callable[[], object]:
+    if not isinstance(part, ArraysCache):
+        return partial(part.trim, 1)
+    # Padding and lengths are changed in place, so they are copied; states are replaced.
+    state = list(part.cache), *(None if count is None else count + 0 for count in (part.left_padding, part.lengths))
+
+    def restore() -> None:
+        part.state = state
+
+    return restore
+
+
 def advance_shadow(cache: Any, rows: int, length: int) -> None:
     """Advance a shadow, a cache that no layer of this stage fills, by one step."""
     for part in parts(cache):
@@ -95,7 +118,7 @@ def cost(cache: Any) -> KvCost:
     windows = set()
     for part in parts(cache):
         if isinstance(part, ArraysCache):
-            fixed += part.nbytes
+            fixed += 2 * part.nbytes  # the state before a step is kept as long as the step may be taken back
         elif part.keys is not None:
             row = part.nbytes // part.keys.shape[2]
             window = getattr(part, "max_size", None) or getattr(part, "chunk_size", None) or 0

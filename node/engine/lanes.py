@@ -14,9 +14,27 @@ from node.core.errors import PippinError
 from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.engine import caches
 from node.engine.plan import Plan
+from node.engine.sampling import Drawn
 
 _MAX_CACHES = 4096
 """Maximum of lanes and prefixes. A driver uses some hundreds: one for each session and each prefix."""
+
+
+@dataclass
+class Ahead:
+    """A lane's next step, begun before the driver has asked for it."""
+
+    tokens: list[int]
+    """Its tokens, one for each row."""
+    drawn: Drawn
+    """Its result."""
+    take_back: Callable[[], None]
+    """See Lanes.begin_step_back."""
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self.tokens = [self.tokens[row] for row in rows]
+        self.drawn.filter(rows)
 
 
 @dataclass
@@ -29,6 +47,8 @@ class Lane:
     """For each row, the number of the lane in which its session began; it stays when the row moves to another lane."""
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
+    ahead: Ahead | None = None
+    """If set, the caches have one token more than the driver knows of."""
 
 
 @dataclass
@@ -46,7 +66,10 @@ class LeftoverKv:
 
 
 class Lanes:
-    """The lanes and prefixes of one ring at this stage, changed by the operations in its frames."""
+    """The lanes and prefixes of one ring at this stage, changed by the operations in its frames.
+
+    An operation has the same effect on a lane whose next step has begun as on any other.
+    """
 
     def __init__(self, fresh: Callable[[], list[Any]], plan: Plan, where: str) -> None:
         """`fresh` makes empty caches for one session; `where` is the stage's name in errors."""
@@ -96,6 +119,8 @@ class Lanes:
 
     def leave(self, kept: LeftoverKv) -> None:
         """Move all caches to `kept`, where the next ring of these layers finds them."""
+        for lane in self._lanes.values():
+            self._take_back(lane)
         kept.prefixes |= self._prefixes
         kept.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
@@ -141,6 +166,35 @@ class Lanes:
             raise PippinError(f"There is no lane {number} on {self._where}.")
         return self._lanes[number]
 
+    def take_ahead(self, number: int, tokens: Sequence[Sequence[int]]) -> Drawn | None:
+        """The result of the lane's step with these tokens, a row for each session, if that step has begun.
+
+        If another one has begun, it is taken back. Raises PippinError when there is no lane of this number.
+        """
+        lane = self.lane(number)
+        if lane.ahead and [[token] for token in lane.ahead.tokens] == [list(row) for row in tokens]:
+            ahead, lane.ahead = lane.ahead, None
+            return ahead.drawn
+        self._take_back(lane)
+        return None
+
+    def begin_step_back(self, number: int) -> Callable[[], None]:
+        """Call it before a step of one token; the returned function takes the step back. Requires `Plan.steps_back`."""
+        lane = self.lane(number)
+        undo = [each for cache in lane.caches for each in caches.begin_step_back(cache)]
+
+        def take_back() -> None:
+            for each in undo:
+                each()
+            lane.positions = [position - 1 for position in lane.positions]
+
+        return take_back
+
+    def _take_back(self, lane: Lane) -> None:
+        if lane.ahead:
+            lane.ahead.take_back()
+            lane.ahead = None
+
     def _merge(self, number: int, source: int) -> None:
         added = self.lane(source)
         if number == source:
@@ -151,6 +205,8 @@ class Lanes:
         if not self._plan.batchable:
             raise PippinError(f"Sessions of {self._plan.model_type} cannot share a lane.")
         lane = self._lanes[number]
+        self._take_back(lane)
+        self._take_back(added)
         lane.caches = [caches.batched(cache) for cache in lane.caches]
         for cache, other in zip(lane.caches, added.caches, strict=True):
             cache.extend(caches.batched(other))
@@ -163,11 +219,15 @@ class Lanes:
         lane = self.lane(number)
         if not rows or not all(0 <= row < len(lane.positions) for row in rows):
             raise PippinError(f"Lane {number} has no rows {list(rows)}: it has {len(lane.positions)}.")
+        if not self._plan.trimmable:
+            self._take_back(lane)
         if len(lane.positions) > 1:
             for cache in lane.caches:
                 cache.filter(list(rows))
         lane.numbers = [lane.numbers[row] for row in rows]
         lane.positions = [lane.positions[row] for row in rows]
+        if lane.ahead:
+            lane.ahead.filter(rows)
 
     def _trim(self, lane: Lane, tokens: int) -> None:
         if tokens == 0:
@@ -185,11 +245,15 @@ class Lanes:
         lane = self.lane(number)
         if not 0 <= row < len(lane.positions):
             raise PippinError(f"Lane {number} has no row {row}: it has {len(lane.positions)}.")
+        if not self._plan.trimmable:
+            self._take_back(lane)
         fresh = self._fresh()  # in place of empty caches, of which mlx-lm can't take a row
         kept = [
             new if cache.empty() else caches.single(cache, row) for cache, new in zip(lane.caches, fresh, strict=True)
         ]
-        self._prefixes[prefix] = self._first(Lane(kept, [prefix], [lane.positions[row]]), tokens)
+        copied = Lane(kept, [prefix], [lane.positions[row]])
+        self._trim(copied, 1 if lane.ahead else 0)
+        self._prefixes[prefix] = self._first(copied, tokens)
 
     def _reuse(self, number: int, prefix: int, tokens: int) -> None:
         lane = self._first(copy.deepcopy(self._prefix(prefix)), tokens)

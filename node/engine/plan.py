@@ -25,7 +25,7 @@ from node.engine.architectures import (
     WITHOUT_EMBEDDINGS,
     check_supported,
 )
-from node.engine.caches import can_go_back, can_merge, cost, empty_caches, head_sizes
+from node.engine.caches import can_go_back, can_merge, can_step_back, cost, empty_caches, head_sizes
 from node.engine.config_bounds import check_config, check_weight_count
 from node.engine.dry_run import DryRun
 
@@ -79,6 +79,8 @@ class Plan:
     """Whether the answer depends on the chunks that a prompt is divided into."""
     trimmable: bool
     """Whether a session's caches can be trimmed to any earlier position."""
+    steps_back: bool
+    """Whether a session's last step, of one token, can be taken back."""
     embeds: bool
     """Whether the hidden states after the final norm are accessible."""
     kv: tuple[KvCost, ...]
@@ -162,6 +164,7 @@ def _plan(model_type: str, model: Module, config: Mapping[str, Any], kv_bits: in
         pads=batchable and model_type not in UNPADDED,
         chunked=model_type in CHUNKED,
         trimmable=all(map(can_go_back, caches)),
+        steps_back=all(map(can_step_back, caches)),
         embeds=model_type not in WITHOUT_EMBEDDINGS,
         kv=tuple(kv),
         kv_bits=kv_bits,

@@ -15,9 +15,10 @@ from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.frames import CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
-from node.engine.sampling import NO_TOKEN, History, Sampled, sample, score
+from node.engine.lanes import Ahead
+from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
 from node.engine.stage import Stage
-from node.engine.tensor_codec import pack, token_array, unpack
+from node.engine.tensor_codec import pack, token_array, unpack, unpack_tokens
 from node.text.constraint import Constraint, Constraints
 
 log = logging.getLogger(__name__)
@@ -113,16 +114,16 @@ class Runner:
         `tokens`: a row for each session, of the lengths that the frame tells.
         """
         with self._step(frame.lane):
+            assert frame.lane is not None
             self._apply(frame.ops)
-            return self._begin(frame, tokens, frame.ops)
+            ids = token_array(tokens)
+            return self._send(frame, ids, self._stage.begin(frame.lane, ids, frame.lengths))
 
-    def _begin(self, frame: Frame, tokens: Sequence[Sequence[int]], ops: tuple[CacheOp, ...] = ()) -> Frame:
-        assert frame.lane is not None
-        ids = token_array(tokens)
-        hidden = self._stage.begin(frame.lane, ids, frame.lengths)
-        faults = self._faults(frame, hidden, ())
+    def _send(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
+        """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
+        finite = self._finite(frame, hidden)
         read = pack([ids])[0] if self.plan.reads_tokens else None
-        return replace(frame, ops=ops, faults=faults, tensors=pack(hidden), tokens=read)
+        return replace(frame, tensors=pack(hidden), tokens=read, faults=self._faults(finite, ()))
 
     def finish(
         self, frame: Frame, draws: Sequence[Draw], *, chain: bool
@@ -130,18 +131,24 @@ class Runner:
         """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
 
         With `chain`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
-        stage. That saves two hand-overs between threads for each token.
+        stage. That saves two hand-overs between threads for each token. If the step can be taken back, it begins before
+        the tokens are read, so that the device does not wait for the graph.
         """
         with self._step(frame.lane):
-            drawn = self._draw(unpack(frame.tensors), draws, faults=frame.faults)
-            tokens = [each.token for each in drawn if isinstance(each, Sampled)]
-            if (
-                not chain
-                or len(tokens) < len(drawn)
-                or any(draw.ends(token) for draw, token in zip(draws, tokens, strict=True))
-            ):
-                return drawn, None
-            return drawn, self._begin(frame, [[token] for token in tokens])
+            assert frame.lane is not None
+            drawn = self._draw(unpack(frame.tensors), draws)
+            take_back, hidden = None, None
+            if chain and self.plan.steps_back:
+                take_back = self._stage.lanes.begin_step_back(frame.lane)
+                hidden = self._stage.begin(frame.lane, drawn.tokens)
+            results = self._read(drawn, frame.faults)
+            pairs = zip(results, draws, strict=True)
+            if not chain or any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs):
+                if take_back:
+                    take_back()
+                return results, None
+            hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
+            return results, self._send(replace(frame, ops=()), drawn.tokens, hidden)
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -154,34 +161,50 @@ class Runner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
+        ahead: bool = False,
     ) -> Sequence[Sampled | ChunkResult | StepFailed]:
-        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`."""
+        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`.
+
+        With `ahead` it also begins the lane's next step before it reads the tokens of this one, as mlx-lm's
+        generate_step does, so that the device computes while the tokens are delivered. Its draws are those of this
+        step at the next position, so they must not need the tokens in between: see Session.can_go_ahead. Requires
+        `Plan.steps_back`.
+        """
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
-            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths)
-            if chunks:
-                return self._evaluate(hidden, chunks)
-            return self._draw(hidden, draws, frame.lengths) if draws else []
+            drawn = self._stage.lanes.take_ahead(frame.lane, tokens)
+            if drawn is None:
+                wanted = bool(draws or chunks)
+                hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted)
+                if not draws:
+                    return self._evaluate(hidden, chunks)
+                drawn = self._draw(hidden, draws, frame.lengths)
+            if not ahead:
+                return self._read(drawn)
+            take_back = self._stage.lanes.begin_step_back(frame.lane)
+            hidden = self._stage.begin(frame.lane, drawn.tokens)
+            following = self._draw(hidden, [replace(draw, position=draw.position + 1) for draw in draws])
+            results = self._read(drawn)
+            tokens_read = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
+            self._stage.lanes.lane(frame.lane).ahead = Ahead(tokens_read, following, take_back)
+            return results
 
-    def _draw(
-        self,
-        hidden: Sequence[mx.array],
-        draws: Sequence[Draw],
-        lengths: Sequence[int] = (),
-        faults: Sequence[NonFiniteRow] = (),
-    ) -> list[Sampled | StepFailed]:
+    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> Drawn:
         logits = self._stage.finish(hidden, lengths)
         allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
-        drawn = sample(
+        return begin_draw(
             logits,
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],
             [draw.history for draw in draws],
             allowed,
         )
+
+    def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = ()) -> list[Sampled | StepFailed]:
         return [
-            self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled for row, sampled in enumerate(drawn)
+            self._not_finite(row, faults) if sampled.token == NO_TOKEN else sampled
+            for row, sampled in enumerate(drawn.read())
         ]
 
     def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
@@ -229,25 +252,25 @@ class Runner:
             self._apply(frame.ops)
             if frame.lane is None or frame.failure:
                 return frame
-            tokens = unpack([frame.tokens])[0] if frame.tokens else None
-            hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths)
-            faults = self._faults(frame, hidden, frame.faults)
-            if not last:
-                return replace(frame, faults=faults, tensors=pack(hidden))
-            if not frame.every:
-                hidden = self._stage.last(hidden, frame.lengths) if frame.sampled else ()
-            return replace(frame, faults=faults, tensors=pack(hidden), tokens=None, lengths=())
+            tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
+            wanted = not last or frame.sampled or frame.every
+            hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted)
+            finite = self._finite(frame, hidden)
+            if last and frame.sampled:
+                hidden = self._stage.last(hidden, frame.lengths)
+            frame = replace(frame, tensors=pack(hidden), faults=self._faults(finite, frame.faults))
+            return replace(frame, tokens=None, lengths=()) if last else frame
 
-    def _faults(
-        self, frame: Frame, hidden: Sequence[mx.array], known: tuple[NonFiniteRow, ...]
-    ) -> tuple[NonFiniteRow, ...]:
-        """The `known` faults, and one for each further row that is not finite after this stage.
+    def _finite(self, frame: Frame, hidden: Sequence[mx.array]) -> mx.array | None:
+        """Whether each row is finite after this stage, bool [rows], whose evaluation has begun.
 
-        Rows are checked only if the driver makes results of them.
+        None if the driver makes no results of the rows.
         """
-        if not (frame.sampled or frame.every):
-            return known
-        rows: Any = self._stage.finite(hidden, frame.lengths).tolist()
+        return self._stage.finite(hidden, frame.lengths) if frame.sampled or frame.every else None
+
+    def _faults(self, finite: mx.array | None, known: tuple[NonFiniteRow, ...]) -> tuple[NonFiniteRow, ...]:
+        """The `known` faults, and one for each further row that is not finite after this stage."""
+        rows: Any = [] if finite is None else finite.tolist()
         before = {fault.row for fault in known}
         stage = self._stage
         new = [

@@ -75,12 +75,14 @@ class Stage:
 
     # --- steps ---
 
-    def begin(self, lane: int, tokens: mx.array, lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
+    def begin(
+        self, lane: int, tokens: mx.array, lengths: Sequence[int] = (), *, wanted: bool = True
+    ) -> tuple[mx.array, ...]:
         """The driver's first part of a step: embed tokens, int32 [rows, length], and run its layers.
 
-        `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows are full. Returns hidden
-        states [rows, length, width] and any other arrays that the architecture sends between layers; their evaluation
-        has begun.
+        `tokens` need not be evaluated. `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows
+        are full. Returns hidden states [rows, length, width] and any other arrays that the architecture sends between
+        layers; their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
 
         Raises PippinError if the lane is unknown or has another number of rows.
         """
@@ -88,24 +90,29 @@ class Stage:
             raise PippinError(f"Layers {self.start} to {self.end} are not a driver's.")
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise PippinError(f"Tokens of shape {tokens.shape} are no step.")
-        return self._step(lane, tokens, (), lengths)
+        return self._step(lane, tokens, (), lengths, wanted)
 
     def run(
-        self, lane: int, tensors: Sequence[mx.array], tokens: mx.array | None = None, lengths: Sequence[int] = ()
+        self,
+        lane: int,
+        tensors: Sequence[mx.array],
+        tokens: mx.array | None = None,
+        lengths: Sequence[int] = (),
+        *,
+        wanted: bool = True,
     ) -> tuple[mx.array, ...]:
         """Another stage's part of a step: from the result of the previous stage's `begin` or `run` to the next stage's
         input.
 
-        `tokens`: int32 [rows, length], required if `plan.reads_tokens`.
+        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`: as in `begin`.
 
         Raises PippinError if the lane is unknown or the tensors do not fit it.
         """
         rows, length = self._check_shapes(self.start, tensors)
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
             raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
-        if tokens is not None and not 0 <= int(mx.min(tokens)) <= int(mx.max(tokens)) < self.plan.vocabulary:
-            raise PippinError(f"A token of the step is not among the model's {self.plan.vocabulary}.")
-        return self._step(lane, mx.zeros((rows, length), mx.int32) if tokens is None else tokens, tensors, lengths)
+        tokens = mx.zeros((rows, length), mx.int32) if tokens is None else tokens
+        return self._step(lane, tokens, tensors, lengths, wanted)
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
         """The driver's second part of a step: final norm and head on the result of the last stage.
@@ -162,7 +169,7 @@ class Stage:
         return tuple(_last_tokens(tensor, shape, lengths) for tensor, shape in zip(tensors, shapes, strict=True))
 
     def _step(
-        self, number: int, tokens: mx.array, tensors: Sequence[mx.array], lengths: Sequence[int]
+        self, number: int, tokens: mx.array, tensors: Sequence[mx.array], lengths: Sequence[int], wanted: bool
     ) -> tuple[mx.array, ...]:
         lane = self.lanes.lane(number)
         rows, length = tokens.shape
@@ -176,6 +183,7 @@ class Stage:
         if padded:
             caches.right_pad(lane.caches, lengths, length)
         output = self._body(tokens, [lane.caches[entry] for entry in self._entries], tensors)
+        output = output if wanted else ()  # the last layer may then do less: that of a model with shared KV, nothing
         for shadow in lane.caches[len(self._own) :]:
             caches.advance_shadow(shadow, rows, length)
         if padded:
@@ -184,8 +192,10 @@ class Stage:
                     cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
         if length == 1:
-            # The thread builds the next graph (head, sampling) while the device computes.
-            mx.async_eval(output, caches.states(lane.caches))  # type: ignore[no-untyped-call]
+            # The thread builds the next graph (head, sampling) while the device computes. The caches come second: in one
+            # evaluation MLX updates some of them late, and copies those whose update still runs when the next step begins.
+            mx.async_eval(output)  # type: ignore[no-untyped-call]
+            mx.async_eval(caches.states(lane.caches))  # type: ignore[no-untyped-call]
             self._decoded += 1
             if self._decoded % _CLEAR_STEPS == 0:
                 mx.clear_cache()

@@ -67,6 +67,7 @@ class Driver:
             pads=runner.plan.pads,
             trimmable=runner.plan.trimmable,
             grid=GRID if runner.plan.chunked else 0,
+            ahead=next_hop is None and runner.plan.steps_back,
         )
         self._wake = asyncio.Event()
         """There may be a step to send."""
@@ -180,7 +181,7 @@ class Driver:
             await self._pipeline.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
-        work = step.tokens, step.draws(), step.chunk_requests()
+        work = step.tokens, step.draws(), step.chunk_requests(), step.ahead
         try:
             results = await self._compute.run(self.runner.run_alone, frame, *work)
         except PippinError as error:

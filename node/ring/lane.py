@@ -23,6 +23,8 @@ class Step:
     tokens: tuple[tuple[int, ...], ...]
     samples: bool
     """Whether each row yields its session's next token."""
+    ahead: bool = False
+    """Whether the stage begins the lane's next step, too."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -58,6 +60,8 @@ class Lane:
     """Slots that will join once their prompt is done."""
     busy: bool = False
     """A step is in flight."""
+    ahead: bool = False
+    """The stage has begun the next step."""
 
     def slots(self) -> list[Slot]:
         """All slots that count towards the lane's size, in the order in which they came."""
@@ -93,6 +97,7 @@ class Lane:
     def prepare(self, ops: list[CacheOp], keep_as: KeepAs) -> None:
         """Free the rows of slots that are gone, and merge those that are joining."""
         self.rows = free_rows(self.rows, self.number, ops, keep_as)
+        self.ahead = self.ahead and bool(self.rows)
         for slots, source in self.joining:
             staying = free_rows(slots, source, ops, keep_as)
             ops += [Merge(self.number, source)] if staying else []

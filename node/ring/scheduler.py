@@ -4,7 +4,8 @@ A session waits until there is KV for it, in an order that is fair among clients
 short ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
-streams wait.
+streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
+after that step.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
@@ -51,7 +52,8 @@ class Scheduler:
     """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
     share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
     position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
-    tokens; else 0.
+    tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
+    back.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Scheduler:
         pads: bool,
         trimmable: bool,
         grid: int = 0,
+        ahead: bool = False,
     ) -> None:
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
@@ -72,6 +75,7 @@ class Scheduler:
         self._pads = pads
         self._trimmable = trimmable
         self._grid = grid
+        self._ahead = ahead
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prefills: deque[Prefill] = deque()
@@ -163,7 +167,7 @@ class Scheduler:
         self._admit()
         lane = next((lane for lane in self._lanes if lane.ready), None)
         prefill = next((prefill for prefill in self._prefills if prefill.ready), None)
-        if lane and (prefill is None or self._steps_since_chunk < self._decoding):
+        if lane and (prefill is None or lane.ahead or self._steps_since_chunk < self._decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
         if prefill:
@@ -195,7 +199,8 @@ class Scheduler:
         lane = self._lane(step)
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
-        return not changes and not others and self.tokens_held <= self._budget
+        ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
+        return not changes and not others and not ends and self.tokens_held <= self._budget
 
     def chain(self, step: Step) -> Step:
         """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
@@ -231,8 +236,15 @@ class Scheduler:
         tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-        lane.busy = True
-        return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True)
+        lane.busy, lane.ahead = True, self._goes_ahead(lane)
+        return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=lane.ahead)
+
+    def _goes_ahead(self, lane: Lane) -> bool:
+        """Whether the ring begins the lane's next step before anyone has read the tokens of this one.
+
+        Not while another session is about to join the lane.
+        """
+        return self._ahead and not self._prefills and all(slot.session.can_go_ahead for slot in lane.rows)
 
     def _run_chunk(self, prefill: Prefill) -> Step:
         self._prefills.remove(prefill)

@@ -57,6 +57,14 @@ class Session:
         """Tokens of KV set aside for the session; grows with it."""
         return min(len(self.tokens) + HEADROOM, self.max_length)
 
+    @property
+    def can_go_ahead(self) -> bool:
+        """Whether the token after the next one can be drawn before the next one is read: there is one, and neither a
+        grammar nor penalties need the tokens before it.
+        """
+        more = self.generated + 1 < self.request.max_tokens
+        return more and not self.constraint and not self.request.sampling.penalizes
+
     def ends_with(self, token: int) -> bool:
         """Whether this token, as the next one, is the last."""
         return token in self.request.stop_tokens or self.generated + 1 >= self.request.max_tokens

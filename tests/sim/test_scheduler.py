@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -139,6 +139,7 @@ class World:
         self.pads = self.random.random() < 0.7
         self.grid = random.Random(seed).choice([0, 0, 0, 8])
         self.batchable = self.random.random() < 0.8
+        self.steps_back = self.stages == 1 and random.Random(seed).random() < 0.8
         self.numbers = itertools.count(FIRST_NUMBER)
         self.scheduler = self.new_scheduler()
         self.fake = FakeStages(pads=self.pads, trimmable=self.trimmable)
@@ -154,6 +155,8 @@ class World:
         self.cached = 0
         self.together = 0
         """Prompts that shared a step with others."""
+        self.ahead = 0
+        """Steps with which the next one was begun."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
 
     def new_scheduler(self) -> Scheduler:
@@ -165,6 +168,7 @@ class World:
             pads=self.pads,
             trimmable=self.trimmable,
             grid=self.grid,
+            ahead=self.steps_back,
         )
 
     def arrive(self) -> None:
@@ -206,6 +210,7 @@ class World:
         for op in step.ops:
             self.fake.apply(op)
         self.check_prompts(step)
+        self.check_ahead(step)
         self.in_flight.append((step, self.fake.run(step)))
         return True
 
@@ -218,6 +223,13 @@ class World:
             if len(step.rows) > 1:
                 assert step.samples or len(step.evaluations) == len(step.rows)  # all in one step
                 self.together += len(step.rows)
+
+    def check_ahead(self, step: Step) -> None:
+        """A step is begun ahead only where it can be taken back, and where each session has one more."""
+        if step.ahead:
+            assert self.steps_back
+            assert all(slot.session.generated + 1 < slot.session.request.max_tokens for slot in step.rows)
+            self.ahead += 1
 
     def check_division(self, step: Step) -> None:
         """Whatever happened before, a prompt is divided in the same way, and generated tokens are run one by one."""
@@ -363,6 +375,7 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert block or sum(world.fake.shared for world in worlds) > 0
     assert sum(world.kept for world in worlds) > 500
     assert sum(world.together for world in worlds) > 50
+    assert sum(world.ahead for world in worlds) > 50
     assert sum(world.replaced for world in worlds) > 0
     assert sum(len(world.sessions) for world in worlds) > 500
 
@@ -398,6 +411,52 @@ def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
     chunks = [len(step.tokens[0]) > 1 for step in steps]
     assert sum(chunks) == 30
     assert not any(one and other for one, other in itertools.pairwise(chunks))
+
+
+def with_steps_ahead() -> Scheduler:
+    numbers = itertools.count(FIRST_NUMBER)
+    return Scheduler(limits(), numbers, stages=1, batchable=True, pads=True, trimmable=True, ahead=True)
+
+
+def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> None:
+    """Nothing of it is lost: the prompt's session joins after a step with which no other was begun."""
+    scheduler = with_steps_ahead()
+    scheduler.submit(request(5, 500))
+    assert [turn(scheduler).ahead for _ in range(4)] == [False, True, True, True]
+    scheduler.submit(request(15, 7, first=1000))
+    steps = [turn(scheduler) for _ in range(12)]
+    assert [step.ahead for step in steps] == [False] * 4 + [True] * 5 + [False] + [True] * 2
+    assert [len(step.tokens[0]) for step in steps[:5]] == [1, 10, 1, 5, 1]
+    assert [len(step.rows) for step in steps[4:]] == [2] * 6 + [1] * 2, "the second session ends at its last token"
+
+
+@pytest.mark.parametrize(
+    ("session", "ahead"),
+    [
+        (request(5, 3), [False, True, False]),
+        (Session(request(5, 500).request, constraint=cast(Any, object())), [False] * 3),
+        (Session(replace(request(5, 500).request, sampling=Sampling(repetition_penalty=1.1))), [False] * 3),
+        (Session(replace(request(5, 500).request, sampling=Sampling(logit_bias={1: 5.0}))), [False, True, True]),
+    ],
+)
+def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Session, ahead: list[bool]) -> None:
+    scheduler = with_steps_ahead()
+    scheduler.submit(session)
+    assert [turn(scheduler).ahead for _ in range(3)] == ahead
+
+
+def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler.submit(request(5, 4))
+    turn(scheduler)
+    chained = []
+    for _ in range(3):
+        step = scheduler.next()
+        assert step
+        chained.append(scheduler.can_chain(step))
+        step.rows[0].session.accept(1)
+        scheduler.landed(step, 0.01)
+    assert chained == [True, True, False]
 
 
 def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:

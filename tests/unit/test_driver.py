@@ -37,14 +37,19 @@ class FakeCompute:
 class FakeRunner:
     """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row."""
 
-    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, chunked=False, vocabulary=5000)
+    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=5000)
 
     def __init__(self) -> None:
         self.computed = 0
         """Tokens."""
 
     def run_alone(
-        self, _frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
+        self,
+        _frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        _chunks: Sequence[ChunkRequest],
+        _ahead: bool,
     ) -> list[Any]:
         self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):

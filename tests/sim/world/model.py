@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
@@ -84,6 +84,13 @@ class Hidden:
     rows: tuple[tuple[int, ...], ...]
 
 
+class Ahead(NamedTuple):
+    """A lane's next step: the token of each row, and the one after it."""
+
+    tokens: list[int]
+    drawn: list[Sampled]
+
+
 class FakeLeftover:
     """KV that rings left behind, by sequence number. A number occurs only once."""
 
@@ -113,6 +120,8 @@ class FakeStage:
         self.prefixes: dict[int, Row] = {}
         self.ring = ""
         """The ring whose frames it works on."""
+        self.ahead: dict[int, Ahead] = {}
+        """Steps of lanes that were begun before the driver asked for them."""
         self.leftover = FakeLeftover()
 
     @property
@@ -126,11 +135,14 @@ class FakeStage:
         return other
 
     def clear(self) -> None:
+        self.ahead.clear()
         self.lanes.clear()
         self.numbers.clear()
         self.prefixes.clear()
 
     def leave(self) -> None:
+        for lane in list(self.ahead):
+            self.take_back(lane)
         rows = [
             (number, row)
             for lane in self.lanes
@@ -180,17 +192,26 @@ class FakeStage:
                 self.lanes[lane] = [[[] for _ in range(self.start, self.end)]]
                 self.numbers[lane] = [lane]
             case Merge(lane, source):
+                self.take_back(lane)
+                self.take_back(source)
                 self.lanes.setdefault(lane, []).extend(self.lanes.pop(source))
                 self.numbers.setdefault(lane, []).extend(self.numbers.pop(source))
             case Filter(lane, rows):
                 assert rows
+                if not self.process.world.trimmable:
+                    self.take_back(lane)
                 self.lanes[lane] = [self.lanes[lane][row] for row in rows]
                 self.numbers[lane] = [self.numbers[lane][row] for row in rows]
+                if ahead := self.ahead.get(lane):
+                    self.ahead[lane] = Ahead(*([part[row] for row in rows] for part in ahead))
             case Drop(lane):
+                self.ahead.pop(lane, None)
                 del self.lanes[lane]
                 del self.numbers[lane]
             case Keep(lane, row, prefix, tokens):
-                here = len(self.lanes[lane][row][0])
+                if not self.process.world.trimmable:
+                    self.take_back(lane)
+                here = len(self.lanes[lane][row][0]) - (lane in self.ahead)
                 assert tokens == here or (self.process.world.trimmable and tokens < here)
                 self.prefixes[prefix] = [list(keys[:tokens]) for keys in self.lanes[lane][row]]
             case Take(lane, prefix):
@@ -206,6 +227,13 @@ class FakeStage:
                 self.prefixes.pop(prefix, None)
             case _:
                 raise AssertionError(op)
+
+    def take_back(self, lane: int) -> None:
+        """Undo a step that was begun ahead."""
+        if self.ahead.pop(lane, None):
+            for row in self.lanes[lane]:
+                for keys in row:
+                    keys.pop()
 
     def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = ()) -> Hidden:
         rows = self.lanes.get(lane, [])
@@ -236,6 +264,7 @@ class FakeRunner:
             chunked=False,
             vocabulary=VOCABULARY,
             trimmable=stage.process.world.trimmable,
+            steps_back=True,
         )
 
     @property
@@ -272,9 +301,31 @@ class FakeRunner:
         return drawn, self.begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
 
     def run_alone(
-        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _chunks: Sequence[ChunkRequest]
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        _chunks: Sequence[ChunkRequest],
+        ahead: bool,
     ) -> list[Sampled]:
-        done = self.begin(frame, tokens)
+        assert frame.lane is not None
+        self._stage.claim(frame.ring)
+        self.apply(frame.ops)
+        begun = self._stage.ahead.pop(frame.lane, None)
+        if begun and [[token] for token in begun.tokens] != [list(row) for row in tokens]:
+            self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
+        drawn = begun.drawn if begun else self._step(frame, tokens, draws)
+        if ahead:
+            following = [replace(each, position=each.position + 1) for each in draws]
+            sampled = [each.token for each in drawn]
+            next_step = replace(frame, ops=(), lengths=())
+            self._stage.ahead[frame.lane] = Ahead(
+                sampled, self._step(next_step, [[token] for token in sampled], following)
+            )
+        return drawn
+
+    def _step(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+        done = self.begin(replace(frame, ops=()), tokens)
         return self._draw(done.tensors[0], draws) if draws else []
 
     def _draw(self, hidden: Any, draws: Sequence[Draw]) -> list[Sampled]:
@@ -304,6 +355,7 @@ class FakeRunner:
         if self._stage.process.world.steps_fail():
             self._stage.lanes.pop(lane, None)
             self._stage.numbers.pop(lane, None)
+            self._stage.ahead.pop(lane, None)
             raise StepFailed("The step could not be computed.")
 
 
