@@ -2,6 +2,7 @@
 """Measures Pippin. `scripts/bench.py COMMAND --help` explains a command; docs/performance.md has the figures.
 
     scripts/bench.py serve --base-url http://localhost:52415/v1
+    scripts/bench.py one
     scripts/bench.py ring --preset 25m
     scripts/bench.py gateway
     scripts/bench.py recover
@@ -17,12 +18,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 import gateway
+import one
 import recover
 import ring
 import serve
 import soak
 
-COMMANDS = {"serve": serve, "ring": ring, "gateway": gateway, "recover": recover, "soak": soak}
+COMMANDS = {"serve": serve, "one": one, "ring": ring, "gateway": gateway, "recover": recover, "soak": soak}
 
 
 def main() -> None:

@@ -22,11 +22,12 @@ from sse import Answer, Json
 START_S = 180.0
 
 
-def make_model(preset: str, directory: Path) -> Path:
-    """Return a folder with a model of random weights, which is kept for the next run."""
-    model = directory / preset
+def make_model(preset: str, directory: Path, bits: int = 0) -> Path:
+    """Return a folder with a model of random weights, of so many bits unless 0, which is kept for the next run."""
+    model = directory / (f"{preset}-{bits}bit" if bits else preset)
     if not (model / "config.json").exists():
         command = [sys.executable, str(ROOT / "scripts" / "make_model.py"), "--preset", preset, "--out", str(model)]
+        command += ["--quantize", str(bits)] if bits else []
         subprocess.run(command, check=True, timeout=600, env=processes.environment())
     return model
 
@@ -73,9 +74,11 @@ class NodeRing:
 
 
 @contextlib.contextmanager
-def running(stages: int, model: Path, scratch: Path, preload: Path | None) -> Iterator[NodeRing]:
-    """Start the nodes and wait until they hold the model; at the end, stop them."""
-    cores = assign(stages, processes.cores())
+def running(
+    stages: int, model: Path, scratch: Path, preload: Path | None, *, context: int = 4096, pinned: bool = True
+) -> Iterator[NodeRing]:
+    """Start the nodes and wait until they hold the model; at the end, stop them. `pinned`: each to a core of its own."""
+    cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
     nodes: list[subprocess.Popen[bytes]] = []
     logs = [scratch / f"ring-of-{stages}-node-{number}.log" for number in range(stages)]
@@ -87,7 +90,7 @@ def running(stages: int, model: Path, scratch: Path, preload: Path | None) -> It
                 *("--api-port", str(ports[number]), "--grpc-port", str(ports[stages + number])),
                 *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
-                *("--context", "4096"),
+                *("--context", str(context)),
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(

@@ -4,10 +4,13 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load_model
 
 generate = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
@@ -19,6 +22,20 @@ def single(model: Any, prompt: list[int], tokens: int) -> dict[str, float]:
     stamps = [time.perf_counter() for _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens)]
     mx.synchronize()
     return {"first": stamps[0] - begin, "rest": stamps[-1] - stamps[0]}
+
+
+def decode(model: Any, kept: dict[str, Any], prompt: list[int], tokens: int) -> dict[str, float]:
+    """Return `rest`, seconds from the first token to the last. `kept`: KV of the last prompt, which is used again."""
+    if kept.get("prompt") != prompt:
+        kept |= {"prompt": prompt, "cache": make_prompt_cache(model)}
+        cache = kept["cache"]
+        list(generate.generate_step(mx.array(prompt), model, max_tokens=1, prompt_cache=cache))
+    cache = kept["cache"]
+    trim_prompt_cache(cache, cache[0].offset - len(prompt) + 1)
+    steps = generate.generate_step(mx.array(prompt[-1:]), model, max_tokens=tokens, prompt_cache=cache)
+    stamps = [time.perf_counter() for _ in steps]
+    mx.synchronize()
+    return {"rest": stamps[-1] - stamps[0]}
 
 
 def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]:
@@ -37,11 +54,16 @@ def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]
 
 def main() -> None:
     model, _ = load_model(Path(sys.argv[1]))
+    kept: dict[str, Any] = {}
+    work: dict[str, Callable[..., dict[str, float]]] = {
+        "single": single,
+        "decode": partial(decode, kept=kept),
+        "batch": batch,
+    }
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         question = json.loads(line)
-        work = single if question.pop("do") == "single" else batch
-        print(json.dumps(work(model, **question)), flush=True)
+        print(json.dumps(work[question.pop("do")](model, **question)), flush=True)
 
 
 if __name__ == "__main__":
