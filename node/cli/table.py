@@ -3,7 +3,7 @@
 from node.cli.client import Json
 from node.core.units import format_bytes, format_share
 
-_HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "SEEN")
+_HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "BANDWIDTH", "SEEN")
 _FRESH_S = 3.0
 """A node heard this recently is shown as "now": heartbeats come twice a second."""
 
@@ -50,6 +50,7 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
             _memory(node["memory"]),
             _link(node["link"], names),
             f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
+            _bandwidth(node["link"]),
             _ago(node["last_seen_s"]),
         )
         for node in status["nodes"]
@@ -107,6 +108,10 @@ def _memory(memory: Json) -> str:
 
 def _link(link: Json | None, names: dict[str, str]) -> str:
     return " ".join(filter(None, (names.get(link["to"], link["to"]), link["kind"], link["interface"]))) if link else "-"
+
+
+def _bandwidth(link: Json | None) -> str:
+    return f"{format_bytes(link['bytes_per_second'])}/s" if link and link["bytes_per_second"] else ""
 
 
 def _ago(seconds: float) -> str:

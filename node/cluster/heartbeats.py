@@ -1,4 +1,4 @@
-"""Exchanges heartbeats with every node of the address book, measures the paths to it, and watches its connection."""
+"""Exchanges heartbeats with every node of the address book, and watches its connection."""
 
 import asyncio
 import logging
@@ -11,12 +11,12 @@ from functools import partial
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
+from node.cluster.probes import Probes
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, NodeState, PeerHint
-from node.host.interfaces import interface_towards
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ HEARTBEAT_S = 0.5
 """Interval of heartbeats; news is sent at once. `node/cluster/membership.py` decides what silence means."""
 SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
-PROBE_S = 5.0
-"""Interval of the measurements of each address: a cable that is plugged or pulled is noticed within two rounds."""
 GONE_INTERVAL_S = 2.0
 """Interval for a node that is gone: it may come back at its old address without an advert."""
 UNHEARD_AT_ONCE = 16
@@ -42,6 +40,7 @@ class Heartbeats:
         self._agent = agent
         self._book = book
         self._client = client
+        self._probes = Probes(agent, book, client)
         self._queue = asyncio.Lock()
         """Held by the attempt whose turn is next, among those to nodes that were never heard; the others wait in order."""
         self._turn_at = -math.inf
@@ -73,7 +72,7 @@ class Heartbeats:
         """Keep in touch with a node. One task, so that `AddressBook.forget` ends all of it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._exchange_all(node, group), name=f"heartbeat {node}")
-            group.create_task(self._measure_all(node), name=f"probe {node}")
+            group.create_task(self._probes.run(node), name=f"probe {node}")
             group.create_task(self._notice_loss(node), name=f"watch {node}")
 
     # --- nodes given by the user --------------------------------------------------------------------------------------
@@ -158,31 +157,6 @@ class Heartbeats:
                     await self._client.disconnected(peer)
                     self._agent.news.notify()
             await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
-
-    # --- round trips --------------------------------------------------------------------------------------------------
-
-    async def _measure_all(self, node: str) -> None:
-        """Runs beside the heartbeats, which must not wait for an address that does not answer."""
-        probes = Retried(f"The measurement of the paths to node {node} failed")
-        while self._agent.state_of(node) is None:
-            await self._agent.news.wait(HEARTBEAT_S)
-        while hint := self._book.hint_of(node):
-            with probes:
-                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
-            await asyncio.sleep(PROBE_S)
-
-    async def _measure(self, hint: PeerHint, address: str) -> None:
-        peer = address_at(hint, address)
-        try:
-            # The least of three: the path's round trip, without delays on this machine.
-            rtt_ms = min([await self._client.probe(peer, EXCHANGE_TIMEOUT_S) for _ in range(3)])
-        except PippinError as error:
-            log.debug("probe of %s: %s", peer, error)
-            self._book.paths.failed(hint.id, address)
-        else:
-            interface = interface_towards(address, self._book.interfaces)
-            name, kind = (interface.name, interface.kind) if interface else ("", "")
-            self._book.paths.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
-"""Chooses the best address of each peer by measured round trips. Pure: probes in, links out."""
+"""Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, links out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from node.core.addresses import is_self_assigned
 from node.core.types import Link
 
 _SMOOTHING = 0.25
@@ -10,6 +11,20 @@ _FAILURES = 2
 """Consecutive lost probes before an address is dropped; Wi-Fi loses single ones."""
 _GAIN = 0.8
 """Switch to another address only if its round trip is below this fraction: a stream must not hop between equals."""
+_TYPICAL = {"loopback": 2e9, "thunderbolt": 1e9, "ethernet": 1e8, "wi-fi": 4e7}
+"""Bytes per second of a path of a kind, until it is measured."""
+_UNKNOWN = 1e7
+"""The same for a path of unknown kind, such as a VPN's."""
+_WIDER = 1.5
+"""A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
+_FAR = 2.0
+"""A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
+_SOFTWARE_MS = 0.5
+"""Share of the two processes in a round trip: shorter ones say nothing about a path."""
+BANDWIDTH_AGAIN_S = 600.0
+"""Interval of the measurements of the bandwidth of the path in use."""
+_BANDWIDTH_LASTS_S = 1200.0
+"""On another path a measurement counts for so long. Then that path gets another chance: the machine may have been busy."""
 
 
 @dataclass(slots=True)
@@ -17,6 +32,8 @@ class _Path:
     link: Link
     seen: float
     failures: int = 0
+    measured_at: float | None = None
+    """When its bandwidth was measured, or when that failed."""
 
 
 class Paths:
@@ -36,6 +53,15 @@ class Paths:
         if known and now - known.seen < self._stale_after:
             rtt_ms = known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms)
         paths[address] = _Path(Link(peer, address, rtt_ms, interface, kind), now)
+        if known and known.measured_at is not None and known.link.interface == interface:
+            in_use = self._chosen.get(peer) == address
+            if in_use or now - known.measured_at < _BANDWIDTH_LASTS_S:
+                self.observe_bandwidth(peer, address, known.link.bytes_per_s, known.measured_at)
+
+    def observe_bandwidth(self, peer: str, address: str, bytes_per_s: float, at: float) -> None:
+        """Record a measurement of bandwidth; 0 if it failed."""
+        if path := self._paths.get(peer, {}).get(address):
+            path.link, path.measured_at = replace(path.link, bytes_per_s=bytes_per_s), at
 
     def failed(self, peer: str, address: str) -> bool:
         """Record a lost probe. Returns whether the address now counts as unreachable."""
@@ -52,18 +78,51 @@ class Paths:
         self._chosen.pop(peer, None)
 
     def best(self, peer: str, now: float) -> Link | None:
-        """The quickest path to the peer with a recent probe; the one in use unless another is clearly quicker."""
+        """The best path to the peer with a recent probe; the one in use unless another is clearly better.
+
+        The best one is the widest of those whose round trip is not much longer than the shortest; among equally wide
+        ones, the quickest. Bandwidth is that of the path's kind until it is measured.
+        """
         fresh = {a: p.link for a, p in self._paths.get(peer, {}).items() if now - p.seen < self._stale_after}
         if not fresh:
             return None
-        best = min(fresh.values(), key=lambda link: (link.rtt_ms, link.address))
+        limit_ms = _FAR * max(_SOFTWARE_MS, min(link.rtt_ms for link in fresh.values()))
+        best = _best([link for link in fresh.values() if link.rtt_ms <= limit_ms])
         chosen = fresh.get(self._chosen.get(peer, ""), best)
-        if best.rtt_ms < chosen.rtt_ms * _GAIN:
+        if chosen.rtt_ms > limit_ms / _GAIN or _is_better(best, chosen):
             chosen = best
         self._chosen[peer] = chosen.address
         return chosen
+
+    def unmeasured(self, peer: str, now: float) -> str | None:
+        """The address in use if its bandwidth is to be measured."""
+        best = self.best(peer, now)
+        if best is None:
+            return None
+        measured_at = self._paths[peer][best.address].measured_at
+        return best.address if measured_at is None or now - measured_at >= BANDWIDTH_AGAIN_S else None
 
     def links(self, now: float) -> tuple[Link, ...]:
         """The best path to each reachable peer; for this node's report."""
         found = (self.best(peer, now) for peer in sorted(self._paths))
         return tuple(link for link in found if link)
+
+
+def _bandwidth(link: Link) -> float:
+    return link.bytes_per_s or _TYPICAL.get(link.kind, _UNKNOWN)
+
+
+def _best(links: list[Link]) -> Link:
+    widest = max(map(_bandwidth, links))
+    wide = [link for link in links if _bandwidth(link) * _WIDER > widest]
+    return min(wide, key=lambda link: (is_self_assigned(link.address), link.rtt_ms, link.address))
+
+
+def _is_better(link: Link, chosen: Link) -> bool:
+    """Whether to leave the chosen path for another one."""
+    if _bandwidth(link) >= _bandwidth(chosen) * _WIDER:
+        return True
+    if _bandwidth(link) * _WIDER <= _bandwidth(chosen):
+        return False
+    is_firm = is_self_assigned(chosen.address) and not is_self_assigned(link.address)
+    return is_firm or link.rtt_ms < chosen.rtt_ms * _GAIN

@@ -211,6 +211,11 @@ def _link(peer: PeerView, view: ClusterView) -> Json | None:
             continue
         for link in peer.report.links:
             if link.to == ring.after(node):
-                rtt = round(link.rtt_ms, 2)
-                return {"to": link.to, "interface": link.interface, "kind": link.kind, "rtt_ms": rtt}
+                return {
+                    "to": link.to,
+                    "interface": link.interface,
+                    "kind": link.kind,
+                    "rtt_ms": round(link.rtt_ms, 2),
+                    "bytes_per_second": round(link.bytes_per_s),
+                }
     return None

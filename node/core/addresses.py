@@ -27,6 +27,11 @@ def is_local_address(address: str) -> bool:
     return found is not None and any(found in network for network in _NEAR)
 
 
+def is_self_assigned(address: str) -> bool:
+    """Whether an address is in 169.254.0.0/16: chosen by a machine itself, and routed over one interface only."""
+    return address.startswith("169.254.")
+
+
 def are_in_one_network(one: str, other: str) -> bool:
     """Whether two IP addresses are equal, or in the same IPv6 /64, like the public addresses of a home network."""
     first, second = _parse(one), _parse(other)

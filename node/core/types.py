@@ -127,6 +127,8 @@ class Link:
     interface: str = ""
     kind: str = ""
     """ethernet, wi-fi, thunderbolt, loopback, or empty if unknown."""
+    bytes_per_s: float = 0.0
+    """Measured bandwidth; 0 if it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)

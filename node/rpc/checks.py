@@ -137,7 +137,7 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_count("links", report.links, MAX_ITEMS)
     for link in report.links:
         _check_names(link.to, link.address, link.interface, link.kind)
-        _check_finite(link.rtt_ms)
+        _check_finite(link.rtt_ms, link.bytes_per_s)
     _check_count("peers", report.peers, MAX_ITEMS)
     del report.peers[MAX_NODES:]
     for hint in report.peers:

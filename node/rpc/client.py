@@ -36,6 +36,13 @@ DESCRIBE_TIMEOUT_S = 60.0
 """Time to read the headers of a big model's files from a slow disk."""
 STALL_TIMEOUT_S = 30.0
 """Silence while reading a file: a disk that has to wake up takes some 10 s."""
+BANDWIDTH_BYTES = 4 * 2**20
+"""Payload by which a path's bandwidth is measured: as large as the hidden states of a chunk of a prompt."""
+_FIRST_BYTES = 256 * 1024
+_FIRST_S = 0.05
+"""A path on which the first payload takes longer than this is not filled for a second with the large one: heartbeats
+would be late.
+"""
 
 
 class RpcClient:
@@ -120,8 +127,27 @@ class RpcClient:
         """Measure the round trip, in milliseconds."""
         begin = time.perf_counter()
         with calling(peer.target):
-            await self._control(peer).Probe(control_pb2.Empty(), timeout=timeout_s)
+            await self._control(peer).Probe(control_pb2.ProbeRequest(), timeout=timeout_s)
         return (time.perf_counter() - begin) * 1000
+
+    async def bandwidth(self, peer: Address, timeout_s: float) -> float:
+        """Measure the bytes per second to a peer, over a connection of its own. Some 8 MB are sent."""
+        stub = ControlStub(self._channel(peer, "bandwidth"))
+
+        async def rate(size: int) -> float:
+            begin = time.perf_counter()
+            await stub.Probe(control_pb2.ProbeRequest(payload=bytes(size)), timeout=timeout_s)
+            return size / (time.perf_counter() - begin)
+
+        try:
+            with calling(peer.target):
+                await rate(0)  # connects
+                first = max([await rate(_FIRST_BYTES) for _ in range(3)])
+                if first < _FIRST_BYTES / _FIRST_S:
+                    return first
+                return max([await rate(BANDWIDTH_BYTES) for _ in range(2)])
+        finally:
+            self._close(peer, "bandwidth")
 
     async def leave(self, peer: Address, node_id: str, incarnation: int, timeout_s: float) -> None:
         message = control_pb2.Departure(id=node_id, incarnation=incarnation)

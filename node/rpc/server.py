@@ -107,8 +107,8 @@ class _Control(ControlServicer):
         self._handler.leave(request.id, request.incarnation)
         return control_pb2.Empty()
 
-    async def Probe(self, request: control_pb2.Empty, context: Context) -> control_pb2.Empty:
-        return request
+    async def Probe(self, request: control_pb2.ProbeRequest, context: Context) -> control_pb2.Empty:
+        return control_pb2.Empty()
 
     async def Prove(self, request: control_pb2.Challenge, context: Context) -> control_pb2.Proof:
         info, signature = self._handler.prove(checked_challenge(request).nonce)

@@ -18,6 +18,12 @@ class Departure(_message.Message):
     incarnation: int
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
 class Challenge(_message.Message):
     __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -179,18 +185,20 @@ class RingTraffic(_message.Message):
     def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Link(_message.Message):
-    __slots__ = ("to", "address", "rtt_ms", "interface", "kind")
+    __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")
     TO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     to: str
     address: str
     rtt_ms: float
     interface: str
     kind: str
-    def __init__(self, to: _Optional[str] = ..., address: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., interface: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    bytes_per_s: float
+    def __init__(self, to: _Optional[str] = ..., address: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., interface: _Optional[str] = ..., kind: _Optional[str] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class PeerHint(_message.Message):
     __slots__ = ("id", "addresses", "grpc_port")

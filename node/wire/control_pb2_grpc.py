@@ -49,7 +49,7 @@ class ControlStub:
                 _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/pippin.control.Control/Probe',
-                request_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+                request_serializer=node_dot_wire_dot_control__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
         self.Want = channel.unary_unary(
@@ -100,7 +100,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Answers at once; its round trip tells which of a node's addresses is best.
+        """Answers at once; its round trip, and that of a large payload, tell which of a node's addresses is best.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,7 +156,7 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
-                    request_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                    request_deserializer=node_dot_wire_dot_control__pb2.ProbeRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             ),
             'Want': grpc.unary_unary_rpc_method_handler(
@@ -267,7 +267,7 @@ class Control:
             request,
             target,
             '/pippin.control.Control/Probe',
-            node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            node_dot_wire_dot_control__pb2.ProbeRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,

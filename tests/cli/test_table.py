@@ -18,7 +18,7 @@ def test_idle_cluster_without_head(status):
     lines = render(status).splitlines()
     assert lines[0] == "cluster home   IDLE   no head"
     assert lines[1] == ""
-    assert lines[3] == "mini-1  idle   -       9.8 of 16.0 GB  -                  now"
+    assert lines[3] == "mini-1  idle   -       9.8 of 16.0 GB  -                             now"
     assert len(lines) == 7
 
 

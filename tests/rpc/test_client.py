@@ -87,3 +87,47 @@ def test_who_hangs_up_at_the_end_is_no_error_in_the_log(caplog: pytest.LogCaptur
     for error in (cygrpc.ExecuteBatchError("Failed"), ValueError("something else")):
         log.error("%s raised in core", type(error).__name__, exc_info=error)
     assert [record.getMessage() for record in caplog.records] == ["ValueError raised in core"]
+
+
+@pytest.mark.parametrize(("pause_s", "least", "most"), [(0.0, 8, 10), (0.03, 0.7, 2)])
+async def test_a_slow_path_is_not_filled_to_measure_it(
+    monkeypatch: pytest.MonkeyPatch, pause_s: float, least: float, most: float
+) -> None:
+    """Most of what is sent is left out. `least`, `most`: MB sent."""
+    sent = 0
+    monkeypatch.setattr("node.rpc.client._FIRST_S", 0.05 if pause_s else 5.0)  # this machine may be busy
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        there = await asyncio.open_connection(*target.split(":"))
+
+        async def back() -> None:
+            while data := await there[0].read(65536):
+                writer.write(data)
+
+        answers = asyncio.create_task(back())
+        while data := await reader.read(65536):
+            sent += len(data)
+            await asyncio.sleep(pause_s if len(data) > 1000 else 0)
+            there[1].write(data)
+        there[1].close()
+        writer.close()
+        await answers
+
+    async with serving() as (_, target), RpcClient() as client:
+        slow = await asyncio.start_server(relay, "127.0.0.1", 0)
+        async with slow:
+            peer = Address(f"127.0.0.1:{slow.sockets[0].getsockname()[1]}")
+            rate = await client.bandwidth(peer, 10.0)
+            assert least < sent / 2**20 < most
+            assert not client._channels, "its connection is closed"
+            assert rate > 0
+            assert not pause_s or rate < 5 * 2**20
+
+
+async def test_a_bandwidth_that_cannot_be_measured() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with RpcClient() as client:
+            with pytest.raises(PippinError):
+                await client.bandwidth(Address(f"127.0.0.1:{silent.getsockname()[1]}"), 0.2)
+            assert not client._channels

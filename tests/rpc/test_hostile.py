@@ -65,6 +65,7 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "too many rings of its own": lambda m: [m.report.traffic.add() for _ in range(MAX_ITEMS + 1)],
     "a rate that is no number": lambda m: m.report.traffic.add(ring="r", tokens_per_second=float("nan")),
     "a round trip without end": lambda m: m.report.links.add(to="x", rtt_ms=float("inf")),
+    "an endless bandwidth": lambda m: m.report.links.add(to="x", bytes_per_s=float("inf")),
     "a round trip into the past": lambda m: m.report.links.add(to="x", rtt_ms=-1),
     "too many loads": lambda m: [m.report.stages.add() for _ in range(MAX_ITEMS + 1)],
     "layers backwards": lambda m: m.report.stages.add(shard=pb.Shard(model="m", start=5, end=4)),

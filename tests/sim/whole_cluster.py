@@ -31,7 +31,7 @@ PATCHES = {
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.scheduler.LONG_PREFIX": 20,
     "node.ring.lifecycle.prefill_chunk": lambda *_: 16,
-    "node.cluster.heartbeats.interface_towards": lambda *_: None,
+    "node.cluster.probes.interface_towards": lambda *_: None,
 }
 
 

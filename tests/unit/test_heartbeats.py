@@ -49,6 +49,9 @@ class Client:
     async def probe(self, peer, timeout_s):
         return await self.call(peer, 1.0)
 
+    async def bandwidth(self, peer, timeout_s):
+        return 1e8
+
     async def call(self, peer, answer):
         self.called.append(peer.target)
         await asyncio.sleep(0)
@@ -86,6 +89,7 @@ def agent(**more):
         "heard": lambda _: None,
         "unreachable": lambda _, gone_at=None: None,
         "state_of": lambda _: NodeState.ALIVE,
+        "alive": lambda: (report("me"),),
     }
     return SimpleNamespace(**(usual | more))
 

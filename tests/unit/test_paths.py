@@ -61,3 +61,114 @@ def test_a_peer_that_is_gone_is_forgotten():
     paths.observe("a", "y", 1.0, 0.0)
     paths.forget("b")
     assert [link.to for link in paths.links(0.0)] == ["a"]
+
+
+# --- kinds and bandwidth ----------------------------------------------------------------------------------------------
+
+RTTS = {"thunderbolt": 0.9, "ethernet": 0.6, "wi-fi": 1.0, "": 0.5}
+
+
+def measured(kinds, *, rtts=RTTS):
+    """Paths to one peer, each over an interface and to an address named like its kind."""
+    paths = Paths()
+    for kind in kinds:
+        paths.observe("b", kind or "vpn", rtts[kind], 0.0, interface=kind or "vpn", kind=kind)
+    return paths
+
+
+def used(paths, now=0.0):
+    return paths.best("b", now).address
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("kinds", "best"),
+    [
+        (("thunderbolt", "ethernet", "wi-fi", ""), "thunderbolt"),
+        (("ethernet", "wi-fi", ""), "ethernet"),
+        (("wi-fi", ""), "wi-fi"),
+    ],
+)
+def test_thunderbolt_goes_before_ethernet_before_wifi_though_its_round_trip_is_longer(kinds, best, order):
+    assert used(measured(kinds[::order])) == best
+
+
+@pytest.mark.parametrize(("rtt", "best"), [(1.9, "thunderbolt"), (2.1, "ethernet")])
+def test_a_path_more_than_twice_as_long_is_passed_over_whatever_its_kind(rtt, best):
+    assert used(measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": rtt, "ethernet": 1.0})) == best
+
+
+def test_below_the_share_of_software_a_round_trip_says_nothing():
+    assert used(measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": 0.9, "ethernet": 0.1})) == "thunderbolt"
+
+
+def test_a_path_in_use_is_not_left_at_the_edge():
+    paths = measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": 1.9, "ethernet": 1.0})
+    assert used(paths) == "thunderbolt"
+    for _ in range(20):
+        paths.observe("b", "thunderbolt", 2.2, 1.0, interface="thunderbolt", kind="thunderbolt")
+    assert used(paths, 1.0) == "thunderbolt"
+    for _ in range(20):
+        paths.observe("b", "thunderbolt", 4.0, 2.0, interface="thunderbolt", kind="thunderbolt")
+    assert used(paths, 2.0) == "ethernet"
+
+
+def test_a_self_assigned_address_goes_last_on_a_cable():
+    """macOS may route it over another interface."""
+    paths = Paths()
+    paths.observe("b", "169.254.1.2", 0.3, 0.0, interface="bridge0", kind="thunderbolt")
+    assert used(paths) == "169.254.1.2"
+    paths.observe("b", "fe80::2%bridge0", 0.5, 0.0, interface="bridge0", kind="thunderbolt")
+    assert used(paths) == "fe80::2%bridge0"
+    paths.observe("b", "169.254.1.2", 0.3, 0.0, interface="bridge0", kind="thunderbolt")
+    assert used(paths) == "fe80::2%bridge0"
+
+
+def test_a_cable_that_is_slower_than_another_kind_should_be_is_left_and_gets_another_chance():
+    paths = measured(("thunderbolt", "ethernet"))
+    assert paths.unmeasured("b", 0.0) == "thunderbolt"
+    paths.observe_bandwidth("b", "thunderbolt", 3e7, 1.0)
+    assert used(paths, 1.0) == "ethernet"
+    assert paths.unmeasured("b", 1.0) == "ethernet"
+    paths.observe_bandwidth("b", "ethernet", 9e7, 1.0)
+    assert paths.links(2.0) == (Link("b", "ethernet", 0.6, "ethernet", "ethernet", 9e7),)
+    seen = 0.0
+    while used(paths, seen) == "ethernet":
+        seen += 10.0
+        for kind in ("thunderbolt", "ethernet"):
+            paths.observe("b", kind, RTTS[kind], seen, interface=kind, kind=kind)
+        if seen == 700.0:
+            assert paths.unmeasured("b", seen) == "ethernet"
+            paths.observe_bandwidth("b", "ethernet", 9e7, seen)
+    assert 1200 <= seen <= 1220
+    assert paths.unmeasured("b", seen) == "thunderbolt"
+
+
+def test_equal_bandwidths_do_not_change_the_path():
+    paths = Paths()
+    for address, rtt in (("first", 1.0), ("other", 0.9)):
+        paths.observe("b", address, rtt, 0.0, kind="ethernet")
+    first = used(paths)
+    paths.observe_bandwidth("b", first, 8e7, 0.0)
+    assert used(paths) == first
+
+
+def test_a_bandwidth_is_measured_once_and_then_every_ten_minutes():
+    paths = measured(("ethernet",))
+    assert paths.unmeasured("b", 0.0) == "ethernet"
+    paths.observe_bandwidth("b", "ethernet", 0.0, 0.0)  # it failed
+    paths.observe("b", "ethernet", 0.6, 10.0, interface="ethernet", kind="ethernet")
+    assert paths.unmeasured("b", 10.0) is None
+    for seen in range(20, 620, 10):
+        assert paths.unmeasured("b", seen - 10) is None or seen > 600
+        paths.observe("b", "ethernet", 0.6, float(seen), interface="ethernet", kind="ethernet")
+    assert paths.unmeasured("b", 610.0) == "ethernet"
+    assert paths.unmeasured("nobody", 610.0) is None
+
+
+def test_a_measurement_belongs_to_its_interface():
+    paths = measured(("ethernet",))
+    paths.observe_bandwidth("b", "ethernet", 5e7, 0.0)
+    paths.observe("b", "ethernet", 0.6, 5.0, interface="en9", kind="wi-fi")
+    assert paths.links(5.0) == (Link("b", "ethernet", 0.6, "en9", "wi-fi"),)
+    paths.observe_bandwidth("b", "gone", 5e7, 5.0)

@@ -56,9 +56,9 @@ def home_view():
     model = "mlx-community/Qwen3-32B-4bit"
     spans = {"mini-1": (0, 22), "mini-2": (22, 44), "mini-3": (44, 64)}
     hops = {
-        "mini-1": Link("b2", "169.254.9.2", 0.31, "en5", "thunderbolt"),
-        "mini-2": Link("c3", "192.168.1.3", 8.1, "en1", "wi-fi"),
-        "mini-3": Link("a1", "192.168.1.1", 0.612, "en0", "ethernet"),
+        "mini-1": Link("b2", "169.254.9.2", 0.31, "en5", "thunderbolt", 912680550.4),
+        "mini-2": Link("c3", "192.168.1.3", 8.1, "en1", "wi-fi", 31457280.0),
+        "mini-3": Link("a1", "192.168.1.1", 0.612, "en0", "ethernet", 117440512.0),
     }
     used = {"mini-1": 98 * 2**30 // 10, "mini-2": 99 * 2**30 // 10, "mini-3": 62 * 2**30 // 10}
     peers = []
@@ -204,7 +204,8 @@ def test_nodes_come_in_ring_order_then_by_name():
 def test_link_is_to_the_next_of_the_ring_and_closes_it():
     to1, to2 = (Link(f"id-{node}", "10.0.0.9", 0.456, "en0", "ethernet") for node in "12")
     seen = nodes(view(peer("1", links=(to1, to2)), peer("2", links=(to1, to2)), peer("3", links=(to1,)), rings=TWO))
-    assert seen["mini-1"]["link"] == {"to": "id-2", "interface": "en0", "kind": "ethernet", "rtt_ms": 0.46}
+    link = {"to": "id-2", "interface": "en0", "kind": "ethernet", "rtt_ms": 0.46, "bytes_per_second": 0}
+    assert seen["mini-1"]["link"] == link
     assert seen["mini-2"]["link"]["to"] == "id-1"
     assert seen["mini-3"]["link"] is None
 

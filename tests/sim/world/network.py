@@ -210,6 +210,9 @@ class SimClient:
         await self._call(peer, handle, timeout_s)
         return (self._process.loop.time() - begin) * 1000
 
+    async def bandwidth(self, peer: Address, timeout_s: float) -> float:
+        return 1e6 / await self.probe(peer, timeout_s)
+
     async def refuses(self, peer: Address) -> bool:
         there = self._net.machines[peer.target.rpartition(":")[0]]
         await asyncio.sleep(self._net.delay())

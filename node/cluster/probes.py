@@ -1,0 +1,77 @@
+"""Measures the paths to the other nodes: the round trip to each address, and the bandwidth of the path in use."""
+
+import asyncio
+import logging
+
+from node.cluster.address_book import AddressBook, address_at
+from node.cluster.agent import Agent
+from node.core.clock import now
+from node.core.errors import PippinError
+from node.core.retried import Retried
+from node.core.types import NodeReport, PeerHint, StageState
+from node.host.interfaces import interface_towards
+from node.rpc.client import RpcClient
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 5.0
+"""Interval of the measurements of each address: a cable that is plugged or pulled is noticed within two rounds."""
+PROBE_TIMEOUT_S = 1.0
+FIRST_S = 0.5
+"""Interval at which a node that was never heard is looked at."""
+
+
+class Probes:
+    def __init__(self, agent: Agent, book: AddressBook, client: RpcClient) -> None:
+        self._agent = agent
+        self._book = book
+        self._client = client
+        self._measuring = asyncio.Lock()
+        """Held by the measurement of a bandwidth: two at once would share this node's cable."""
+
+    async def run(self, node: str) -> None:
+        """Measure the paths to a node as long as it is in the address book.
+
+        Runs beside the heartbeats, which must not wait for an address that does not answer.
+        """
+        probes = Retried(f"The measurement of the paths to node {node} failed")
+        while self._agent.state_of(node) is None:
+            await self._agent.news.wait(FIRST_S)
+        while hint := self._book.hint_of(node):
+            with probes:
+                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+                await self._measure_bandwidth(hint)
+            await asyncio.sleep(PROBE_S)
+
+    async def _measure(self, hint: PeerHint, address: str) -> None:
+        peer = address_at(hint, address)
+        try:
+            # The least of three: the path's round trip, without delays on this machine.
+            rtt_ms = min([await self._client.probe(peer, PROBE_TIMEOUT_S) for _ in range(3)])
+        except PippinError as error:
+            log.debug("probe of %s: %s", peer, error)
+            self._book.paths.failed(hint.id, address)
+        else:
+            interface = interface_towards(address, self._book.interfaces)
+            name, kind = (interface.name, interface.kind) if interface else ("", "")
+            self._book.paths.observe(hint.id, address, rtt_ms, now(), interface=name, kind=kind)
+
+    async def _measure_bandwidth(self, hint: PeerHint) -> None:
+        """Measure the path in use, if that is due and disturbs nobody."""
+        address = self._book.paths.unmeasured(hint.id, now())
+        if address is None or self._measuring.locked() or not is_quiet(self._agent.alive()):
+            return
+        async with self._measuring:
+            try:
+                rate = await self._client.bandwidth(address_at(hint, address), PROBE_TIMEOUT_S)
+            except PippinError as error:
+                log.debug("bandwidth to %s: %s", address, error)
+                rate = 0.0
+            self._book.paths.observe_bandwidth(hint.id, address, rate, now())
+
+
+def is_quiet(nodes: tuple[NodeReport, ...]) -> bool:
+    """Whether no node has requests, and none is loading a model, which may come from another node."""
+    busy = any(ring.running or ring.queued for node in nodes for ring in node.traffic)
+    loading = (StageState.FETCHING, StageState.LOADING)
+    return not busy and not any(stage.state in loading for node in nodes for stage in node.stages)
