@@ -118,15 +118,20 @@ def interface(text: str) -> str:
 
 
 def peer(text: str) -> tuple[str, int]:
-    """Parse host:port, 192.168.1.5:52416 or [fd00::5]:52416."""
-    has_form = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", text)
+    """Parse host:port, 192.168.1.5:52416, [fd00::5]:52416, or [fe80::1%en5]:52416 over the interface en5."""
+    has_form = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]|[^\s:\[\]/%]+):[0-9]{1,5}", text)
     address, number = split_host_port(text) if has_form else ("", 0)
     if not 0 < number < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} must be HOST:PORT, where PORT is the --grpc-port of the other node")
+    if not text.startswith("["):
+        return address, number
     try:
-        return str(ipaddress.IPv6Address(address)) if text.startswith("[") else address, number
+        parsed = ipaddress.IPv6Address(address)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{address!r} is not an IPv6 address") from error
+    if parsed.is_link_local and not parsed.scope_id:
+        raise argparse.ArgumentTypeError(f"{text!r} lacks this machine's interface; write it like [{address}%en5]:{number}")
+    return str(parsed), number
 
 
 def hostname() -> str:

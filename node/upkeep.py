@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from node.cluster.agent import Agent
 from node.cluster.discovery import Discovery
+from node.core.addresses import people_first, without_zone
 from node.core.pool import Pool
 from node.core.retried import Retried
 from node.host import memory
@@ -79,7 +80,9 @@ class Upkeep:
 
 
 def addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
-    return tuple(address for interface in interfaces for address in interface.addresses)
+    """This node's addresses, as it tells them to others: those that people can use first."""
+    found = [without_zone(address) for interface in interfaces for address in interface.addresses]
+    return people_first(dict.fromkeys(found))
 
 
 def multicast_addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:

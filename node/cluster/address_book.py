@@ -6,11 +6,11 @@ Addresses come from mDNS adverts, `--peer` and other nodes. None of them is a si
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from node.cluster.paths import Paths
-from node.core.addresses import is_local_address, join_host_port
+from node.core.addresses import is_link_local_ipv6, is_local_address, join_host_port, without_zone
 from node.core.clock import now
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Address, Caller, Link, PeerHint
@@ -63,7 +63,7 @@ class AddressBook:
         known = self.hint_of(hint.id)
         if known and known.grpc_port == hint.grpc_port and (best := self.paths.best(hint.id, now())):
             reached = best.address
-        addresses = dict.fromkeys([*([reached] if reached else []), *filter(self._may_call, hint.addresses)])
+        addresses = dict.fromkeys([*([reached] if reached else []), *self._callable(hint.addresses)])
         hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
         if not hint.addresses or known == hint:
             return
@@ -83,6 +83,18 @@ class AddressBook:
             where = ", ".join(hint.addresses)
             log.warning("a node at %s is not called: without --secret-file, only private addresses are", where)
         self.add(hint)
+
+    def _callable(self, addresses: Iterable[str]) -> Iterator[str]:
+        """Yield the addresses that may be called: link-local IPv6 ones over each interface that has such addresses.
+
+        Their zone is dropped, as it is an interface of another machine.
+        """
+        zones = [each.name for each in self.interfaces if any(map(is_link_local_ipv6, each.addresses))]
+        for address in addresses:
+            if is_link_local_ipv6(address):
+                yield from (f"{without_zone(address)}%{zone}" for zone in zones)
+            elif self._may_call(address):
+                yield address
 
     def _may_call(self, address: str) -> bool:
         try:
@@ -133,7 +145,7 @@ class AddressBook:
     def knows(self, hint: PeerHint) -> bool:
         """Whether the node is known with this port and all of these addresses, except those that may not be called."""
         known = self.hint_of(hint.id)
-        given = set(filter(self._may_call, hint.addresses))
+        given = set(self._callable(hint.addresses))
         return known is not None and known.grpc_port == hint.grpc_port and given <= set(known.addresses)
 
     def hint_of(self, node: str) -> PeerHint | None:

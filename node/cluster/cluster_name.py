@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is documented, but missing from __all__
     AddressResolver,
@@ -11,6 +11,7 @@ from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is docum
 )
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
+from node.core.addresses import best_for_people, without_zone
 from node.core.types import NodeInfo
 
 _HTTP = "_http._tcp.local."
@@ -100,7 +101,7 @@ class ClusterName:
             port=info.api_port,
             properties={"path": "/"},
             server=f"{self._cluster}.local.",
-            parsed_addresses=bare(info.addresses),
+            parsed_addresses=best_for_people(info.addresses),
             host_ttl=_TTL_S,
             other_ttl=_TTL_S,
         )
@@ -113,9 +114,4 @@ class ClusterName:
 
     def _strangers(self, addresses: set[str], info: NodeInfo) -> set[str]:
         """The addresses that belong to no node of this cluster."""
-        return addresses - set(bare([*info.addresses, *self._heard()]))
-
-
-def bare(addresses: Sequence[str]) -> list[str]:
-    """The addresses without the scope of link-local ones, which is valid on this machine only."""
-    return [address.partition("%")[0] for address in addresses]
+        return set(map(without_zone, addresses)) - {without_zone(each) for each in (*info.addresses, *self._heard())}

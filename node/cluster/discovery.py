@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from node.cluster.cluster_name import ClusterName, bare
+from node.cluster.cluster_name import ClusterName
 from node.cluster.multicast_limiter import MulticastLimiter
+from node.core.addresses import without_zone
 from node.core.clock import now
 from node.core.retried import Retried
 from node.core.signal import Signal
@@ -192,7 +193,7 @@ class Discovery:
             port=info.grpc_port,
             properties=text,
             server=f"pippin-{info.id}.local.",
-            parsed_addresses=bare(info.addresses),
+            parsed_addresses=[without_zone(address) for address in info.addresses],
         )
 
     def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -243,7 +244,8 @@ class Discovery:
         Another process with a copy of this node's key differs in port or address.
         """
         info = self._info
-        return node == info.id and port == info.grpc_port and set(bare(addresses)) <= set(bare(info.addresses))
+        is_same = node == info.id and port == info.grpc_port
+        return is_same and set(map(without_zone, addresses)) <= set(map(without_zone, info.addresses))
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
         known = self._refused.get(node)

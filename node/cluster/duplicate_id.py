@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
+from node.core.addresses import without_zone
 from node.core.clock import now
 from node.core.errors import PippinError
 from node.core.types import NodeInfo, PeerHint
@@ -65,7 +66,7 @@ class DuplicateId:
     async def _query(self, hint: PeerHint, address: str) -> NodeInfo | None:
         """The duplicate at an address, if there is one."""
         info, peer = self._agent.info, address_at(hint, address)
-        is_own = address in info.addresses and hint.grpc_port == info.grpc_port
+        is_own = without_zone(address) in info.addresses and hint.grpc_port == info.grpc_port
         if is_own or not self._is_due(peer.target):
             return None
         nonce = secrets.token_bytes(32)

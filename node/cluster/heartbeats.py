@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
@@ -17,6 +18,7 @@ from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, NodeState, PeerHint
+from node.host.interfaces import with_zone_name
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -214,4 +216,10 @@ async def _addresses_of(host: str) -> list[str]:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
         raise PeerUnavailable(f"{host} has no address: {error}.") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return list(dict.fromkeys(_host_of(address) for *_, address in found))
+
+
+def _host_of(address: Any) -> str:
+    """Host of a socket's address: (host, port), or for IPv6 (host, port, flow, number of the zone)."""
+    zone = address[3] if len(address) > 2 else 0
+    return with_zone_name(f"{address[0]}%{zone}") if zone else str(address[0])

@@ -1,6 +1,7 @@
 """Classifies addresses and host names as local or public. Names are judged as written; nothing is resolved."""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -30,6 +31,32 @@ def is_local_address(address: str) -> bool:
 def is_self_assigned(address: str) -> bool:
     """Whether an address is in 169.254.0.0/16: chosen by a machine itself, and routed over one interface only."""
     return address.startswith("169.254.")
+
+
+def is_link_local_ipv6(address: str) -> bool:
+    """Whether an address, with or without a zone (%en0), is in fe80::/10: each interface has such addresses."""
+    found = _parse(address)
+    return isinstance(found, IPv6Address) and found.is_link_local
+
+
+def without_zone(address: str) -> str:
+    """An address as other machines may use it: a zone (%en0) is an interface of this machine."""
+    return address.partition("%")[0]
+
+
+def best_for_people(addresses: Iterable[str]) -> list[str]:
+    """The addresses to which a name should resolve: link-local ones only if there are no others."""
+    ordered = people_first(addresses)
+    return [address for address in ordered if _remoteness(address) == _remoteness(ordered[0])]
+
+
+def people_first(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The addresses in their order, but for link-local ones, which go last: from most places they lead nowhere."""
+    return tuple(sorted(addresses, key=_remoteness))
+
+
+def _remoteness(address: str) -> int:
+    return 2 if is_link_local_ipv6(address) else int(is_self_assigned(address))
 
 
 def are_in_one_network(one: str, other: str) -> bool:

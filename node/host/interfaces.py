@@ -10,8 +10,15 @@ from pathlib import Path
 
 import psutil
 
-_BEST_FIRST = ("thunderbolt", "ethernet", "wi-fi", "", "loopback")
+from node.core.addresses import is_link_local_ipv6
 
+_LAN_FIRST = ("ethernet", "wi-fi", "thunderbolt", "", "loopback")
+"""What people see is the first address. Peers measure all of them."""
+
+_CABLE = "thunderbolt"
+"""The kind of which IPv6 link-local addresses are used: two Macs on a cable have no others, but for 169.254.x.x, which macOS
+routes over its primary interface.
+"""
 _LOCAL_ONLY = ("docker", "br-", "virbr", "vmnet", "bridge1", "awdl", "llw")
 """Prefixes of interfaces to local containers, virtual machines or AirDrop. Their addresses are the same on every
 machine, so advertising them would make a peer connect to itself. (On a Mac bridge0 is Thunderbolt, bridge100 is not.)
@@ -24,12 +31,13 @@ class Interface:
     kind: str
     """ethernet, wi-fi, thunderbolt, loopback, or empty when unknown."""
     addresses: tuple[str, ...]
+    """IPv6 link-local ones with their zone: fe80::1%en5."""
 
 
 def local_interfaces(
     host: str = "", interface: str = "", kinds: Mapping[str, str] | None = None
 ) -> tuple[Interface, ...]:
-    """Interfaces to advertise, best kind first; cheap, so call it again when the network changes.
+    """Interfaces to advertise, those of the local network first; cheap, so call it again when the network changes.
 
     `host`: only this address. `interface`: only this interface's addresses. Default: all that are up. `kinds`: from
     `hardware_kinds`. Loopback is included only if there is nothing else, so that a single node works without a network.
@@ -48,8 +56,10 @@ def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface |
     """The interface that routes to a peer's address.
 
     None if there is no route, the interface is not among these, or no socket can be opened. Connecting a UDP socket
-    makes the system choose a route and sends nothing.
+    makes the system choose a route and sends nothing. A link-local address names its interface itself.
     """
+    if zone := peer.partition("%")[2]:
+        return next((found for found in interfaces if found.name == zone), None)
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -62,13 +72,24 @@ def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface |
 
 def can_bind(host: str) -> bool:
     """Whether an address belongs to this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((host, 0))
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
     except OSError:
         return False
     return True
+
+
+def with_zone_name(address: str) -> str:
+    """An IPv6 link-local address whose zone is an interface's name, not its number: fe80::1%en5 for fe80::1%11."""
+    host, _, zone = address.partition("%")
+    try:
+        return f"{host}%{socket.if_indextoname(int(zone))}"
+    except (ValueError, OSError):  # no zone, or a name; or the interface is gone
+        return address
 
 
 def interface_names() -> tuple[str, ...]:
@@ -76,33 +97,23 @@ def interface_names() -> tuple[str, ...]:
 
 
 def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:
-    """All interfaces that are up and have an address, best kind first."""
+    """All interfaces that are up and have an address, those of the local network first."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = []
     for name, entries in psutil.net_if_addrs().items():
-        addresses = tuple(
-            entry.address
-            for entry in entries
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and _is_reachable(entry.address)
-        )
-        if name in up and addresses:
-            kind = "loopback" if ipaddress.ip_address(addresses[0]).is_loopback else kinds.get(name) or _guess(name)
+        listed = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        if name not in up or not listed:
+            continue
+        is_loopback = any(ipaddress.ip_address(address).is_loopback for address in listed)
+        kind = "loopback" if is_loopback else kinds.get(name) or _guess(name)
+        if addresses := tuple(address for address in listed if kind == _CABLE or not is_link_local_ipv6(address)):
             found.append(Interface(name, kind, addresses))
-    return sorted(found, key=lambda interface: (_BEST_FIRST.index(interface.kind), interface.name))
-
-
-def _is_reachable(address: str) -> bool:
-    """Whether other machines can use the address: not if it is IPv6 link-local, as its zone is valid on this machine
-    only.
-
-    IPv4 link-local addresses (169.254) are kept: two Macs joined by a Thunderbolt cable have no others.
-    """
-    return "%" not in address and not address.lower().startswith("fe80")
+    return sorted(found, key=lambda interface: (_LAN_FIRST.index(interface.kind), interface.name))
 
 
 def _unlisted(host: str) -> Interface:
     """Interface of an address that can be bound but is not listed, such as 127.0.0.2 on Linux."""
-    return Interface("", "loopback" if ipaddress.ip_address(host).is_loopback else "", (host,))
+    return Interface(host.partition("%")[2], "loopback" if ipaddress.ip_address(host).is_loopback else "", (host,))
 
 
 # --- kinds ----------------------------------------------------------------------------------------------------------

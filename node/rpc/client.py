@@ -88,10 +88,11 @@ class RpcClient:
     def _connect(self, peer: Address) -> grpc.aio.Channel:
         """Open a channel. Raises PeerUnavailable for an invalid node id."""
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a separate connection
+        target = peer.target.replace("%", "%25")  # gRPC decodes it: the zone of fe80::1%ab0 would be a byte
         if self._security is None:
-            return grpc.aio.insecure_channel(peer.target, options=options)
+            return grpc.aio.insecure_channel(target, options=options)
         options.append(("grpc.ssl_target_name_override", self._security.server_name))
-        return grpc.aio.secure_channel(peer.target, self._security.channel_credentials(peer.node), options=options)
+        return grpc.aio.secure_channel(target, self._security.channel_credentials(peer.node), options=options)
 
     def _control(self, peer: Address) -> ControlStub:
         return ControlStub(self._channel(peer, "control"))

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from node.core.addresses import is_local_address, split_host_port
 from node.core.errors import BadRequest, NotAdmitted
 from node.core.types import Caller
+from node.host.interfaces import with_zone_name
 from node.rpc.boundary import answering
 from node.rpc.channel_options import MAX_CONTROL_BYTES
 from node.rpc.security import node_of
@@ -80,8 +81,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def host_of(peer: str) -> str:
-    """Host of a gRPC peer such as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%25en0%5D:4711`."""
-    return split_host_port(unquote(peer).partition(":")[2])[0]
+    """Host of a gRPC peer such as `ipv4:192.168.1.5:4711` or `ipv6:%5Bfe80::1%252%5D:4711`, with the name of its zone."""
+    return with_zone_name(split_host_port(unquote(peer).partition(":")[2])[0])
 
 
 def caller_of(context: Context) -> Caller:

@@ -63,7 +63,7 @@ class RpcServer:
             self.port = self._bind(host)
 
     def _bind(self, host: str) -> int:
-        address = join_host_port(host, self.port)
+        address = join_host_port(host, self.port).replace("%", "%25")  # gRPC decodes it: see RpcClient
         taken = PortTaken(
             f"gRPC port {self.port} of {host} is taken, or this user may not use it.",
             hint="Choose another with --grpc-port.",

@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from node.core.addresses import are_in_one_network, is_local_address, is_local_name, parse_host
+from node.core.addresses import (
+    are_in_one_network,
+    best_for_people,
+    is_link_local_ipv6,
+    is_local_address,
+    is_local_name,
+    parse_host,
+    people_first,
+    without_zone,
+)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +130,29 @@ def test_any_text_is_judged() -> None:
         assert isinstance(is_local_address(text), bool)
         assert isinstance(is_local_name(text), bool)
         assert isinstance(are_in_one_network(text, "::1"), bool)
+
+
+def test_link_local_addresses_go_last_and_are_named_only_without_others() -> None:
+    cable = ["fe80::7%en5", "169.254.7.7"]
+    network = ["192.168.1.5", "fd00::5"]
+    assert people_first([*cable, *network]) == (*network, *cable[::-1])
+    assert best_for_people([*cable, *network]) == network
+    assert best_for_people(cable) == ["169.254.7.7"]
+    assert best_for_people(cable[:1]) == cable[:1]
+    assert best_for_people([]) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "link_local", "bare"),
+    [
+        ("fe80::7%en5", True, "fe80::7"),
+        ("FEBF::7", True, "FEBF::7"),
+        ("fec0::7", False, "fec0::7"),
+        ("169.254.7.7", False, "169.254.7.7"),
+        ("::1", False, "::1"),
+        ("mini-1.local", False, "mini-1.local"),
+    ],
+)
+def test_zones(address: str, link_local: bool, bare: str) -> None:
+    assert is_link_local_ipv6(address) is link_local
+    assert without_zone(address) == bare

@@ -120,6 +120,14 @@ async def test_the_name_of_the_cluster_follows_the_head():
 
 
 @pytest.mark.slow
+async def test_the_name_leads_to_no_cable_that_only_one_machine_has():
+    node = dataclasses.replace(info("a"), addresses=(*LOOPBACK, "169.254.7.7", "fe80::7"))
+    async with started(node) as (a,):
+        assert await a.discovery.name.serve(node)
+        assert await address_of(f"{NAME}.local.") == ["127.0.0.1"]
+
+
+@pytest.mark.slow
 async def test_a_name_that_another_machine_has_is_left_alone(caplog):
     stranger = AsyncZeroconf(list(LOOPBACK), ip_version=IPVersion.V4Only)
     printer = AsyncServiceInfo(

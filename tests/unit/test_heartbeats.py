@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from node.core.types import (
     MAX_ADDRESSES,
     MAX_NODES,
     Address,
+    Caller,
     Heartbeat,
     Memory,
     NodeInfo,
@@ -29,6 +31,7 @@ from node.rpc.guard import host_of
 
 ETHERNET = Interface("en0", "ethernet", ("192.168.1.2",))
 LOOPBACK = Interface("lo", "loopback", ("127.0.0.1",))
+CABLES = tuple(Interface(name, "thunderbolt", (f"fe80::2%{name}",)) for name in ("en5", "en6"))
 MIXED = ("192.168.1.5", "8.8.8.8", "127.0.0.1", "100.64.0.9", "2a02::5", "fd00::5", "printer.local")
 
 
@@ -125,6 +128,43 @@ def test_addresses_that_may_be_called(anywhere, interface, kept):
     known = book(interfaces=(interface,), anywhere=anywhere)
     known.add(PeerHint("peer", MIXED, 7001))
     assert known.hint_of("peer").addresses == kept
+
+
+async def test_link_local_addresses_are_called_over_each_cable_of_this_machine():
+    """Their zone is this machine's, whatever the hint says."""
+    hint = PeerHint("peer", ("192.168.1.5", "fe80::9%en17"), 7001)
+    known = book(interfaces=(ETHERNET, *CABLES))
+    assert not known.knows(hint)
+    known.add(hint)
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en5", "fe80::9%en6")
+    assert known.knows(hint)
+    assert known.knows(PeerHint("peer", ("fe80::9",), 7001))
+    assert known.address_of("peer").target == "192.168.1.5:7001"
+    assert known.is_from("peer", Caller("fe80::9%en6"))
+    assert not known.is_from("peer", Caller("fe80::9%en7"))
+
+
+async def test_a_cable_that_is_plugged_in_is_used_with_the_next_heartbeat():
+    hint = PeerHint("peer", ("192.168.1.5", "fe80::9"), 7001)
+    known = book()
+    known.add(hint)
+    assert known.hint_of("peer").addresses == ("192.168.1.5",)
+    assert known.knows(hint)
+    known.interfaces = (ETHERNET, *CABLES)
+    assert not known.knows(hint)
+    known.add(hint)
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en5", "fe80::9%en6")
+
+
+async def test_a_peer_given_with_its_zone_is_called_there(monkeypatch):
+    """Also over an interface whose link-local addresses are not advertised."""
+    zone = socket.if_indextoname(1)
+    client = Client([f"[fe80::9%{zone}]:7001"])
+    known = book(client)
+    async with running(known, (f"fe80::9%{zone}", 7001)):
+        await until(lambda: known.hint_of("peer"))
+        assert known.hint_of("peer").addresses == (f"fe80::9%{zone}", "192.168.1.5")
+        await until(lambda: known.address_of("peer").target == f"[fe80::9%{zone}]:7001" and known.links())
 
 
 async def test_an_advert_does_not_take_away_a_way_that_works():
@@ -346,6 +386,7 @@ async def test_why_a_peer_does_not_answer_is_told_once(monkeypatch, caplog):
         ("ipv4:192.168.1.5:4711", "192.168.1.5"),
         ("ipv6:%5B::1%5D:4711", "::1"),
         ("ipv6:%5Bfe80::1%25en0%5D:4711", "fe80::1%en0"),
+        ("ipv6:%5Bfe80::1%251%5D:4711", f"fe80::1%{socket.if_indextoname(1)}"),
         ("unix:/tmp/socket", ""),
         ("", ""),
     ],

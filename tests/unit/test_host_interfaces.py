@@ -4,7 +4,15 @@ from typing import NamedTuple
 import pytest
 
 from node.host import interfaces
-from node.host.interfaces import Interface, can_bind, interface_towards, local_interfaces, parse_hardware_ports
+from node.host.interfaces import (
+    Interface,
+    can_bind,
+    interface_towards,
+    local_interfaces,
+    parse_hardware_ports,
+    with_zone_name,
+)
+from node.upkeep import addresses
 
 
 class Entry(NamedTuple):
@@ -53,7 +61,7 @@ def mac(monkeypatch):
         "en0": ["192.168.1.5", "fe80::8%en0", "fd00::5"],
         "en1": ["192.168.1.6"],
         "en4": ["10.9.9.9"],
-        "bridge0": ["169.254.7.7"],
+        "bridge0": ["169.254.7.7", "fe80::7%bridge0"],
         "bridge100": ["192.168.64.1"],
         "utun3": ["100.64.0.1"],
         "awdl0": ["fe80::9%awdl0"],
@@ -82,12 +90,13 @@ def test_hardware_ports():
     }
 
 
-def test_best_kind_first_and_nothing_that_leads_nowhere(mac):
+def test_the_local_network_first_and_nothing_that_leads_nowhere(mac):
+    """Of the link-local IPv6 addresses only those of cables."""
     found = local_interfaces(kinds=parse_hardware_ports(PORTS))
     assert found == (
-        Interface("bridge0", "thunderbolt", ("169.254.7.7",)),
         Interface("en0", "ethernet", ("192.168.1.5", "fd00::5")),
         Interface("en1", "wi-fi", ("192.168.1.6",)),
+        Interface("bridge0", "thunderbolt", ("169.254.7.7", "fe80::7%bridge0")),
         Interface("utun3", "", ("100.64.0.1",)),
     )
 
@@ -97,6 +106,30 @@ def test_one_address(mac):
     assert local_interfaces(host="fd00::5", kinds=kinds) == (Interface("en0", "ethernet", ("fd00::5",)),)
     assert local_interfaces(host="127.0.0.1") == (Interface("lo0", "loopback", ("127.0.0.1",)),)
     assert local_interfaces(host="127.0.0.2") == (Interface("", "loopback", ("127.0.0.2",)),)
+    assert local_interfaces(host="fe80::8%en0") == (Interface("en0", "", ("fe80::8%en0",)),)
+
+
+def test_what_is_told_to_others_has_no_zone_and_begins_with_what_people_can_use(mac):
+    told = addresses(local_interfaces(kinds=parse_hardware_ports(PORTS)))
+    assert told == ("192.168.1.5", "fd00::5", "192.168.1.6", "100.64.0.1", "169.254.7.7", "fe80::7")
+
+
+def test_two_macs_on_a_cable_and_nothing_else_have_an_address(mac, monkeypatch):
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: Stats(name in ("lo0", "bridge0")) for name in mac})
+    assert addresses(local_interfaces()) == ("169.254.7.7", "fe80::7")
+
+
+def test_the_interface_towards_a_link_local_address_is_its_zone(mac):
+    found = local_interfaces()
+    assert interface_towards("fe80::9%bridge0", found).name == "bridge0"
+    assert interface_towards("fe80::9%en77", found) is None
+
+
+def test_a_zone_is_named():
+    name = socket.if_indextoname(1)
+    assert with_zone_name("fe80::1%1") == f"fe80::1%{name}"
+    for address in (f"fe80::1%{name}", "fe80::1%4000000", "fe80::1", "10.0.0.1", ""):
+        assert with_zone_name(address) == address
 
 
 def test_one_interface(mac):

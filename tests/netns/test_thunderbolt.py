@@ -1,0 +1,88 @@
+"""Two hosts on a switch and on a cable of their own, whose interfaces have IPv6 link-local addresses only."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, until
+from tests.netns.conftest import Host, cluster_on, ip, make_hosts
+
+pytestmark = pytest.mark.slow
+
+CABLE = "thunderbolt0"
+"""As Linux names it; its kind is known by this name."""
+PORT = 52416
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[Host]]:
+    with ExitStack() as cleanup:
+        first, second = made = make_hosts(cleanup, 2)
+        ip("-n", first.space, "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", second.space)
+        for number, host in enumerate(made, start=1):
+            ip("-n", host.space, "link", "set", CABLE, "up")
+            ip("-n", host.space, "address", "add", f"fe80::{number}/64", "dev", CABLE, "nodad")
+        yield made
+
+
+def links(cluster: Cluster) -> list[dict[str, Any]]:
+    status = cluster.ready(*cluster.nodes)
+    return [node["link"] for node in status["nodes"]]
+
+
+def over_cable(cluster: Cluster) -> list[dict[str, Any]]:
+    """The links of the two nodes, once both are over the cable and were measured; else empty."""
+    found = links(cluster)
+    ends = {(link["interface"], link["kind"]) for link in found}
+    return found if ends == {(CABLE, "thunderbolt")} and all(link["bytes_per_second"] for link in found) else []
+
+
+def test_the_cable_is_found_and_used_and_people_see_the_network(
+    pair: list[Host], tmp_path: Path, stock: dict[str, str]
+) -> None:
+    with cluster_on(pair, tmp_path, "--stages", "2") as cluster:
+        measured = until(lambda: over_cable(cluster), 30, "both use the cable")
+        assert all(link["bytes_per_second"] > 1e6 for link in measured)
+        status = cluster.nodes[0].status()
+        assert {node["address"].rpartition(":")[0] for node in status["nodes"]} == {host.address for host in pair}
+        assert status["api"].startswith("http://10.213.7.")
+        for host in pair:
+            host.pull_cable()  # of the switch
+        try:
+            driver, _ = holders(cluster)
+            assert driver.streamed("Hello") == stock["Hello"]
+            assert driver.streamed("Count from 1 to 100", max_tokens=300) == stock["Count from 1 to 100"]
+        finally:
+            for host in pair:
+                host.plug_cable()
+        assert not any("is failed" in node.written for node in cluster.nodes)
+
+
+@pytest.mark.parametrize("secret", [(), ("--secret-file", "secret")], ids=["open", "secret"])
+def test_a_cable_alone_with_the_peer_given_by_hand(
+    pair: list[Host], tmp_path: Path, stock: dict[str, str], secret: Sequence[str]
+) -> None:
+    """Without mDNS, and with no other address known."""
+    if secret:
+        path = tmp_path / "secret"
+        path.write_text("f3b5a8d0c19e47620b8d5f1e9a7c3246\n")
+        path.chmod(0o600)
+        secret = ("--secret-file", str(path))
+    options = ("--no-mdns", "--interface", CABLE, "--grpc-port", str(PORT), "--stages", "2", *secret)
+    with cluster_on(pair, tmp_path, *options, last=("--peer", f"[fe80::1%{CABLE}]:{PORT}")) as cluster:
+        assert {link["interface"] for link in links(cluster)} == {CABLE}
+        for node in cluster.nodes:
+            assert node.chat("Hello").text == stock["Hello"]
+            assert node.written.count(f"loading {MODEL}") == 1
+        assert all(node["address"].startswith("[fe80::") for node in cluster.nodes[0].status()["nodes"])
+
+
+def holders(cluster: Cluster) -> list[Node]:
+    """The nodes of the ring, its driver first."""
+    status = cluster.ready(*cluster.nodes)
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    nodes = {node.name: node for node in cluster.nodes}
+    return [nodes[names[stage["node"]]] for stage in status["models"][0]["rings"][0]["stages"]]
