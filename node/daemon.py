@@ -325,6 +325,7 @@ class Daemon:
             preload=self._preload,
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
+            speeds=self._rings.speeds(),
         )
 
     def _full_id(self, model: str) -> str:

@@ -39,6 +39,7 @@ from node.core.types import (
     PeerView,
     Ring,
     RingTraffic,
+    Speed,
     StageSpec,
     StageState,
 )
@@ -170,8 +171,19 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "memory": asdict(report.memory),
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
         "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
+        "speeds": [_speed(speed) for speed in report.speeds],
         "link": _link(peer, view) if peer.state in PRESENT else None,
         "last_seen_s": round(peer.last_seen_s, 1),
+    }
+
+
+def _speed(speed: Speed) -> Json:
+    return {
+        "model": speed.shard.model,
+        "start": speed.shard.start,
+        "end": speed.shard.end,
+        "bytes_per_second": round(speed.bytes_per_s),
+        "prompt_tokens_per_second": round(speed.tokens_per_s, 1),
     }
 
 

@@ -91,6 +91,17 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """How quickly a node computes a shard, measured when it was loaded."""
+
+    shard: Shard
+    bytes_per_s: float
+    """Bytes of the layers' weights, per second of a step of one token."""
+    tokens_per_s: float
+    """Tokens of a prompt that pass through these layers, per second of a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
 class RingTraffic:
     """Requests of a ring, as its driver reports them."""
 
@@ -205,6 +216,8 @@ class NodeReport:
     """Loaded layers that no ring uses; they are unloaded when a ring needs the memory."""
     disk_error: str = ""
     """Why it can't save the terms of elections; empty if it can. While it can't, it does not become head."""
+    speeds: tuple[Speed, ...] = ()
+    """One for each model that it loaded since its start."""
 
 
 class NodeState(StrEnum):

@@ -37,6 +37,7 @@ class Normalizer:
             links=tuple(Link(link.to, "", self._stable_ms(node.info.id, link)) for link in node.links),
             draining=node.draining,
             idle=node.idle,
+            speeds=node.speeds,
         )
 
     def _stable_ms(self, node: str, link: Link) -> float:

@@ -1,7 +1,7 @@
 """Placement: which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
 
-The aim is the least time per token of one stream: a model is placed on as few nodes as hold it with a useful context,
-in the order with the quickest round trip. Nodes left over get replicas: further rings of the same model. An existing
+The aim is the least time per token: a model is placed on as few nodes as hold it with a useful context, on the quickest
+ones, in the order with the quickest round trip. Each gets as many layers as it computes in the time of the others. Nodes left over get replicas: further rings of the same model. An existing
 ring that is as good is kept. A new one is made of layers that nodes still have in memory if possible, so that nothing
 is loaded twice. Loaded layers that no ring needs count as free memory.
 """
@@ -15,7 +15,7 @@ from node.core.types import Fence, NodeReport, Placement, Refusal, Ring
 from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, find_ring, refusal
-from node.placement.speed import TOO_SLOW, is_quicker, token_ms
+from node.placement.speed import TOO_SLOW, is_quicker, pace, token_ms
 from node.placement.split import boundaries
 
 
@@ -92,6 +92,7 @@ class _Draft:
             spec.id: {node.info.id for node in nodes if HeldModel(spec.id, spec.revision) in node.models}
             for spec in models
         }
+        self._pace = {spec.id: pace(spec, nodes) for spec in models}
         old = current.rings if current else ()
         self._drivers = {(ring.model, ring.driver) for ring in old}
         self._existing = {spec.id: self._conforming(spec, old) for spec in models}
@@ -219,6 +220,8 @@ class _Draft:
         ring = self._find(spec, nodes, self._memory_beside_existing(spec, old), self._goal)
         if ring is None or self._distance(spec, ring) > self._distance(spec, old):
             return None
+        if ring.context < old.context or ring.max_sessions < old.max_sessions:
+            return None
         return ring if is_quicker(self._token_ms(spec, ring), self._token_ms(spec, old)) else None
 
     # --- its replicas -------------------------------------------------------------------------------------------------
@@ -277,7 +280,7 @@ class _Draft:
     def _find(self, spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
         """The best ring, regardless of what has to be loaded for it."""
         room = {node.info.id: free[node.info.id] for node in nodes}
-        ring = find_ring(spec, self._by_preference(spec, nodes, free), room, goal)
+        ring = find_ring(spec, self._by_preference(spec, nodes, free), room, goal, self._pace[spec.id])
         return self._named(spec, ring) if ring else None
 
     def _named(self, spec: ModelSpec, ring: Ring) -> Ring:
@@ -296,7 +299,7 @@ class _Draft:
         return sorted(nodes, key=rank)
 
     def _token_ms(self, spec: ModelSpec, ring: Ring) -> float:
-        return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes})
+        return token_ms(spec, ring.stages, {node.info.id: node for node in self._nodes}, self._pace[spec.id])
 
 
 def _reserve(free: dict[str, int], spec: ModelSpec, ring: Ring, sign: int = 1) -> None:

@@ -38,10 +38,12 @@ class Goal:
         return (max(0, spread - stages), context < useful, stages)
 
 
-def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal) -> Ring | None:
+def find_ring(
+    spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, int], goal: Goal, pace: Mapping[str, float]
+) -> Ring | None:
     """The ring nearest to the ideal, without an id; None if no ring fits.
 
-    At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
+    `pace`: milliseconds per byte of each node. At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
     that is queued is only delayed.
     """
     lengths, most = goal.contexts_for(spec), min(len(nodes), len(spec.cuts) + 1)
@@ -52,10 +54,11 @@ def find_ring(spec: ModelSpec, nodes: Sequence[NodeReport], free: Mapping[str, i
     orders: dict[int, list[Order]] = {}
     for count, context in options:
         if count not in orders:
-            orders[count] = best_orders(nodes, count, free) if may_fit(spec, least, room[:count]) else []
+            fits = may_fit(spec, least, room[:count])
+            orders[count] = best_orders(spec, nodes, count, free, pace) if fits else []
         for sessions in goal.sessions if orders[count] else ():
             costs = footprint(spec, context, sessions)
-            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free)):
+            if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free, pace)):
                 return new_ring(spec, stages, context, sessions)
     return None
 
@@ -66,11 +69,11 @@ def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessi
 
 
 def _stages(
-    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: Mapping[str, int]
+    spec: ModelSpec, costs: Footprint, orders: Sequence[Order], free: Mapping[str, int], pace: Mapping[str, float]
 ) -> tuple[StageSpec, ...] | None:
     """Stages in the first of these orders in which the nodes can hold them; None if there is none."""
     for order in orders:
-        ends = split(spec, costs, [free[n.info.id] for n in order])
+        ends = split(spec, costs, [free[n.info.id] for n in order], [pace[n.info.id] for n in order])
         if ends:
             return tuple(StageSpec(n.info.id, s, e) for n, s, e in zip(order, (0, *ends), ends, strict=False))
     return None

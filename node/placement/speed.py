@@ -1,15 +1,13 @@
-"""Estimates a ring's time per token, and decides when a move is worth it. Pure arithmetic for placement."""
+"""Estimates how quickly nodes compute a model, and a ring's time per token; decides when a move is worth it. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from node.core.models import ModelSpec
 from node.core.types import NodeReport, StageSpec
 from node.placement.split import latency
 
-BYTES_PER_MS = 100 * 2**20
-"""Weights read per millisecond, some 100 GB/s: the slowest Mac that is sold. An estimate that is too low gives the wire
-less relative weight, so that rings are moved less often.
-"""
 GAIN = 0.2
 """Minimum relative gain for which a ring is moved: less is hardly noticed."""
 GAIN_MS = 5.0
@@ -17,11 +15,65 @@ GAIN_MS = 5.0
 TOO_SLOW = 2.0
 """Skip replicas that take more than this many times as long per token as the model's first ring."""
 
+GB_PER_S: Mapping[str, float] = {
+    "M1": 68, "M1 Pro": 200, "M1 Max": 400, "M1 Ultra": 800,
+    "M2": 100, "M2 Pro": 200, "M2 Max": 400, "M2 Ultra": 800,
+    "M3": 100, "M3 Pro": 150, "M3 Max": 350, "M3 Ultra": 819,
+    "M4": 120, "M4 Pro": 273, "M4 Max": 478,
+    "M5": 153,
+}  # fmt: skip
+"""Bandwidth of the memory of Apple's chips, which limits the steps of one token. The larger Max chips have up to a sixth
+more than said here, the smaller ones less.
+"""
+_OTHER_GB_PER_S = 100.0
+PROMPT_TOKENS = 4
+"""Tokens of prompts to compute for each token generated: a chat has one or two, a coding agent many more."""
+_PLAUSIBLE = (1e6, 1e14)
+"""Bounds of a measured number of bytes per second; others are ignored."""
 
-def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, NodeReport]) -> float:
-    """Estimated milliseconds per token of one stream: the stages read their weights in turn, plus time on the wire."""
-    read = sum(spec.layer_bytes) + spec.ends_bytes
-    return read / BYTES_PER_MS + latency(tuple(nodes[stage.node] for stage in stages))
+Pace = Mapping[str, float]
+"""For each node, milliseconds per byte of a model's weights: of a step of one token, with its share of the prompts."""
+
+
+def pace(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Pace:
+    """The pace of each node: measured if it loaded this model before, else estimated from its chip.
+
+    Estimates assume that a chip reaches the share of its bandwidth that the measured nodes reach (median): a mixture of
+    experts reads only some of its weights, and a CPU is slower. Measurements of other models say nothing for the same
+    reason.
+    """
+    measured = {node.info.id: found for node in nodes if (found := _measured(spec, node))}
+    typical = {node.info.id: 1e3 / (_bandwidth(node.info.chip) * 1e9) for node in nodes}
+    scale = median([measured[node] / typical[node] for node in measured]) if measured else 1.0
+    return {node: measured.get(node, typical[node] * scale) for node in typical}
+
+
+def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
+    least, most = _PLAUSIBLE
+    for speed in node.speeds:
+        shard = speed.shard
+        size = sum(spec.layer_bytes[shard.start : shard.end])
+        prompt_bytes_per_s = speed.tokens_per_s * size
+        is_plausible = least <= speed.bytes_per_s <= most and least <= prompt_bytes_per_s <= 1e3 * most
+        if (shard.model, shard.revision) == (spec.id, spec.revision) and is_plausible:
+            return 1e3 / speed.bytes_per_s + PROMPT_TOKENS * 1e3 / prompt_bytes_per_s
+    return None
+
+
+def _bandwidth(chip: str) -> float:
+    """GB/s of "Apple M4 Pro"; of other names, those of a slow Mac."""
+    found = re.fullmatch(r"Apple (M\d+(?: (?:Pro|Max|Ultra))?)", chip)
+    return GB_PER_S.get(found[1], _OTHER_GB_PER_S) if found else _OTHER_GB_PER_S
+
+
+def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, NodeReport], pace: Pace) -> float:
+    """Estimated milliseconds per token of a stream in a busy ring: each round waits for the slowest stage as often as
+    there are stages. Plus the time on the wire.
+    """
+    work = [sum(spec.layer_bytes[stage.start : stage.end]) for stage in stages]
+    work[0] += spec.head_bytes
+    slowest = max(bytes_ * pace[stage.node] for bytes_, stage in zip(work, stages, strict=True))
+    return len(stages) * slowest + latency(tuple(nodes[stage.node] for stage in stages))
 
 
 def is_quicker(new_ms: float, old_ms: float) -> bool:

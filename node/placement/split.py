@@ -15,6 +15,9 @@ UNMEASURED_MS = 5.0
 _MOST_NODES = 7
 """Up to this many nodes, all orders are tried, in at most some 50 ms. More are ordered by nearest neighbour."""
 
+_ALIKE = 0.1
+"""Relative difference of times that is hardly noticed. Measurements vary by as much."""
+
 Order = tuple[NodeReport, ...]
 
 
@@ -34,35 +37,59 @@ def latency(order: Order) -> float:
     return round(round_ms) / 2 if isfinite(round_ms) else round_ms
 
 
-def best_orders(nodes: Sequence[NodeReport], count: int, free: Mapping[str, int]) -> list[Order]:
-    """Orders of `count` nodes, quickest round first; among equals, those that start with earlier nodes."""
+def best_orders(
+    spec: ModelSpec, nodes: Sequence[NodeReport], count: int, free: Mapping[str, int], pace: Mapping[str, float]
+) -> list[Order]:
+    """Orders of `count` nodes, quickest first; among equals, those that start with earlier nodes.
+
+    `pace`: milliseconds per byte of each node. Orders whose time is hardly longer than the best one's count as equally
+    quick, and those with the quicker round go first.
+    """
     orders: Iterable[Order] = permutations(nodes, count)
     if perm(len(nodes), count) > factorial(_MOST_NODES):
         roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
         orders = [tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)]
     rounds = [(latency(order), order) for order in orders]
-    return [order for ms, order in sorted(rounds, key=lambda each: each[0]) if isfinite(ms)]
+    times = [(ms + _balanced_ms(spec, order, pace), ms, order) for ms, order in rounds if isfinite(ms)]
+    limit = (1 + _ALIKE) * min((time for time, *_ in times), default=0.0)
+
+    def rank(each: tuple[float, float, Order]) -> tuple[float, float]:
+        time, ms, _ = each
+        return (0.0, ms) if time <= limit else (time, ms)
+
+    return [order for *_, order in sorted(times, key=rank)]
 
 
-def split(spec: ModelSpec, costs: Footprint, room: Sequence[int]) -> tuple[int, ...] | None:
+def _balanced_ms(spec: ModelSpec, order: Order, pace: Mapping[str, float]) -> float:
+    """Time of a round whose stages all take equally long, as if nodes had any memory and layers any size. A slow driver
+    delays it if it has nothing but the head and a layer.
+    """
+    work, layer = sum(spec.layer_bytes) + spec.head_bytes, min(spec.layer_bytes)
+    paces = [pace[node.info.id] for node in order]
+    balanced = work / sum(1 / each for each in paces)
+    return len(order) * max(balanced, (spec.head_bytes + layer) * paces[0], layer * max(paces))
+
+
+def split(spec: ModelSpec, costs: Footprint, room: Sequence[int], pace: Sequence[float]) -> tuple[int, ...] | None:
     """End of each stage such that all fit and the slowest is as quick as possible; None if they do not fit.
 
-    The slowest stage limits throughput when several lanes are in flight. Dynamic programming over stages and bounds.
+    `room`: bytes of each node; `pace`: its milliseconds per byte. The slowest stage limits throughput when several
+    lanes are in flight. Dynamic programming over stages and bounds.
     """
     bounds, stages = boundaries(spec), len(room)
-    # By the end of the stages so far, their best split: (work of the slowest stage, ends).
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    # By the end of the stages so far, their best split: (time of the slowest stage, ends).
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for stage, limit in enumerate(room):
         driver = stage == 0
         last = len(bounds) - (stages - stage)  # each later stage needs a layer, too
         first_end = last if stage == stages - 1 else 1
-        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
         for begin, (slowest, ends) in best.items():
             for end in range(max(begin + 1, first_end), last + 1):
                 if costs.stage(bounds[begin], bounds[end], driver=driver) > limit:
                     break
-                work = costs.work(bounds[begin], bounds[end], driver=driver)
-                candidate = (max(slowest, work), (*ends, bounds[end]))
+                time = costs.work(bounds[begin], bounds[end], driver=driver) * pace[stage]
+                candidate = (max(slowest, time), (*ends, bounds[end]))
                 longer[end] = min(candidate, longer.get(end, candidate))
         best = longer
     return best[len(bounds) - 1][1] if best else None

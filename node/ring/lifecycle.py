@@ -19,7 +19,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.signal import Signal
-from node.core.types import MAX_TEXT_CHARS, Caller, Placement, Ring, RingTraffic, Shard, StageReport, StageState
+from node.core.types import MAX_TEXT_CHARS, Caller, Placement, Ring, RingTraffic, Shard, Speed, StageReport, StageState
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
 from node.engine.runner import Runner
@@ -96,6 +96,10 @@ class Rings:
     def idle(self) -> tuple[Shard, ...]:
         """Shards in memory that no ring needs."""
         return self._shards.idle({report.shard for report in self._reports.values()})
+
+    def speeds(self) -> tuple[Speed, ...]:
+        """Measured when layers were loaded."""
+        return self._shards.speeds
 
     def traffic(self) -> tuple[RingTraffic, ...]:
         return tuple(part.traffic() for part in self._parts.values() if isinstance(part, Driver))

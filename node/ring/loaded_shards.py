@@ -5,15 +5,19 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.core.types import Ring, Shard, StageSpec
+from node.core.types import Ring, Shard, Speed, StageSpec
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import release_memory
 from node.engine.load import load_stage
+from node.engine.speed import measure
 from node.engine.stage import Stage
 from node.model.weights import Weights
 
 log = logging.getLogger(__name__)
+
+MOST_SPEEDS = 64
+"""Maximum models whose speed is remembered."""
 
 Shape = tuple[str, tuple[StageSpec, ...], int, int]
 
@@ -43,6 +47,8 @@ class LoadedShards:
         self._compute = compute
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
+        self._speeds: dict[tuple[str, str], Speed] = {}
+        """By model and revision; kept when the model is unloaded."""
 
     def get(self, shard: Shard) -> LoadedShard | None:
         return self._loaded.get(shard)
@@ -60,16 +66,31 @@ class LoadedShards:
         """The loaded shards that are not `used`."""
         return tuple(shard for shard in self._loaded if shard not in used)
 
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        return tuple(self._speeds.values())
+
     async def load(
         self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
     ) -> LoadedShard:
-        """Load a shard from the model's files; `progress` is called with the share done."""
+        """Load a shard from the model's files, and measure its speed; `progress` is called with the share done."""
         pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.kv_bits)
         stage = await self._compute.run_pieces(pieces, progress)
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
+        self._note(Speed(shard, *await self._compute.run_pieces(measure(stage))))
         return self._loaded[shard]
+
+    def _note(self, speed: Speed) -> None:
+        """Keep the best measurement of each model: other work on the machine only makes it slower."""
+        key = speed.shard.model, speed.shard.revision
+        rate, tokens = format_bytes(round(speed.bytes_per_s)), speed.tokens_per_s
+        log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", speed.shard.model, rate, tokens)
+        known = self._speeds.pop(key, speed)
+        self._speeds[key] = max(known, speed, key=lambda each: each.bytes_per_s)
+        if len(self._speeds) > MOST_SPEEDS:
+            del self._speeds[next(iter(self._speeds))]
 
     async def clear_leftover(self, loaded: LoadedShard) -> None:
         """Free the KV that a ring left."""

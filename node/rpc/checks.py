@@ -129,6 +129,10 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_count("idle shards", report.idle, MAX_ITEMS)
     for shard in report.idle:
         _check_shard(shard)
+    _check_count("speeds", report.speeds, MAX_ITEMS)
+    for speed in report.speeds:
+        _check_shard(speed.shard)
+        _check_finite(speed.bytes_per_s, speed.tokens_per_s)
     _check_count("traffic", report.traffic, MAX_ITEMS)
     for ring in report.traffic:
         _check_names(ring.ring)

@@ -25,6 +25,7 @@ from node.core.types import (
     Ring,
     RingTraffic,
     Shard,
+    Speed,
     StageReport,
     StageSpec,
     StageState,
@@ -68,6 +69,7 @@ reports = st.builds(
     draining=st.booleans(),
     idle=tuples(shards),
     disk_error=texts,
+    speeds=tuples(st.builds(Speed, shards, floats, floats)),
 )
 rings = st.builds(
     Ring,

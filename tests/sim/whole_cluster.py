@@ -20,7 +20,7 @@ from unittest import mock
 from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
-from tests.sim.world.model import MB, FakeRunner, fake_load
+from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure
 from tests.sim.world.network import Weather
 
 CALM_S = 75.0
@@ -28,6 +28,7 @@ CALM_S = 75.0
 PATCHES = {
     "node.ring.lifecycle.Runner": FakeRunner,
     "node.ring.loaded_shards.load_stage": fake_load,
+    "node.ring.loaded_shards.measure": fake_measure,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
     "node.ring.scheduler.LONG_PREFIX": 20,
     "node.ring.lifecycle.prefill_chunk": lambda *_: 16,

@@ -16,7 +16,7 @@ from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
-from node.core.types import Caller, Fence, Placement, Ring, Shard, StageSpec, StageState
+from node.core.types import Caller, Fence, Placement, Ring, Shard, Speed, StageSpec, StageState
 from node.engine.compute import Compute
 from node.ring import lifecycle, loaded_shards
 from node.ring.lifecycle import Rings
@@ -120,6 +120,9 @@ class World:
         """At each release of memory, whether any weights were still referenced."""
         self.released = asyncio.Event()
         monkeypatch.setattr(loaded_shards, "load_stage", self._load)
+        monkeypatch.setattr(loaded_shards, "measure", self._measure)
+        self.rates = [50e9]
+        """Of the measurements to come; the last one repeats."""
         monkeypatch.setattr(lifecycle, "Runner", FakeRunner)
         monkeypatch.setattr(loaded_shards, "release_memory", self._release)
         self.agent, book = FakeAgent(), SimpleNamespace(address_of=lambda _: None, is_from=lambda *_: True)
@@ -150,6 +153,10 @@ class World:
         finally:
             self.loads.append("closed")
         return FakeStage(weights, (end - start) * LAYER)
+
+    def _measure(self, _stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+        yield 0.0
+        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0], 300.0
 
     def _release(self, models: list[Any]) -> Generator[float, None, None]:
         models.clear()
@@ -375,3 +382,17 @@ async def test_frames_wait_for_a_ring_that_has_not_begun_here(world: World) -> N
     world.place(ring("soon", SECOND))
     with pytest.raises(PeerUnavailable, match="No address"):  # it has begun, and looks for the next stage
         await waiting
+
+
+async def test_the_best_measurement_of_each_model_is_reported_and_outlives_its_weights(world: World) -> None:
+    world.go_on.set()
+    world.rates = [40e9, 50e9, 45e9, 70e9]
+    for number, stages in enumerate((FIRST, SECOND, ALONE)):
+        world.place(ring(f"r{number}", stages))
+        await world.ready(f"r{number}")
+    world.place(ring("other", ALONE, "other"))
+    await world.ready("other")
+    assert world.rings.speeds() == (
+        Speed(Shard("m", 2, 4), 50e9, 300.0),
+        Speed(Shard("other", 0, 4), 70e9, 300.0),
+    )

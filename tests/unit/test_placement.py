@@ -198,7 +198,8 @@ def test_noise_of_measuring_does_not_decide_who_drives():
 
 def test_many_nodes_are_ordered_quickly():
     nodes = [node(f"n{i:02}", 4 * GB, links=[(f"n{(i + 1) % 12:02}", 0.2)]) for i in range(12)]
-    orders = best_orders(nodes, 12, {n.info.id: 4 * GB for n in nodes})
+    names = [n.info.id for n in nodes]
+    orders = best_orders(model(), nodes, 12, dict.fromkeys(names, 4 * GB), dict.fromkeys(names, 1e-8))
     assert latency(orders[0]) == pytest.approx(1.0)
     began = time.perf_counter()
     ring = only([model(layers=70, layer=GB // 2)], nodes, contexts=[8192], max_sessions=[1])

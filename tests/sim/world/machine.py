@@ -256,6 +256,7 @@ class Process:
             models=(HeldModel(MODEL),),
             preload=(MODEL,) if self.world.preload else (),
             min_stages=self.world.min_stages,
+            speeds=self.rings.speeds(),
         )
 
     def _save_term(self, term: int) -> None:

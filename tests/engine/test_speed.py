@@ -1,0 +1,62 @@
+"""The measurement of a stage's speed."""
+
+import itertools
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+
+from node.core.frames import Open
+from node.engine import speed
+from node.engine.ghosts import find_layers
+from node.engine.graph import weights_in
+from node.engine.speed import measure
+from tests.engine.configurations import CONFIGURATIONS, LAYERS, TYPICAL
+from tests.engine.models import at_a_stretch, load, prompt, same, write_model
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_stages_of_any_kind_can_be_measured_and_keep_nothing_of_it(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    driver = load(directory, 0, 1)
+    for stage in (driver, load(directory, 1, driver.plan.layers)):
+        rate, tokens = at_a_stretch(measure(stage))
+        assert rate > 0 < tokens
+        assert stage.lanes.kv_bytes == 0
+        stage.lanes.apply(Open(-1))  # the number of its lane is free
+
+
+def test_a_measurement_that_is_broken_off_frees_its_caches(tmp_path):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, 2)
+    pieces = measure(stage)
+    next(pieces)
+    pieces.close()
+    stage.lanes.apply(Open(-1))
+
+
+def test_it_changes_no_answer(tmp_path):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 0, LAYERS)
+
+    def answer():
+        own = stage.sibling()
+        own.lanes.apply(Open(0))
+        return own.finish(own.begin(0, prompt(5)))
+
+    before = answer()
+    state = mx.random.state[0]
+    at_a_stretch(measure(stage))
+    assert same(answer(), before)
+    assert same(mx.random.state[0], state)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 8), (0.06, 4), (1.0, 3)])
+def test_the_quickest_step_counts_and_slow_stages_make_few(seconds, steps, tmp_path, monkeypatch):
+    stage = load(write_model(tmp_path, CONFIGURATIONS["llama"]), 1, 3)
+    ticks = itertools.count(0.0, seconds)  # read before and after each step
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    made = sum(1 for _ in measure(stage))
+    assert made == 2 + steps
+    rate, tokens = at_a_stretch(measure(stage))
+    layers = find_layers(stage.model)[1:3]
+    assert rate == pytest.approx(sum(w.nbytes for layer in layers for _, w in weights_in(layer)) / seconds)
+    assert tokens == pytest.approx(16 / seconds)
