@@ -130,7 +130,9 @@ def peer(text: str) -> tuple[str, int]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{address!r} is not an IPv6 address") from error
     if parsed.is_link_local and not parsed.scope_id:
-        raise argparse.ArgumentTypeError(f"{text!r} lacks this machine's interface; write it like [{address}%en5]:{number}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} lacks this machine's interface; write it like [{address}%en5]:{number}"
+        )
     return str(parsed), number
 
 

@@ -4,6 +4,7 @@
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py one
     scripts/bench.py ring --preset 25m
+    scripts/bench.py unequal
     scripts/bench.py gateway
     scripts/bench.py recover
     scripts/bench.py soak
@@ -23,8 +24,17 @@ import recover
 import ring
 import serve
 import soak
+import unequal
 
-COMMANDS = {"serve": serve, "one": one, "ring": ring, "gateway": gateway, "recover": recover, "soak": soak}
+COMMANDS = {
+    "serve": serve,
+    "one": one,
+    "ring": ring,
+    "unequal": unequal,
+    "gateway": gateway,
+    "recover": recover,
+    "soak": soak,
+}
 
 
 def main() -> None:

@@ -75,9 +75,20 @@ class NodeRing:
 
 @contextlib.contextmanager
 def running(
-    stages: int, model: Path, scratch: Path, preload: Path | None, *, context: int = 4096, pinned: bool = True
+    stages: int,
+    model: Path,
+    scratch: Path,
+    preload: Path | None,
+    *,
+    context: int = 4096,
+    pinned: bool = True,
+    own: Sequence[Sequence[str]] = (),
 ) -> Iterator[NodeRing]:
-    """Start the nodes and wait until they hold the model; at the end, stop them. `pinned`: each to a core of its own."""
+    """Start the nodes and wait until they hold the model; at the end, stop them.
+
+    `pinned`: each to a core of its own. `own`: options of each node; with them each node keeps its core, else the
+    driver gets the first one.
+    """
     cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
     nodes: list[subprocess.Popen[bytes]] = []
@@ -91,6 +102,7 @@ def running(
                 *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
                 *("--context", str(context)),
+                *(own[number] if own else ()),
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(
@@ -104,7 +116,7 @@ def running(
                     )
                 )
         order = _wait_ready(f"http://127.0.0.1:{ports[0]}", stages, nodes, logs)
-        for number, core in zip(order, cores, strict=True):
+        for number, core in zip(order, cores, strict=True) if not own else ():
             processes.pin(nodes[number].pid, core)
         pids = tuple(nodes[number].pid for number in order)
         yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids)

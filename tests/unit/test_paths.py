@@ -114,7 +114,7 @@ def test_a_path_in_use_is_not_left_at_the_edge():
 
 
 def test_a_self_assigned_address_goes_last_on_a_cable():
-    """macOS may route it over another interface."""
+    """A Mac may route it over another interface."""
     paths = Paths()
     paths.observe("b", "169.254.1.2", 0.3, 0.0, interface="bridge0", kind="thunderbolt")
     assert used(paths) == "169.254.1.2"
