@@ -50,7 +50,12 @@ def best_orders(
         roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
         orders = [tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)]
     rounds = [(latency(order), order) for order in orders]
-    times = [(ms + _balanced_ms(spec, order, pace), ms, order) for ms, order in rounds if isfinite(ms)]
+    work, layer = sum(spec.layer_bytes), min(spec.layer_bytes)
+    times = [
+        (ms + _balanced_ms([pace[node.info.id] for node in order], work, spec.head_bytes, layer), ms, order)
+        for ms, order in rounds
+        if isfinite(ms)
+    ]
     limit = (1 + _ALIKE) * min((time for time, *_ in times), default=0.0)
 
     def rank(each: tuple[float, float, Order]) -> tuple[float, float]:
@@ -60,14 +65,12 @@ def best_orders(
     return [order for *_, order in sorted(times, key=rank)]
 
 
-def _balanced_ms(spec: ModelSpec, order: Order, pace: Mapping[str, float]) -> float:
-    """Time of a round whose stages all take equally long, as if nodes had any memory and layers any size. A slow driver
-    delays it if it has nothing but the head and a layer.
+def _balanced_ms(paces: Sequence[float], work: int, head: int, layer: int) -> float:
+    """Time of a round whose stages all take equally long, as if nodes had any memory and layers any size. A slow node
+    delays it with its least work: one layer, and at the driver the head.
     """
-    work, layer = sum(spec.layer_bytes) + spec.head_bytes, min(spec.layer_bytes)
-    paces = [pace[node.info.id] for node in order]
-    balanced = work / sum(1 / each for each in paces)
-    return len(order) * max(balanced, (spec.head_bytes + layer) * paces[0], layer * max(paces))
+    balanced = (work + head) / sum(1 / each for each in paces)
+    return len(paces) * max(balanced, (head + layer) * paces[0], layer * max(paces))
 
 
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int], pace: Sequence[float]) -> tuple[int, ...] | None:
