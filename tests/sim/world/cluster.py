@@ -60,6 +60,9 @@ class World:
         self.found_once = False
         """Whether the hub is unreachable once a live node has the model's description: nodes must tell each other."""
         self.machines = {f"n{k}": Machine(self, k, 1000 * MB) for k in range(1, count + 1)}
+        speeds = random.Random(f"speeds {seed}")
+        for machine in self.machines.values():
+            machine.bytes_per_s = speeds.choice([25e9, 50e9, 100e9])
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []
         self.loops: list[ProcessLoop] = []

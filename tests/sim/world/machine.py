@@ -71,6 +71,8 @@ class Machine:
         self.address = f"10.0.0.{number}"
         self.usable = usable
         """Of the next process."""
+        self.bytes_per_s = 50e9
+        """What its nodes measure when they load."""
         self.powered = True
         self.term = 0
         self.disk_is_full = False

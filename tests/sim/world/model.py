@@ -367,10 +367,11 @@ def fake_load(directory: Any, start: int, end: int, *_: Any) -> Generator[float,
     return FakeStage(directory, start, end)
 
 
-def fake_measure(_stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
-    """In place of node.engine.speed.measure: all nodes are equally quick."""
+def fake_measure(stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+    """In place of node.engine.speed.measure, with some noise."""
     yield 0.0
-    return 50e9, 500.0
+    rate = stage.process.machine.bytes_per_s * stage.process.world.rng.uniform(0.9, 1.0)
+    return rate, 10 * rate / stage.weight_bytes
 
 
 class FakeCompute(Compute):
