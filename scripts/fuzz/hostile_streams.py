@@ -29,7 +29,7 @@ BATCH = 500
 METHODS: dict[str, Any] = {
     "/pippin.control.Control/Exchange": control_pb2.Heartbeat,
     "/pippin.control.Control/Leave": control_pb2.Departure,
-    "/pippin.control.Control/Probe": control_pb2.Empty,
+    "/pippin.control.Control/Probe": control_pb2.ProbeRequest,
     "/pippin.control.Control/Want": control_pb2.ModelRequest,
     "/pippin.control.Control/Drain": control_pb2.DrainRequest,
     "/pippin.control.Control/SetDraining": control_pb2.DrainRequest,
