@@ -14,9 +14,9 @@ from node.engine.stage import Stage
 
 _CHUNK = 64
 """Tokens of a chunk on a GPU: enough for the kernels of long prompts, few enough for some tenths of a second."""
-_CHUNK_CPU = 16
+_CHUNK_CPU = 8
 _STEPS = (3, 8)
-"""Minimum and maximum steps of one token. The quickest counts: other work on the machine only delays them."""
+"""Minimum and maximum of steps of a kind. The quickest counts: other work on the machine only delays them."""
 _ENOUGH_S = 0.2
 """No further step is made after this time."""
 _LANE = -1
@@ -32,21 +32,25 @@ def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
     own.lanes.apply(Open(_LANE))
     try:
         chunk = _CHUNK_CPU if mx.default_device() == mx.cpu else _CHUNK
-        step = _step(own, chunk)
-        step()  # compiles kernels
-        yield 0.0
-        prompt_s = step()
-        yield 0.0
-        step, seconds = _step(own, 1), list[float]()
-        least, most = _STEPS
-        while len(seconds) < least or (len(seconds) < most and sum(seconds) < _ENOUGH_S):
-            seconds.append(step())
-            yield 0.0
+        prompt_s = yield from _quickest(_step(own, chunk))
+        token_s = yield from _quickest(_step(own, 1))
     finally:
         own.lanes.clear()
         mx.clear_cache()
     size = sum(weight.nbytes for weight in _weights(stage))
-    return size / min(seconds), chunk / prompt_s
+    return size / token_s, chunk / prompt_s
+
+
+def _quickest(step: Callable[[], float]) -> Generator[float, None, float]:
+    """The least seconds of some steps, without the first one, which compiles kernels."""
+    step()
+    yield 0.0
+    seconds: list[float] = []
+    least, most = _STEPS
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < _ENOUGH_S):
+        seconds.append(step())
+        yield 0.0
+    return min(seconds)
 
 
 def _step(stage: Stage, length: int) -> Callable[[], float]:
