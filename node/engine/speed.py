@@ -15,7 +15,7 @@ from node.engine.stage import Stage
 _CHUNK = 64
 """Tokens of a chunk on a GPU: enough for the kernels of long prompts, few enough for some tenths of a second."""
 _CHUNK_CPU = 8
-_STEPS = (3, 8)
+_STEPS = (2, 8)
 """Minimum and maximum of steps of a kind. The quickest counts: other work on the machine only delays them."""
 _ENOUGH_S = 0.2
 """No further step is made after this time."""
@@ -23,7 +23,7 @@ _LANE = -1
 
 
 def measure(stage: Stage) -> Generator[float, None, tuple[float, float]]:
-    """Run a chunk of a prompt and some steps of one token.
+    """Run some chunks of a prompt, and some steps of one token.
 
     A generator of pieces, for `Compute.run_pieces`, each a step. Returns the bytes of the layers' weights per second of
     a step of one token, and the tokens per second of a chunk.
