@@ -28,6 +28,8 @@ more than said here, the smaller ones less.
 _OTHER_GB_PER_S = 100.0
 PROMPT_TOKENS = 4
 """Tokens of prompts to compute for each token generated: a chat has one or two, a coding agent many more."""
+_LEAST_BYTES = 64 * 2**20
+"""Measurements of smaller models do not count: their steps take a millisecond or two, of which little is reading weights."""
 _PLAUSIBLE = (1e6, 1e14)
 """Bounds of a measured number of bytes per second; others are ignored."""
 
@@ -50,6 +52,8 @@ def pace(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Pace:
 
 def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
     least, most = _PLAUSIBLE
+    if sum(spec.layer_bytes) < _LEAST_BYTES:
+        return None
     for speed in node.speeds:
         shard = speed.shard
         size = sum(spec.layer_bytes[shard.start : shard.end])

@@ -72,6 +72,12 @@ def test_a_measurement_that_cannot_be_is_ignored(rate, prompt):
     assert pace(model(), [measured(mac("a", "M1"), rate, prompt)]) == {"a": pytest.approx(1e3 / (68 * GIGA))}
 
 
+def test_a_measurement_of_a_tiny_model_is_ignored():
+    """Its steps are mostly software, and any other program on the machine doubles them."""
+    spec = model(layers=8, layer=MB)
+    assert pace(spec, [measured(mac("a", "M1"), 1 * GIGA, spec=spec)]) == {"a": pytest.approx(1e3 / (68 * GIGA))}
+
+
 # --- how many layers it gets ----------------------------------------------------------------------------------------
 
 
