@@ -19,8 +19,8 @@ _WIDER = 1.5
 """A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
-_SOFTWARE_MS = 0.5
-"""Share of the two processes in a round trip: shorter ones say nothing about a path."""
+_SOFTWARE_MS = 1.0
+"""Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0
 """Interval of the measurements of the bandwidth of the path in use."""
 _BANDWIDTH_LASTS_S = 1200.0

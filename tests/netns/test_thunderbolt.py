@@ -29,17 +29,19 @@ def pair() -> Iterator[list[Host]]:
 
 
 def over_cable(cluster: Cluster) -> list[dict[str, Any]]:
-    """The links of the two nodes, once both are over the cable and were measured; else empty."""
+    """The links of the two nodes, once both are over the cable and were measured."""
     found = [node["link"] for node in cluster.ready(*cluster.nodes)["nodes"] if node["link"]]
     ends = [(link["interface"], link["kind"]) for link in found]
-    return found if ends == [(CABLE, "thunderbolt")] * 2 and all(link["bytes_per_second"] for link in found) else []
+    assert ends == [(CABLE, "thunderbolt")] * 2, found
+    assert all(link["bytes_per_second"] for link in found), found
+    return found
 
 
 def test_the_cable_is_found_and_used_and_people_see_the_network(
     pair: list[Host], tmp_path: Path, stock: dict[str, str]
 ) -> None:
     with cluster_on(pair, tmp_path, "--stages", "2") as cluster:
-        measured = until(lambda: over_cable(cluster), 30, "both use the cable")
+        measured = until(lambda: over_cable(cluster), 60, "both use the cable")
         assert all(link["bytes_per_second"] > 1e6 for link in measured)
         status = cluster.nodes[0].status()
         assert {node["address"].rpartition(":")[0] for node in status["nodes"]} == {host.address for host in pair}
@@ -68,7 +70,7 @@ def test_a_cable_alone_with_the_peer_given_by_hand(
         secret = ("--secret-file", str(path))
     options = ("--no-mdns", "--interface", CABLE, "--grpc-port", str(PORT), "--stages", "2", *secret)
     with cluster_on(pair, tmp_path, *options, last=("--peer", f"[fe80::1%{CABLE}]:{PORT}")) as cluster:
-        until(lambda: over_cable(cluster), 30, "both use the cable")
+        until(lambda: over_cable(cluster), 60, "both use the cable")
         for node in cluster.nodes:
             assert node.chat("Hello").text == stock["Hello"]
             assert node.written.count(f"loading {MODEL}") == 1

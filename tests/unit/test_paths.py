@@ -99,7 +99,8 @@ def test_a_path_more_than_twice_as_long_is_passed_over_whatever_its_kind(rtt, be
 
 
 def test_below_the_share_of_software_a_round_trip_says_nothing():
-    assert used(measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": 0.9, "ethernet": 0.1})) == "thunderbolt"
+    assert used(measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": 1.9, "ethernet": 0.3})) == "thunderbolt"
+    assert used(measured(("thunderbolt", "ethernet"), rtts={"thunderbolt": 2.1, "ethernet": 0.3})) == "ethernet"
 
 
 def test_a_path_in_use_is_not_left_at_the_edge():
