@@ -202,7 +202,8 @@ def two_nodes(report: Report, folder: Path, size: Size, alone: str, *, host: str
     for node in status["nodes"]:
         if link := node["link"]:
             kind = link["kind"] or "of unknown kind"
-            report.add(Line(f"Link from {node['name']}", f"{link['interface']} ({kind}), {link['rtt_ms']} ms"))
+            rate = f", {format_bytes(link['bytes_per_second'])}/s" if link["bytes_per_second"] else ""
+            report.add(Line(f"Link from {node['name']}", f"{link['interface']} ({kind}), {link['rtt_ms']} ms{rate}"))
 
 
 def _count(node: Node) -> int:
