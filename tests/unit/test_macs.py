@@ -67,9 +67,9 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
             "mini-m4",
             "Apple M4",
             {
-                "bridge0": ("thunderbolt", "169.254.33.44"),
                 "en0": ("ethernet", "192.168.1.11"),
                 "en1": ("wi-fi", "192.168.1.12"),
+                "bridge0": ("thunderbolt", "169.254.33.44"),
             },
         ),
         (
@@ -81,15 +81,15 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
             "studio-m3-ultra",
             "Apple M3 Ultra",
             {
+                "en0": ("ethernet", "192.168.1.14"),
                 "en4": ("thunderbolt", "192.0.2.1"),
                 "en7": ("thunderbolt", "198.51.100.1"),
-                "en0": ("ethernet", "192.168.1.14"),
             },
         ),
     ],
 )
 def test_chip_and_interfaces(mac: str, chip: str, expected: dict[str, tuple[str, str]], on: Any) -> None:
-    """Only interfaces with addresses, the best kind first; not those of AirDrop, USB debugging and virtual machines."""
+    """Only interfaces with addresses, those of the local network first; not those of AirDrop, USB debugging and virtual machines."""
     on(mac)
     assert chip_name() == chip
     found = local_interfaces(kinds=hardware_kinds())
