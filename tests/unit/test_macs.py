@@ -11,6 +11,7 @@ import pytest
 
 from node.host.chip import chip_name
 from node.host.interfaces import hardware_kinds, local_interfaces
+from node.upkeep import addresses
 
 MACS = Path(__file__).parents[1] / "data" / "macs"
 NETWORKSETUP = ["/usr/sbin/networksetup", "-listallhardwareports"]
@@ -113,3 +114,10 @@ def test_kinds_of_ports(mac: str, kinds: dict[str, str], on: Any) -> None:
 def test_a_mac_without_a_bridge_has_none(on: Any) -> None:
     on("studio-m3-ultra")
     assert "bridge0" not in hardware_kinds()
+
+
+def test_what_a_mac_tells_of_its_cable(on: Any) -> None:
+    """Of all the link-local addresses that it has, only that of the bridge over its Thunderbolt ports; and last."""
+    on("mini-m4")
+    told = addresses(local_interfaces(kinds=hardware_kinds()))
+    assert told == ("192.168.1.11", "fd00:5e::11", "192.168.1.12", "169.254.33.44", "fe80::9dd")
