@@ -120,4 +120,5 @@ def test_what_a_mac_tells_of_its_cable(on: Any) -> None:
     """Of all the link-local addresses that it has, only that of the bridge over its Thunderbolt ports; and last."""
     on("mini-m4")
     told = addresses(local_interfaces(kinds=hardware_kinds()))
-    assert told == ("192.168.1.11", "fd00:5e::11", "192.168.1.12", "169.254.33.44", "fe80::9dd")
+    assert set(told[:3]) == {"192.168.1.11", "fd00:5e::11", "192.168.1.12"}
+    assert told[3:] == ("169.254.33.44", "fe80::9dd")
