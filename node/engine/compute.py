@@ -6,11 +6,12 @@ at most one piece of another ring's job.
 """
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -36,6 +37,8 @@ class Compute:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+        self._waiting = 0
         self.job: Job | None = None
         """The job that runs; None if the thread is idle."""
 
@@ -59,11 +62,28 @@ class Compute:
         if executor is None:
             raise NotReady("The compute thread is not running.")
         try:
-            return executor.submit(self._run_job, partial(fn, *args, **kwargs))
+            future = executor.submit(self._run_job, partial(fn, *args, **kwargs))
         except RuntimeError as error:  # stopped between the two lines above
             raise NotReady("The compute thread is stopping.") from error
+        self._count(1)
+        future.add_done_callback(self._forget)
+        return future
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a job waits for the one that runs. May be asked in any thread."""
+        return self._waiting > 0
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._waiting += change
+
+    def _forget(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._count(-1)
 
     def _run_job(self, fn: Callable[[], T]) -> T:
+        self._count(-1)
         self.job = Job()
         try:
             return fn()
@@ -80,6 +100,26 @@ class Compute:
         Cancelling it drops a job that has not begun; a job that has begun completes, and its result is discarded.
         """
         return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+
+    async def iterate(self, values: Generator[V, None, None]) -> AsyncIterator[V]:
+        """Run a generator as one job, and yield each value here while the job goes on. Raises its exception.
+
+        A job that has begun completes also if nobody takes its values any more.
+        """
+        loop, found = asyncio.get_running_loop(), asyncio.Queue[V | None]()
+
+        def job() -> None:
+            for value in values:
+                loop.call_soon_threadsafe(found.put_nowait, value)
+
+        running = asyncio.wrap_future(self.submit(job))
+        running.add_done_callback(lambda _: found.put_nowait(None))
+        try:
+            while (value := await found.get()) is not None:
+                yield value
+            await running
+        finally:
+            running.cancel()
 
     async def run_pieces(self, pieces: Generator[V, None, T], on_yield: Callable[[V], object] = lambda _: None) -> T:
         """Run a generator in pieces, each of which ends at a `yield`, so that other jobs can run in between.

@@ -20,6 +20,9 @@ _MAX_CACHES = 4096
 """Maximum of lanes and prefixes. A driver uses some hundreds: one for each session and each prefix."""
 
 
+Undo = Sequence[Callable[[], object]]
+
+
 @dataclass
 class Ahead:
     """A lane's next step, begun before the driver has asked for it."""
@@ -28,8 +31,8 @@ class Ahead:
     """Its tokens, one for each row."""
     drawn: Drawn
     """Its result."""
-    take_back: Callable[[], None]
-    """See Lanes.begin_step_back."""
+    undo: Undo
+    """Takes the step back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -166,7 +169,7 @@ class Lanes:
             raise PippinError(f"There is no lane {number} on {self._where}.")
         return self._lanes[number]
 
-    def take_ahead(self, number: int, tokens: Sequence[Sequence[int]]) -> Drawn | None:
+    def pop_ahead(self, number: int, tokens: Sequence[Sequence[int]]) -> Drawn | None:
         """The result of the lane's step with these tokens, a row for each session, if that step has begun.
 
         If another one has begun, it is taken back. Raises PippinError when there is no lane of this number.
@@ -178,21 +181,18 @@ class Lanes:
         self._take_back(lane)
         return None
 
-    def begin_step_back(self, number: int) -> Callable[[], None]:
-        """Call it before a step of one token; the returned function takes the step back. Requires `Plan.steps_back`."""
-        lane = self.lane(number)
-        undo = [each for cache in lane.caches for each in caches.begin_step_back(cache)]
+    def begin_step_back(self, number: int) -> Undo:
+        """Call it before a step of one token; `step_back` takes the step back. Requires `Plan.steps_back`."""
+        return [each for cache in self.lane(number).caches for each in caches.begin_step_back(cache)]
 
-        def take_back() -> None:
-            for each in undo:
-                each()
-            lane.positions = [position - 1 for position in lane.positions]
-
-        return take_back
+    def step_back(self, number: int, undo: Undo) -> None:
+        """Take the lane's last step back. `undo`: from `begin_step_back` before it."""
+        _step_back(self.lane(number), undo)
 
     def _take_back(self, lane: Lane) -> None:
+        """Merge does so always, and what copies or frees rows where caches can't be trimmed."""
         if lane.ahead:
-            lane.ahead.take_back()
+            _step_back(lane, lane.ahead.undo)
             lane.ahead = None
 
     def _merge(self, number: int, source: int) -> None:
@@ -277,6 +277,12 @@ class Lanes:
         if prefix not in self._prefixes:
             raise PippinError(f"There is no prefix {prefix} on {self._where}.")
         return self._prefixes[prefix]
+
+
+def _step_back(lane: Lane, undo: Undo) -> None:
+    for each in undo:
+        each()
+    lane.positions = [position - 1 for position in lane.positions]
 
 
 def _bytes(lanes: Iterable[Lane]) -> int:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.frames import CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
-from node.engine.lanes import Ahead
+from node.engine.lanes import Ahead, Undo
 from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, token_array, unpack, unpack_tokens
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 64
 """Tokens of a prompt whose logits are computed at a time: with a vocabulary of 150,000 they take 40 MB."""
+MAX_S = 0.1
+"""Time after which a job begins no further step: a job that runs for long is taken for one that hangs."""
 
 
 class StepFailed(PippinError):
@@ -137,15 +140,15 @@ class Runner:
         with self._step(frame.lane):
             assert frame.lane is not None
             drawn = self._draw(unpack(frame.tensors), draws)
-            take_back, hidden = None, None
+            undo: Undo = ()
+            hidden: Sequence[mx.array] = ()
             if chain and self.plan.steps_back:
-                take_back = self._stage.lanes.begin_step_back(frame.lane)
+                undo = self._stage.lanes.begin_step_back(frame.lane)
                 hidden = self._stage.begin(frame.lane, drawn.tokens)
             results = self._read(drawn, frame.faults)
-            pairs = zip(results, draws, strict=True)
-            if not chain or any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs):
-                if take_back:
-                    take_back()
+            if not chain or _ends(results, draws):
+                if hidden:
+                    self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
             return results, self._send(replace(frame, ops=()), drawn.tokens, hidden)
@@ -161,34 +164,50 @@ class Runner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
-        ahead: bool = False,
     ) -> Sequence[Sampled | ChunkResult | StepFailed]:
-        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`.
-
-        With `ahead` it also begins the lane's next step before it reads the tokens of this one, as mlx-lm's
-        generate_step does, so that the device computes while the tokens are delivered. Its draws are those of this
-        step at the next position, so they must not need the tokens in between: see Session.can_go_ahead. Requires
-        `Plan.steps_back`.
-        """
+        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
-            drawn = self._stage.lanes.take_ahead(frame.lane, tokens)
-            if drawn is None:
-                wanted = bool(draws or chunks)
-                hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted)
-                if not draws:
-                    return self._evaluate(hidden, chunks)
-                drawn = self._draw(hidden, draws, frame.lengths)
-            if not ahead:
-                return self._read(drawn)
-            take_back = self._stage.lanes.begin_step_back(frame.lane)
-            hidden = self._stage.begin(frame.lane, drawn.tokens)
-            following = self._draw(hidden, [replace(draw, position=draw.position + 1) for draw in draws])
-            results = self._read(drawn)
-            tokens_read = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
-            self._stage.lanes.lane(frame.lane).ahead = Ahead(tokens_read, following, take_back)
-            return results
+            if ahead := self._stage.lanes.pop_ahead(frame.lane, tokens):
+                return self._read(ahead)
+            wanted = bool(draws or chunks)
+            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted)
+            return self._read(self._draw(hidden, draws, frame.lengths)) if draws else self._evaluate(hidden, chunks)
+
+    def run_ahead(
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        steps: int,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> Generator[Sequence[Sampled | StepFailed], None, None]:
+        """Run a step of a ring of one stage, and the lane's next ones. Yields the results of each.
+
+        Each step begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the
+        device does not wait for a graph; one more has begun at the end. There are at most so many `steps`, and none
+        after MAX_S, after a session's end, or once `go_on` says no. The draws are those of the first step at later
+        positions, so they must not need the tokens in between: see Session.tokens_ahead. Requires `Plan.steps_back`.
+        """
+        assert frame.lane is not None
+        until = time.monotonic() + MAX_S
+        with self._step(frame.lane):
+            self._apply(frame.ops)
+            drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
+            drawn = drawn or self._draw(self._stage.begin(frame.lane, token_array(tokens)), draws)
+            for left in reversed(range(steps)):
+                undo = self._stage.lanes.begin_step_back(frame.lane)
+                hidden = self._stage.begin(frame.lane, drawn.tokens)
+                draws = [replace(draw, position=draw.position + 1) for draw in draws]
+                following = self._draw(hidden, draws)
+                results = self._read(drawn)
+                yield results
+                if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
+                    chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
+                    self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following, undo)
+                    return
+                drawn = following
 
     def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> Drawn:
         logits = self._stage.finish(hidden, lengths)
@@ -277,6 +296,12 @@ class Runner:
             NonFiniteRow(row, stage.start, stage.end) for row, good in enumerate(rows) if not good and row not in before
         ]
         return (*known, *new)
+
+
+def _ends(results: Sequence[Sampled | StepFailed], draws: Sequence[Draw]) -> bool:
+    """Whether a session ends with its result."""
+    pairs = zip(results, draws, strict=True)
+    return any(isinstance(each, StepFailed) or draw.ends(each.token) for each, draw in pairs)
 
 
 def _is_finite(result: ChunkResult) -> bool:

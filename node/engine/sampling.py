@@ -57,7 +57,8 @@ class Drawn:
     @property
     def tokens(self) -> mx.array:
         """The next step's tokens, int32 [rows, 1]."""
-        tokens = self._tokens if len(self._rows) == len(self._params) else self._tokens[mx.array(self._rows)]
+        whole = self._rows == list(range(len(self._params)))
+        tokens = self._tokens if whole else self._tokens[mx.array(self._rows)]
         return tokens[:, None]
 
     def filter(self, rows: Sequence[int]) -> None:

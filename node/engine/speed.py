@@ -68,6 +68,7 @@ def _step(stage: Stage, length: int) -> Callable[[], float]:
     mx.eval(tokens, hidden)
 
     def run() -> float:
+        mx.synchronize()  # a ring may have begun a step ahead
         begin = time.perf_counter()
         mx.eval(stage.run(_LANE, hidden, tokens) if stage.start else stage.begin(_LANE, tokens))
         return time.perf_counter() - begin

@@ -40,6 +40,15 @@ class Footprint:
         return self._weights[end] - self._weights[start] + (self._head if driver else 0)
 
     @property
+    def work_of_all(self) -> int:
+        """`work` of the whole model."""
+        return self.work(0, len(self._before) - 1, driver=True)
+
+    def work_in(self, room: int) -> float:
+        """The `work` of what fits in so many bytes, if all layers were alike."""
+        return self.work_of_all * max(0, room - self.reserve) / (self.whole - self.reserve)
+
+    @property
     def whole(self) -> int:
         """Bytes of the whole model on one node."""
         return self.stage(0, len(self._before) - 1, driver=True)

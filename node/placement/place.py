@@ -1,9 +1,10 @@
 """Placement: which nodes hold which layers of which models. Pure: models and node reports in, a placement out.
 
 The aim is the least time per token: a model is placed on as few nodes as hold it with a useful context, on the quickest
-ones, in the order with the quickest round trip. Each gets as many layers as it computes in the time of the others. Nodes left over get replicas: further rings of the same model. An existing
-ring that is as good is kept. A new one is made of layers that nodes still have in memory if possible, so that nothing
-is loaded twice. Loaded layers that no ring needs count as free memory.
+ones, in the order with the quickest round trip. Each gets as many layers as it computes in the time of the others.
+Nodes left over get replicas: further rings of the same model. An existing ring that is as good is kept. A new one is
+made of layers that nodes still have in memory if possible, so that nothing is loaded twice. Loaded layers that no ring
+needs count as free memory.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

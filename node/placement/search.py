@@ -43,8 +43,8 @@ def find_ring(
 ) -> Ring | None:
     """The ring nearest to the ideal, without an id; None if no ring fits.
 
-    `pace`: milliseconds per byte of each node. At equal distance, a longer context is preferred to more sessions: a prompt that is too long fails for good, one
-    that is queued is only delayed.
+    `pace`: milliseconds per byte of each node. At equal distance, a longer context is preferred to more sessions: a
+    prompt that is too long fails for good, one that is queued is only delayed.
     """
     lengths, most = goal.contexts_for(spec), min(len(nodes), len(spec.cuts) + 1)
     room = sorted(free.values(), reverse=True)  # if any N nodes can hold the model, so can the N with most room
@@ -55,7 +55,7 @@ def find_ring(
     for count, context in options:
         if count not in orders:
             fits = may_fit(spec, least, room[:count])
-            orders[count] = best_orders(spec, nodes, count, free, pace) if fits else []
+            orders[count] = best_orders(spec, least, nodes, count, free, pace) if fits else []
         for sessions in goal.sessions if orders[count] else ():
             costs = footprint(spec, context, sessions)
             if may_fit(spec, costs, room[:count]) and (stages := _stages(spec, costs, orders[count], free, pace)):

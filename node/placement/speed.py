@@ -65,9 +65,12 @@ def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
 
 
 def _bandwidth(chip: str) -> float:
-    """GB/s of "Apple M4 Pro"; of other names, those of a slow Mac."""
-    found = re.fullmatch(r"Apple (M\d+(?: (?:Pro|Max|Ultra))?)", chip)
-    return GB_PER_S.get(found[1], _OTHER_GB_PER_S) if found else _OTHER_GB_PER_S
+    """GB/s of "Apple M4 Pro"; of a newer chip, those of the newest known one of its size; else those of a slow Mac."""
+    found = re.fullmatch(r"Apple M\d+( Pro| Max| Ultra)?", chip)
+    if not found:
+        return _OTHER_GB_PER_S
+    newest = [rate for name, rate in GB_PER_S.items() if name.partition(" ")[2] == (found[1] or "").strip()][-1]
+    return GB_PER_S.get(chip.removeprefix("Apple "), newest)
 
 
 def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, NodeReport], pace: Pace) -> float:

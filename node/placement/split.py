@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
-from math import factorial, isfinite, perm
+from math import factorial, inf, isfinite, perm
 
 from node.core.models import ModelSpec
 from node.core.types import NodeReport
@@ -38,24 +38,35 @@ def latency(order: Order) -> float:
 
 
 def best_orders(
-    spec: ModelSpec, nodes: Sequence[NodeReport], count: int, free: Mapping[str, int], pace: Mapping[str, float]
+    spec: ModelSpec,
+    costs: Footprint,
+    nodes: Sequence[NodeReport],
+    count: int,
+    free: Mapping[str, int],
+    pace: Mapping[str, float],
 ) -> list[Order]:
     """Orders of `count` nodes, quickest first; among equals, those that start with earlier nodes.
 
-    `pace`: milliseconds per byte of each node. Orders whose time is hardly longer than the best one's count as equally
+    `free`: bytes of each node; `pace`: its milliseconds per byte. Orders whose time is hardly longer than the best one's count as equally
     quick, and those with the quicker round go first.
     """
     orders: Iterable[Order] = permutations(nodes, count)
     if perm(len(nodes), count) > factorial(_MOST_NODES):
         roomiest = sorted(nodes, key=lambda n: (-free[n.info.id], n.info.id))[:count]
-        orders = [tuple(roomiest), *(_tour(first, roomiest) for first in roomiest)]
+        quickest = sorted(nodes, key=lambda n: (pace[n.info.id], n.info.id))[:count]
+        orders = [order for some in (roomiest, quickest) for order in (tuple(some), *(_tour(n, some) for n in some))]
     rounds = [(latency(order), order) for order in orders]
-    work, layer = sum(spec.layer_bytes), min(spec.layer_bytes)
-    times = [
-        (ms + _balanced_ms([pace[node.info.id] for node in order], work, spec.head_bytes, layer), ms, order)
-        for ms, order in rounds
-        if isfinite(ms)
-    ]
+    layer, balanced = min(spec.layer_bytes), dict[frozenset[str], float]()
+    times: list[tuple[float, float, Order]] = []
+    for ms, order in rounds:
+        ids = [node.info.id for node in order]
+        if (group := frozenset(ids)) not in balanced:
+            balanced[group] = _balanced_ms([(pace[node], costs.work_in(free[node])) for node in ids], costs.work_of_all)
+        # A slow node delays the round with its least work: one layer, and at the driver the head.
+        slowest = max(
+            balanced[group], (spec.head_bytes + layer) * pace[ids[0]], layer * max(pace[node] for node in ids)
+        )
+        times += [(ms + count * slowest, ms, order)] if isfinite(ms) else []
     limit = (1 + _ALIKE) * min((time for time, *_ in times), default=0.0)
 
     def rank(each: tuple[float, float, Order]) -> tuple[float, float]:
@@ -65,12 +76,19 @@ def best_orders(
     return [order for *_, order in sorted(times, key=rank)]
 
 
-def _balanced_ms(paces: Sequence[float], work: int, head: int, layer: int) -> float:
-    """Time of a round whose stages all take equally long, as if nodes had any memory and layers any size. A slow node
-    delays it with its least work: one layer, and at the driver the head.
+def _balanced_ms(nodes: Sequence[tuple[float, float]], work: float) -> float:
+    """Time in which nodes of this pace and with room for this much work do all of it side by side, as if layers had any
+    size; infinite if it does not fit.
     """
-    balanced = (work + head) / sum(1 / each for each in paces)
-    return len(paces) * max(balanced, (head + layer) * paces[0], layer * max(paces))
+    waiting = sorted(nodes, key=lambda node: node[0] * node[1])  # those that are full first
+    while waiting:
+        pace, room = waiting[0]
+        time = work / sum(1 / each for each, _ in waiting)
+        if time <= pace * room:
+            return time
+        work -= room
+        waiting.pop(0)
+    return inf
 
 
 def split(spec: ModelSpec, costs: Footprint, room: Sequence[int], pace: Sequence[float]) -> tuple[int, ...] | None:

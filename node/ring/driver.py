@@ -170,7 +170,7 @@ class Driver:
         begun_at = now()
         frame = self._pipeline.frame(step=step)
         if self._alone:
-            await self._run_alone(step, frame, begun_at)
+            await (self._run_ahead if step.ahead else self._run_alone)(step, frame, begun_at)
             return
         self._pipeline.open()
         try:
@@ -181,13 +181,30 @@ class Driver:
             await self._pipeline.send(frame, step, begun_at)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
-        work = step.tokens, step.draws(), step.chunk_requests(), step.ahead
+        work = step.tokens, step.draws(), step.chunk_requests()
         try:
             results = await self._compute.run(self.runner.run_alone, frame, *work)
         except PippinError as error:
             self._fail_step(step, error)
         else:
             self._land(step, results, now() - begun_at)
+
+    async def _run_ahead(self, step: Step, frame: Frame, begun_at: float) -> None:
+        """Run steps of a lane until something else is to be done. Each lands while the next one is computed."""
+        self._wake.clear()  # whatever it was set for, the next step is chosen after these
+
+        def go_on() -> bool:
+            return not (self._wake.is_set() or self._compute.waiting)
+
+        work = self.runner.run_ahead(frame, step.tokens, step.draws(), step.ahead, go_on)
+        landed = False
+        try:
+            async for results in self._compute.iterate(work):
+                step, landed = self._scheduler.chain(step) if landed else step, True
+                begun_at, before = now(), begun_at
+                self._land(step, results, begun_at - before)
+        except PippinError as error:
+            self._fail_step(step, error)
 
     # --- results back -----------------------------------------------------------------------------------------------
 
@@ -224,6 +241,7 @@ class Driver:
             return
         if self._ended:
             return
+        self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         self._land(step, results, seconds)
         if next_frame:
             try:
@@ -232,7 +250,6 @@ class Driver:
                 self._end(error)
 
     def _land(self, step: Step, results: Sequence[RowResult], seconds: float) -> None:
-        self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
         for slot, result in zip(step.rows, results, strict=bool(results)):
             if not slot.gone:
                 self._deliver(slot, result)

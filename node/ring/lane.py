@@ -23,8 +23,8 @@ class Step:
     tokens: tuple[tuple[int, ...], ...]
     samples: bool
     """Whether each row yields its session's next token."""
-    ahead: bool = False
-    """Whether the stage begins the lane's next step, too."""
+    ahead: int = 0
+    """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.core.mlx_errors import MLX_ERRORS
 from node.core.types import Ring, Shard, Speed, StageSpec
 from node.core.units import format_bytes
 from node.engine.compute import Compute
@@ -79,7 +80,10 @@ class LoadedShards:
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
-        self._note(Speed(shard, *await self._compute.run_pieces(measure(stage))))
+        try:
+            self._note(Speed(shard, *await self._compute.run_pieces(measure(stage))))
+        except MLX_ERRORS as error:  # the layers may be of use all the same
+            log.warning("could not measure the speed of %s: %s", shard.model, error)
         return self._loaded[shard]
 
     def _note(self, speed: Speed) -> None:

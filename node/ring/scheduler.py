@@ -5,7 +5,7 @@ short ones overtake the others. Its prompt then runs in a lane of its own, in ch
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
 streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
-after that step.
+after that step. While nothing else waits, several short steps of a lane are one job.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
@@ -32,6 +32,8 @@ from node.ring.session import Session, Slot
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
+MAX_STEPS = 16
+"""Maximum number of steps of which the ring learns at once. KV is set aside for more: see HEADROOM."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 FIRST_NUMBER = 1 << 16
@@ -236,15 +238,16 @@ class Scheduler:
         tokens = tuple(tuple(slot.session.tokens[slot.sent :]) for slot in lane.rows)
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
-        lane.busy, lane.ahead = True, self._goes_ahead(lane)
-        return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=lane.ahead)
+        ahead = self._steps_ahead(lane)
+        lane.busy, lane.ahead = True, ahead > 0
+        return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=ahead)
 
-    def _goes_ahead(self, lane: Lane) -> bool:
-        """Whether the ring begins the lane's next step before anyone has read the tokens of this one.
-
-        Not while another session is about to join the lane.
-        """
-        return self._ahead and not self._prefills and all(slot.session.can_go_ahead for slot in lane.rows)
+    def _steps_ahead(self, lane: Lane) -> int:
+        """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""
+        if not self._ahead or self._prefills:
+            return 0
+        most = MAX_STEPS if self._decoding == 1 and not self._waiting else 1
+        return min(most, *(slot.session.tokens_ahead for slot in lane.rows))
 
     def _run_chunk(self, prefill: Prefill) -> Step:
         self._prefills.remove(prefill)

@@ -58,16 +58,16 @@ class Session:
         return min(len(self.tokens) + HEADROOM, self.max_length)
 
     @property
-    def can_go_ahead(self) -> bool:
-        """Whether the token after the next one can be drawn before the next one is read: there is one, and neither a
-        grammar nor penalties need the tokens before it.
+    def tokens_ahead(self) -> int:
+        """Maximum number of tokens after the next one that can be drawn before the next one is read: none if a grammar
+        or penalties need the tokens before it.
         """
-        more = self.generated + 1 < self.request.max_tokens
-        return more and not self.constraint and not self.request.sampling.penalizes
+        needs_tokens = self.constraint or self.request.sampling.penalizes
+        return 0 if needs_tokens else self.request.max_tokens - self.generated - 1
 
     def ends_with(self, token: int) -> bool:
-        """Whether this token, as the next one, is the last."""
-        return token in self.request.stop_tokens or self.generated + 1 >= self.request.max_tokens
+        """Whether this token ends the session, wherever it comes."""
+        return token in self.request.stop_tokens
 
     def draw(self) -> Draw:
         """The sampler's input for the next token."""

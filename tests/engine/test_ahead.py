@@ -1,7 +1,10 @@
 """Steps that begin before the tokens of the last one are read: whatever happens then, nobody can tell."""
 
+import gc
 import math
 import random
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import node.engine.runner
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Drop, Filter, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import Sampling
@@ -39,6 +43,7 @@ class Session:
     tokens: list[int]
     sampling: Sampling
     sampled: list[Sampled] = field(default_factory=list)
+    ends: Callable[[int], bool] = lambda _: False
 
 
 class Driven:
@@ -59,16 +64,27 @@ class Driven:
         self.rows.append(session)
         return session
 
-    def step(self, *, ahead: bool | None = None) -> None:
-        ahead = self.ahead if ahead is None else ahead and self.ahead
+    def step(self, *, ahead: int = 1, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Several ones, if so many are to be begun ahead."""
+        ahead = ahead if self.ahead else 0
         ops, self.ops = tuple(self.ops), []
-        self.run(LANE, self.rows, [row.tokens[-1:] for row in self.rows], ops, ahead)
+        self.run(LANE, self.rows, [row.tokens[-1:] for row in self.rows], ops, ahead, go_on)
 
-    def run(self, lane: int, rows: list[Session], tokens: Any, ops: tuple[CacheOp, ...], ahead: bool = False) -> None:
-        draws = [Draw(row.sampling, len(row.sampled), History(), lambda _: False) for row in rows]
+    def run(
+        self,
+        lane: int,
+        rows: list[Session],
+        tokens: Any,
+        ops: tuple[CacheOp, ...],
+        ahead: int = 0,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        draws = [Draw(row.sampling, len(row.sampled), History(), row.ends) for row in rows]
         frame = Frame("r", Fence(1, 1), 0, ops, lane, sampled=True)
-        results = self.runner.run_alone(frame, tokens, draws, (), ahead)
-        for row, result in zip(rows, results, strict=True):
+        runner = self.runner
+        alone = [] if ahead else [runner.run_alone(frame, tokens, draws)]
+        steps = list(runner.run_ahead(frame, tokens, draws, ahead, go_on)) if ahead else alone
+        for row, result in (pair for results in steps for pair in zip(rows, results, strict=True)):
             assert isinstance(result, Sampled), result
             row.sampled.append(result)
             row.tokens.append(result.token)
@@ -93,6 +109,11 @@ def pair(tmp_path: Path, name: str = "llama") -> tuple[Driven, Driven]:
     return Driven(stage, ahead=True), Driven(stage, ahead=False)
 
 
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.engine.runner, "MAX_S", 60.0)
+
+
 def begun(driven: Driven) -> bool:
     return driven.stage.lanes.lane(LANE).ahead is not None
 
@@ -110,7 +131,7 @@ def test_each_token_is_the_same(name: str, sampling: Sampling, tmp_path: Path) -
             driven.step()
         if one.stage.plan.batchable:
             driven.prompt(tokens(4, seed=2), sampling, 2)
-        for ahead in (True, True, False, True):
+        for ahead in (1, 1, 0, 1):
             driven.step(ahead=ahead)
     assert begun(one)
     assert not begun(other)
@@ -157,15 +178,15 @@ def test_sessions_come_and_go(name: str, seed: int, tmp_path: Path) -> None:
     used = 0
     for driven in (one, other):
         rng, ended[driven.ahead] = random.Random(seed), []
-        take_ahead = driven.stage.lanes.take_ahead
+        pop_ahead = driven.stage.lanes.pop_ahead
 
-        def counted(*asked: Any, take_ahead: Any = take_ahead) -> Any:
+        def counted(*asked: Any, pop_ahead: Any = pop_ahead) -> Any:
             nonlocal used
-            found = take_ahead(*asked)
+            found = pop_ahead(*asked)
             used += found is not None
             return found
 
-        driven.stage.lanes.take_ahead = counted  # type: ignore[method-assign]
+        driven.stage.lanes.pop_ahead = counted  # type: ignore[method-assign]
         for number in range(40):
             match rng.choice(["come", "go", *["step"] * 6, "alone"]):
                 case "come":
@@ -174,7 +195,7 @@ def test_sessions_come_and_go(name: str, seed: int, tmp_path: Path) -> None:
                 case "go" if driven.rows and not driven.ops:
                     ended[driven.ahead].append(driven.end(rng.randrange(len(driven.rows)), 200 + number))
                 case "alone" if driven.rows:
-                    driven.step(ahead=False)
+                    driven.step(ahead=0)
                 case _ if driven.rows:
                     driven.step()
                 case _:
@@ -226,6 +247,62 @@ def test_an_error_of_the_step_ahead_fails_the_lane(tmp_path: Path, monkeypatch: 
     one.rows.clear()
     one.prompt(tokens(5), GREEDY, 2)
     one.step()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_several_steps_are_those_that_come_one_by_one(name: str, tmp_path: Path, no_hurry: None) -> None:
+    """Until a session ends; the step after that has begun, too, and the others use it."""
+    one, other = pair(tmp_path, name)
+    for driven in (one, other):
+        driven.prompt(tokens(7), SEEDED)
+        driven.prompt(tokens(7, seed=2), GREEDY, 2)
+    for _ in range(14):
+        other.step()
+    sampled = [each.token for each in other.rows[0].sampled]
+    last = next(at for at in range(6, 12) if sampled[at] not in sampled[:at])
+    one.rows[0].ends = lambda token: token == sampled[last]
+    one.step(ahead=3)
+    assert len(one.rows[0].sampled) == 1 + 3
+    one.step(ahead=20)
+    assert [row.sampled for row in one.rows] == [row.sampled[: last + 1] for row in other.rows]
+    one.end(0, prefix=50)
+    one.step(ahead=2)
+    (staying,) = one.rows
+    assert [each.token for each in staying.sampled] == [each.token for each in other.rows[1].sampled[: last + 3]]
+
+
+def test_steps_end_when_something_else_is_to_be_done(tmp_path: Path) -> None:
+    one, _ = pair(tmp_path)
+    session = one.prompt(tokens(7))
+    one.step(ahead=5, go_on=iter([True, False]).__next__)
+    assert len(session.sampled) == 1 + 2
+    assert begun(one)
+
+
+@pytest.mark.parametrize(
+    "free", [lambda driven: driven.runner.apply([Drop(LANE)]), lambda driven: driven.runner.reset()]
+)
+def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None], tmp_path: Path) -> None:
+    """Also if its next step has begun: its KV may be gigabytes, for which the garbage collector is too late."""
+    one, _ = pair(tmp_path)
+    one.prompt(tokens(7))
+    one.step()
+    assert begun(one)
+    cache = weakref.ref(one.stage.lanes.lane(LANE).caches[0])
+    gc.disable()
+    try:
+        free(one)
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+def test_steps_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = pair(tmp_path)
+    session = one.prompt(tokens(7))
+    monkeypatch.setattr(node.engine.runner, "MAX_S", 0.0)
+    one.step(ahead=5)
+    assert len(session.sampled) == 1 + 1
 
 
 def test_memory_for_the_state_that_may_come_back_is_set_aside(tmp_path: Path) -> None:

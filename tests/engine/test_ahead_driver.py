@@ -28,20 +28,19 @@ PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, presence_penalty=0.5
 
 
 class Served:
-    """Answers of one driver. `used` counts the steps that were begun before they were asked for."""
+    """Answers of one driver. `begun` counts the steps that began before the tokens of the last ones were read."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.used = 0
+        self.begun = 0
         lanes = driver.runner._stage.lanes
-        take_ahead = lanes.take_ahead
+        begin_step_back = lanes.begin_step_back
 
         def counted(*asked: Any) -> Any:
-            found = take_ahead(*asked)
-            self.used += found is not None
-            return found
+            self.begun += 1
+            return begin_step_back(*asked)
 
-        lanes.take_ahead = counted  # type: ignore[method-assign]
+        lanes.begin_step_back = counted  # type: ignore[method-assign]
 
     async def answer(
         self, request: GenerateRequest, until: int = 1000, third: asyncio.Event | None = None
@@ -91,7 +90,7 @@ def request(length: int, sampling: Sampling, tokens: int = 40, **given: Any) -> 
 async def one_by_one(directory: Path, requests: Sequence[GenerateRequest], *, ahead: bool) -> list[list[TokenEvent]]:
     async with served(directory, ahead=ahead) as side:
         events = [await side.answer(each) for each in requests]
-        assert (side.used > 0) == ahead
+        assert (side.begun > 0) == ahead
         return events
 
 
@@ -128,7 +127,7 @@ async def test_side_by_side_each_request_gets_its_own_tokens(directory: Path) ->
             return await side.answer(each, 9 if number == 3 else 1000, turns[number + 1])
 
         found = await asyncio.gather(*(late(number, each) for number, each in enumerate(requests)))
-        assert side.used > 20
+        assert side.begun > 20
         assert side.driver.traffic().running == 0
     for number, (events, alone) in enumerate(zip(found, expected, strict=True)):
         assert [event.token for event in events] == [event.token for event in alone][: 9 if number == 3 else None]

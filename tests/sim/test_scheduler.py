@@ -19,7 +19,7 @@ from node.core.generation import GenerateRequest, Sampling
 from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
 from node.ring.prefill import MIN_CHUNK, STALL_S
-from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, Scheduler
+from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, MAX_STEPS, Scheduler
 from node.ring.session import Session
 
 Row = tuple[int, ...]
@@ -225,10 +225,10 @@ class World:
                 self.together += len(step.rows)
 
     def check_ahead(self, step: Step) -> None:
-        """A step is begun ahead only where it can be taken back, and where each session has one more."""
+        """Steps are begun ahead only where they can be taken back, and where each session has as many, and one more."""
         if step.ahead:
             assert self.steps_back
-            assert all(slot.session.generated + 1 < slot.session.request.max_tokens for slot in step.rows)
+            assert all(slot.session.generated + step.ahead < slot.session.request.max_tokens for slot in step.rows)
             self.ahead += 1
 
     def check_division(self, step: Step) -> None:
@@ -422,10 +422,10 @@ def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> 
     """Nothing of it is lost: the prompt's session joins after a step with which no other was begun."""
     scheduler = with_steps_ahead()
     scheduler.submit(request(5, 500))
-    assert [turn(scheduler).ahead for _ in range(4)] == [False, True, True, True]
+    assert [bool(turn(scheduler).ahead) for _ in range(4)] == [False, True, True, True]
     scheduler.submit(request(15, 7, first=1000))
     steps = [turn(scheduler) for _ in range(12)]
-    assert [step.ahead for step in steps] == [False] * 4 + [True] * 5 + [False] + [True] * 2
+    assert [bool(step.ahead) for step in steps] == [False] * 4 + [True] * 5 + [False] + [True] * 2
     assert [len(step.tokens[0]) for step in steps[:5]] == [1, 10, 1, 5, 1]
     assert [len(step.rows) for step in steps[4:]] == [2] * 6 + [1] * 2, "the second session ends at its last token"
 
@@ -433,16 +433,33 @@ def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> 
 @pytest.mark.parametrize(
     ("session", "ahead"),
     [
-        (request(5, 3), [False, True, False]),
-        (Session(request(5, 500).request, constraint=cast(Any, object())), [False] * 3),
-        (Session(replace(request(5, 500).request, sampling=Sampling(repetition_penalty=1.1))), [False] * 3),
-        (Session(replace(request(5, 500).request, sampling=Sampling(logit_bias={1: 5.0}))), [False, True, True]),
+        (request(5, 3), [0, 1, 0]),
+        (request(5, 10), [0, 8, 7]),
+        (Session(request(5, 500).request, constraint=cast(Any, object())), [0] * 3),
+        (Session(replace(request(5, 500).request, sampling=Sampling(repetition_penalty=1.1))), [0] * 3),
+        (Session(replace(request(5, 500).request, sampling=Sampling(logit_bias={1: 5.0}))), [0, MAX_STEPS, MAX_STEPS]),
     ],
 )
-def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Session, ahead: list[bool]) -> None:
+def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Session, ahead: list[int]) -> None:
     scheduler = with_steps_ahead()
     scheduler.submit(session)
     assert [turn(scheduler).ahead for _ in range(3)] == ahead
+
+
+def test_while_others_wait_each_step_is_a_job() -> None:
+    scheduler = Scheduler(
+        limits(max_rows=1),
+        itertools.count(FIRST_NUMBER),
+        stages=1,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+        ahead=True,
+    )
+    scheduler.submit(request(5, 500))
+    assert [turn(scheduler).ahead for _ in range(2)] == [0, MAX_STEPS]
+    scheduler.submit(request(5, 500))
+    assert turn(scheduler).ahead == 1
 
 
 def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:

@@ -1,7 +1,7 @@
 """A driver of a ring of one node, with a runner that fails at chosen tokens."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ import pytest
 
 from node.core.errors import Overloaded, PippinError, RingLost
 from node.core.evaluation import ChunkRequest
-from node.core.frames import Frame, Held
+from node.core.frames import CacheOp, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Draw, StepFailed
@@ -33,6 +33,13 @@ class FakeCompute:
         await asyncio.sleep(0)
         return fn(*args)
 
+    async def iterate(self, values: Generator[Any, None, None]) -> AsyncIterator[Any]:
+        for value in values:
+            await asyncio.sleep(0)
+            yield value
+
+    waiting = False
+
 
 class FakeRunner:
     """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row."""
@@ -49,7 +56,6 @@ class FakeRunner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-        _ahead: bool,
     ) -> list[Any]:
         self.computed += sum(map(len, tokens))
         if any(BAD in row for row in tokens):
@@ -57,6 +63,14 @@ class FakeRunner:
         failed = StepFailed("The output of layers 2 to 4 is not finite.")
         rows = zip(tokens, draws, strict=True) if draws else ()
         return [failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows]
+
+    def run_ahead(
+        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _steps: int, _go_on: Any
+    ) -> Generator[list[Any], None, None]:
+        yield self.run_alone(frame, tokens, draws, ())
+
+    def apply(self, ops: Sequence[CacheOp]) -> None:
+        pass
 
     def inherit(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
         return held

@@ -24,7 +24,7 @@ LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 class Untouched:
     """In place of the compute thread and the runner, which a refused frame must not reach."""
 
-    plan = SimpleNamespace(batchable=True, trimmable=True, pads=True, chunked=False)
+    plan = SimpleNamespace(batchable=True, trimmable=True, pads=True, steps_back=True, chunked=False)
 
     async def run(self, *_args: object, **_more: object) -> None:
         raise AssertionError("a stale frame was computed")

@@ -62,7 +62,7 @@ class FakeStage:
 
 
 class FakeRunner:
-    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, chunked=False, vocabulary=10)
+    plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=10)
     kv_bytes = 0
 
     def __init__(self, stage: FakeStage, _directory: Path) -> None:

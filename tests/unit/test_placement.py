@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.core.models import HeldModel, KvCost, ModelSpec
 from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.core.units import format_bytes
-from node.placement.footprint import STAGE_RESERVE, Footprint, stage_bytes
+from node.placement.footprint import STAGE_RESERVE, Footprint, footprint, stage_bytes
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS
 from node.placement.split import best_orders, latency
@@ -199,7 +199,8 @@ def test_noise_of_measuring_does_not_decide_who_drives():
 def test_many_nodes_are_ordered_quickly():
     nodes = [node(f"n{i:02}", 4 * GB, links=[(f"n{(i + 1) % 12:02}", 0.2)]) for i in range(12)]
     names = [n.info.id for n in nodes]
-    orders = best_orders(model(), nodes, 12, dict.fromkeys(names, 4 * GB), dict.fromkeys(names, 1e-8))
+    costs, free, pace = footprint(model(), 8192, 1), dict.fromkeys(names, 4 * GB), dict.fromkeys(names, 1e-8)
+    orders = best_orders(model(), costs, nodes, 12, free, pace)
     assert latency(orders[0]) == pytest.approx(1.0)
     began = time.perf_counter()
     ring = only([model(layers=70, layer=GB // 2)], nodes, contexts=[8192], max_sessions=[1])

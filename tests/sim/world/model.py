@@ -306,7 +306,6 @@ class FakeRunner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-        ahead: bool,
     ) -> list[Sampled]:
         assert frame.lane is not None
         self._stage.claim(frame.ring)
@@ -314,15 +313,29 @@ class FakeRunner:
         begun = self._stage.ahead.pop(frame.lane, None)
         if begun and [[token] for token in begun.tokens] != [list(row) for row in tokens]:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
-        drawn = begun.drawn if begun else self._step(frame, tokens, draws)
-        if ahead:
-            following = [replace(each, position=each.position + 1) for each in draws]
+        return begun.drawn if begun else self._step(frame, tokens, draws)
+
+    def run_ahead(
+        self,
+        frame: Frame,
+        tokens: Sequence[Sequence[int]],
+        draws: Sequence[Draw],
+        steps: int,
+        go_on: Callable[[], bool],
+    ) -> Generator[list[Sampled], None, None]:
+        """Any number of steps, as the time that they take is limited."""
+        assert frame.lane is not None
+        drawn = self.run_alone(frame, tokens, draws, ())
+        following, next_step = draws, replace(frame, ops=(), lengths=())
+        for left in reversed(range(self._stage.process.world.rng.randint(1, steps))):
             sampled = [each.token for each in drawn]
-            next_step = replace(frame, ops=(), lengths=())
-            self._stage.ahead[frame.lane] = Ahead(
-                sampled, self._step(next_step, [[token] for token in sampled], following)
-            )
-        return drawn
+            following = [replace(each, position=each.position + 1) for each in following]
+            begun = self._step(next_step, [[token] for token in sampled], following)
+            yield drawn
+            if not left or any(map(lambda draw, token: draw.ends(token), draws, sampled)) or not go_on():
+                self._stage.ahead[frame.lane] = Ahead(sampled, begun)
+                return
+            drawn = begun
 
     def _step(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
         done = self.begin(replace(frame, ops=()), tokens)
