@@ -27,6 +27,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             world.ask(process, max_tokens=80, stop_tokens=frozenset())
         world.run(1.0)
         yield world
+        world.run(1.0)  # the last operations on caches are still on their way
         world.check_left_over()
         assert not world.timeline.violations
 
