@@ -35,8 +35,10 @@ _MAX_CHARS = 2000
 """Maximum characters of a message or hint: gRPC refuses more than 8 KB of metadata, and with it the whole answer."""
 
 
-def quiet_hang_up_tracebacks() -> None:
-    """Suppress the traceback that gRPC logs if a caller hangs up just as the status of its answer is sent."""
+def quiet_tracebacks() -> None:
+    """Suppress the tracebacks that gRPC logs for what others do: a caller hangs up just as the status of its answer is
+    sent, or the text of a peer's error is no UTF-8.
+    """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_logging)
 
 
@@ -45,7 +47,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     if isinstance(raised, cygrpc.ExecuteBatchError):
         log.debug("a caller closed the connection before its answer ended")
         return False
-    return True
+    return not isinstance(raised, UnicodeDecodeError)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
 from node.core.types import Heartbeat
 from node.host.ports import is_served
-from node.rpc.boundary import quiet_hang_up_tracebacks
+from node.rpc.boundary import quiet_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
     checked_challenge,
@@ -50,7 +50,7 @@ class RpcServer:
 
         Without `security`, anybody on the networks of this machine may call.
         """
-        quiet_hang_up_tracebacks()
+        quiet_tracebacks()
         guard = Guard(anywhere=security is not None)
         # This limit leaves descriptors for all other uses.
         most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -11,7 +12,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from node.core.errors import PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.types import Address, Fence
-from node.rpc.boundary import quiet_hang_up_tracebacks
+from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving
 
@@ -81,12 +82,36 @@ async def test_a_link_that_was_closed_before_its_first_frame() -> None:
                     await link.send(Frame("ring", Fence(1, 1), seq=0))
 
 
-def test_who_hangs_up_at_the_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    quiet_hang_up_tracebacks()
+def test_what_others_do_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_tracebacks()
     log = logging.getLogger("grpc._cython.cygrpc")
-    for error in (cygrpc.ExecuteBatchError("Failed"), ValueError("something else")):
+    no_utf8 = UnicodeDecodeError("utf-8", b"\x98", 0, 1, "invalid start byte")
+    for error in (cygrpc.ExecuteBatchError("Failed"), no_utf8, ValueError("something else")):
         log.error("%s raised in core", type(error).__name__, exc_info=error)
     assert [record.getMessage() for record in caplog.records] == ["ValueError raised in core"]
+
+
+@asynccontextmanager
+async def relayed(target: str, forward: Callable[[bytes], Awaitable[bool]]) -> AsyncIterator[Address]:
+    """A path to a server that sends on what `forward` says; answers always arrive."""
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(*target.split(":"))
+
+        async def back() -> None:
+            while data := await there[0].read(65536):
+                writer.write(data)
+
+        answers = asyncio.create_task(back())
+        while data := await reader.read(65536):
+            if await forward(data):
+                there[1].write(data)
+        there[1].close()
+        writer.close()
+        await answers
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
 @pytest.mark.parametrize(("pause_s", "least", "most"), [(0.0, 8, 10), (0.03, 0.7, 2)])
@@ -97,32 +122,27 @@ async def test_a_slow_path_is_not_filled_to_measure_it(
     sent = 0
     monkeypatch.setattr("node.rpc.client._FIRST_S", 0.05 if pause_s else 5.0)  # this machine may be busy
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(data: bytes) -> bool:
         nonlocal sent
-        there = await asyncio.open_connection(*target.split(":"))
+        sent += len(data)
+        await asyncio.sleep(pause_s if len(data) > 1000 else 0)
+        return True
 
-        async def back() -> None:
-            while data := await there[0].read(65536):
-                writer.write(data)
+    async with serving() as (_, target), RpcClient() as client, relayed(target, forward) as peer:
+        rate = await client.bandwidth(peer, 10.0)
+        assert least < sent / 2**20 < most
+        assert not client._channels, "its connection is closed"
+        assert rate > 0
+        assert not pause_s or rate < 5 * 2**20
 
-        answers = asyncio.create_task(back())
-        while data := await reader.read(65536):
-            sent += len(data)
-            await asyncio.sleep(pause_s if len(data) > 1000 else 0)
-            there[1].write(data)
-        there[1].close()
-        writer.close()
-        await answers
 
-    async with serving() as (_, target), RpcClient() as client:
-        slow = await asyncio.start_server(relay, "127.0.0.1", 0)
-        async with slow:
-            peer = Address(f"127.0.0.1:{slow.sockets[0].getsockname()[1]}")
-            rate = await client.bandwidth(peer, 10.0)
-            assert least < sent / 2**20 < most
-            assert not client._channels, "its connection is closed"
-            assert rate > 0
-            assert not pause_s or rate < 5 * 2**20
+async def test_a_path_on_which_large_data_does_not_get_through_is_slow() -> None:
+    async def forward(data: bytes) -> bool:
+        return len(data) < 1000
+
+    async with serving() as (_, target), RpcClient() as client, relayed(target, forward) as peer:
+        assert 0 < await client.bandwidth(peer, 0.5) <= 2**20
+        assert not client._channels
 
 
 async def test_a_bandwidth_that_cannot_be_measured() -> None:
