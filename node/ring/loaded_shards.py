@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.core.clock import now
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.types import Ring, Shard, Speed, StageSpec
 from node.core.units import format_bytes
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 MOST_SPEEDS = 64
 """Maximum models whose speed is remembered."""
+MEASURE_AGAIN_S = 3600.0
+"""Minimum time between two measurements of a model: one takes some tenths of a second, in which a ring may wait."""
 
 Shape = tuple[str, tuple[StageSpec, ...], int, int]
 
@@ -48,8 +51,8 @@ class LoadedShards:
         self._compute = compute
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
-        self._speeds: dict[tuple[str, str], Speed] = {}
-        """By model and revision; kept when the model is unloaded."""
+        self._speeds: dict[tuple[str, str], tuple[float, Speed]] = {}
+        """The time of the last measurement and the best one, by model and revision; kept when the model is unloaded."""
 
     def get(self, shard: Shard) -> LoadedShard | None:
         return self._loaded.get(shard)
@@ -69,7 +72,7 @@ class LoadedShards:
 
     @property
     def speeds(self) -> tuple[Speed, ...]:
-        return tuple(self._speeds.values())
+        return tuple(speed for _, speed in self._speeds.values())
 
     async def load(
         self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
@@ -80,19 +83,24 @@ class LoadedShards:
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
-        try:
-            self._note(Speed(shard, *await self._compute.run_pieces(measure(stage))))
-        except MLX_ERRORS as error:  # the layers may be of use all the same
-            log.warning("could not measure the speed of %s: %s", shard.model, error)
+        await self._measure(shard, stage)
         return self._loaded[shard]
 
-    def _note(self, speed: Speed) -> None:
+    async def _measure(self, shard: Shard, stage: Stage) -> None:
         """Keep the best measurement of each model: other work on the machine only makes it slower."""
-        key = speed.shard.model, speed.shard.revision
+        key = shard.model, shard.revision
+        measured_at, known = self._speeds.get(key, (0.0, None))
+        if known and now() < measured_at + MEASURE_AGAIN_S:
+            return
+        try:
+            speed = Speed(shard, *await self._compute.run_pieces(measure(stage)))
+        except MLX_ERRORS as error:  # the layers may be of use all the same
+            log.warning("could not measure the speed of %s: %s", shard.model, error)
+            return
         rate, tokens = format_bytes(round(speed.bytes_per_s)), speed.tokens_per_s
-        log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", speed.shard.model, rate, tokens)
-        known = self._speeds.pop(key, speed)
-        self._speeds[key] = max(known, speed, key=lambda each: each.bytes_per_s)
+        log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", shard.model, rate, tokens)
+        self._speeds.pop(key, None)
+        self._speeds[key] = now(), max(known or speed, speed, key=lambda each: each.bytes_per_s)
         if len(self._speeds) > MOST_SPEEDS:
             del self._speeds[next(iter(self._speeds))]
 

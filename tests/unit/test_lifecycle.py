@@ -384,7 +384,18 @@ async def test_frames_wait_for_a_ring_that_has_not_begun_here(world: World) -> N
         await waiting
 
 
-async def test_the_best_measurement_of_each_model_is_reported_and_outlives_its_weights(world: World) -> None:
+@pytest.mark.parametrize(
+    ("again_s", "speeds"),
+    [
+        (0.0, (Speed(Shard("m", 2, 4), 50e9, 300.0), Speed(Shard("other", 0, 4), 70e9, 300.0))),
+        (3600.0, (Speed(Shard("m", 0, 2), 40e9, 300.0), Speed(Shard("other", 0, 4), 50e9, 300.0))),
+    ],
+)
+async def test_the_best_measurement_of_each_model_is_reported_and_outlives_its_weights(
+    world: World, again_s: float, speeds: tuple[Speed, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is not measured again soon: its ring would wait."""
+    monkeypatch.setattr(loaded_shards, "MEASURE_AGAIN_S", again_s)
     world.go_on.set()
     world.rates = [40e9, 50e9, 45e9, 70e9]
     for number, stages in enumerate((FIRST, SECOND, ALONE)):
@@ -392,7 +403,4 @@ async def test_the_best_measurement_of_each_model_is_reported_and_outlives_its_w
         await world.ready(f"r{number}")
     world.place(ring("other", ALONE, "other"))
     await world.ready("other")
-    assert world.rings.speeds() == (
-        Speed(Shard("m", 2, 4), 50e9, 300.0),
-        Speed(Shard("other", 0, 4), 70e9, 300.0),
-    )
+    assert world.rings.speeds() == speeds
