@@ -56,11 +56,17 @@ class Home:
     """The undisturbed text of each stream."""
 
     def ready(self) -> dict[str, Any]:
-        """Wait until the model is ready, with all nodes running: nodes that a test has ended are started again."""
+        """Wait until two nodes serve the model, with all nodes running: nodes that a test has ended are started again."""
         for node in [node for node in self.rest if node.process.poll() is not None]:
             self.rest.remove(node)
             self.rest.append(self.cluster.launch(*OPTIONS, "--memory", "1GB", name=node.name).started())
-        return self.cluster.ready(self.gateway, *self.rest)
+
+        def split() -> dict[str, Any] | None:
+            status = self.cluster.ready(self.gateway, *self.rest, within=0)
+            return status if len(status["models"][0]["rings"][0]["stages"]) == 2 else None
+
+        # A node that was left alone serves the model by itself, until the others have been back for a while.
+        return until(split, 60.0, "the model is split between two nodes")
 
     def node(self, status: dict[str, Any], node_id: str) -> Node:
         name = next(node["name"] for node in status["nodes"] if node["id"] == node_id)
