@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 64
 """Tokens of a prompt whose logits are computed at a time: with a vocabulary of 150,000 they take 40 MB."""
-MAX_S = 0.1
+MAX_JOB_S = 0.1
 """Time after which a job begins no further step: a job that runs for long is taken for one that hangs."""
 
 
@@ -187,11 +187,11 @@ class Runner:
 
         Each step begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the
         device does not wait for a graph; one more has begun at the end. There are at most so many `steps`, and none
-        after MAX_S, after a session's end, or once `go_on` says no. The draws are those of the first step at later
+        after MAX_JOB_S, after a session's end, or once `go_on` says no. The draws are those of the first step at later
         positions, so they must not need the tokens in between: see Session.tokens_ahead. Requires `Plan.steps_back`.
         """
         assert frame.lane is not None
-        until = time.monotonic() + MAX_S
+        until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
             self._apply(frame.ops)
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)

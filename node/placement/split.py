@@ -47,8 +47,8 @@ def best_orders(
 ) -> list[Order]:
     """Orders of `count` nodes, quickest first; among equals, those that start with earlier nodes.
 
-    `free`: bytes of each node; `pace`: its milliseconds per byte. Orders whose time is hardly longer than the best one's count as equally
-    quick, and those with the quicker round go first.
+    `free`: bytes of each node; `pace`: its milliseconds per byte. Orders whose time is hardly longer than the best one's
+    count as equally quick, and those with the quicker round go first.
     """
     orders: Iterable[Order] = permutations(nodes, count)
     if perm(len(nodes), count) > factorial(_MOST_NODES):

@@ -5,7 +5,7 @@ short ones overtake the others. Its prompt then runs in a lane of its own, in ch
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
 streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
-after that step. While nothing else waits, several short steps of a lane are one job.
+after that step. While nothing else waits, several steps of a lane are one job.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of

@@ -111,7 +111,7 @@ def pair(tmp_path: Path, name: str = "llama") -> tuple[Driven, Driven]:
 
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.engine.runner, "MAX_S", 60.0)
+    monkeypatch.setattr(node.engine.runner, "MAX_JOB_S", 60.0)
 
 
 def begun(driven: Driven) -> bool:
@@ -300,7 +300,7 @@ def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None], 
 def test_steps_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = pair(tmp_path)
     session = one.prompt(tokens(7))
-    monkeypatch.setattr(node.engine.runner, "MAX_S", 0.0)
+    monkeypatch.setattr(node.engine.runner, "MAX_JOB_S", 0.0)
     one.step(ahead=5)
     assert len(session.sampled) == 1 + 1
 
