@@ -85,7 +85,8 @@ def listener() -> Iterator[socket.socket]:
     """Another program's port, on ::1 only. Linux lets 0.0.0.0 be bound beside it, as macOS lets :: beside 127.0.0.1."""
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
         other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        other.bind(("::1", 0))
+        with socket.create_server(("0.0.0.0", 0)) as free:  # of IPv4, where another test may use any port
+            other.bind(("::1", free.getsockname()[1]))
         other.listen()
         yield other
 
