@@ -9,7 +9,7 @@ from node.cluster.agent import Agent
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
-from node.core.errors import ModelChanged, Overloaded, PippinError, as_pippin_error, error_from
+from node.core.errors import ModelChanged, Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
 from node.core.models import ModelSpec
 from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageState
 
@@ -89,10 +89,19 @@ class WantedModels:
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, model: str, wanted: WantedModel) -> asyncio.Task[Refusal | None]:
-        """The task that searches a model's description, at most one per model. Its result is the failure, if any."""
+        """The task that searches a model's description, at most one per model. Its result is the failure, if any.
+
+        Raises ShuttingDown when the head's task has ended.
+        """
         if model not in self.describing:
-            task = self.group.create_task(self._find_spec(model, wanted), name=f"describe {model}")
-            self.describing[model] = task
+            search = self._find_spec(model, wanted)
+            try:
+                self.describing[model] = self.group.create_task(search, name=f"describe {model}")
+            except RuntimeError as error:
+                search.close()
+                raise ShuttingDown(
+                    "This node is stopping.", hint="Ask another node, or this one when it is back."
+                ) from error
         return self.describing[model]
 
     async def _find_spec(self, model: str, wanted: WantedModel) -> Refusal | None:

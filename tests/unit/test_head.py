@@ -9,7 +9,7 @@ import pytest
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
-from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded
+from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded, ShuttingDown
 from node.core.models import KvCost, ModelSpec
 from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.placement.place import place
@@ -67,6 +67,14 @@ async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
         failures = await asyncio.gather(*wants, return_exceptions=True)
     assert specs.asked == 1
     assert [type(failure) for failure in failures] == 3 * [ModelNotFound]
+
+
+async def test_a_model_is_refused_while_the_node_stops(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        pass
+    with pytest.raises(ShuttingDown):
+        await head.want("org/late")
+    assert not specs.asked
 
 
 async def hung_up(head, models):
