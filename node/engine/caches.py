@@ -16,6 +16,9 @@ from node.engine.quantized_kv import quantized
 def empty_caches(model: Module, kv_bits: int) -> list[Any]:
     """The empty caches of a session, over all layers; KV in `kv_bits`, or 0 for the dtype of the activations."""
     caches: list[Any] = make_prompt_cache(model)
+    if ngrams := getattr(getattr(model, "model", None), "ngram_embeddings", None):
+        # longcat_flash_ngram takes zeros for missing tokens. Without them it cannot merge sessions of fewer tokens.
+        caches[0].cache[0] = mx.zeros((1, ngrams.n - 1), mx.int64)
     return [quantized(cache, kv_bits) for cache in caches] if kv_bits else caches
 
 

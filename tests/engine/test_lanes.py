@@ -75,6 +75,21 @@ def _finite(logits):
     return mx.where(mx.isinf(logits), 0, logits)
 
 
+@pytest.mark.parametrize("name", ["longcat_flash_ngram", "qwen3_next", "gemma3_text", "mamba2", "deepseek_v3"])
+def test_sessions_of_one_token_share_a_lane(name, tmp_path):
+    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    ring, whole = Stages(directory).ring(0, make_plan(CONFIGURATIONS[name]).layers), Whole(directory)
+    alone, tokens = [], []
+    for number, length in enumerate((1, 5, 2), start=1):
+        alone.append(whole.fresh())
+        ring.apply(Open(number))
+        tokens.append(likeliest(alone[-1].step(prompt(length, seed=number))))
+        ring.step(prompt(length, seed=number), lane=number)
+    ring.apply(Merge(9, 1), Merge(9, 2), Merge(9, 3))
+    for row, logits in enumerate(ring.step(mx.concatenate(tokens), lane=9)):
+        assert _close(logits[-1], alone[row].step(tokens[row])[0, -1])
+
+
 @pytest.mark.parametrize("name", [*UNBATCHABLE, "llama4"])
 def test_sessions_that_cannot_share_a_lane_are_refused(name, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS[name])
