@@ -82,7 +82,12 @@ def load_stage(
     yield 0.0
     try:
         yield from _read(weights, directory)
-        yield from _warm_up(model, plan, start, end, dtype)
+        try:
+            yield from _warm_up(model, plan, start, end, dtype)
+        except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
+            raise ModelBroken(
+                f"The layers {start} to {end} of {directory.name} cannot be computed: {error!r}"
+            ) from error
     except BaseException:  # GeneratorExit, too
         weights.clear()
         for _ in release_memory([model]):
@@ -277,7 +282,7 @@ def _warm_up_layer(layer: Stage, dtype: mx.Dtype) -> None:
 
     for lane in (one, other) if layer.plan.batchable else (one,):
         layer.lanes.apply(Open(lane))
-        step(lane, 1, warm_up_tokens())  # of both: longcat_flash_ngram can't merge sessions of one and of more tokens
+        step(lane, 1, warm_up_tokens())
         step(lane, 1, 1)
     if layer.plan.batchable:
         layer.lanes.apply(Merge(one, other))
