@@ -66,9 +66,8 @@ class Upkeep:
             with retried:
                 interfaces = await self._pool.run(read)
                 found = addresses(interfaces)
-                if found and found != agent.info.addresses:
+                if found and agent.readdress(found, interfaces):
                     log.info("this node's addresses are now %s", ", ".join(found))
-                    agent.readdress(found, interfaces)
                     if discovery:
                         await discovery.update(agent.info, multicast_addresses(interfaces))
 

@@ -143,11 +143,17 @@ class Agent:
         self.adopted.notify()
         self.touch()
 
-    def readdress(self, addresses: tuple[str, ...], interfaces: Sequence[Interface]) -> None:
-        """Use this machine's new addresses, as after a cable was plugged in or Wi-Fi joined."""
-        self.info = replace(self.info, addresses=addresses)
+    def readdress(self, addresses: tuple[str, ...], interfaces: Sequence[Interface]) -> bool:
+        """Use this machine's present interfaces. Returns whether its addresses changed, as when a cable is plugged in.
+
+        Addresses that stay may have moved to another interface, whose zone peers' link-local addresses then need.
+        """
         self._book.interfaces = interfaces
+        if addresses == self.info.addresses:
+            return False
+        self.info = replace(self.info, addresses=addresses)
         self.touch()
+        return True
 
     def supersede(self, duplicate: NodeInfo) -> None:
         """Outdate all that a younger process with this node's key, which gives way, reported under this node's id."""

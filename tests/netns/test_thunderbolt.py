@@ -23,6 +23,7 @@ def pair() -> Iterator[list[Host]]:
         first, second = made = make_hosts(cleanup, 2)
         ip("-n", first.space, "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", second.space)
         for number, host in enumerate(made, start=1):
+            ip("-n", host.space, "link", "set", CABLE, "addrgenmode", "none")
             ip("-n", host.space, "link", "set", CABLE, "up")
             ip("-n", host.space, "address", "add", f"fe80::{number}/64", "dev", CABLE, "nodad")
         yield made
@@ -75,6 +76,34 @@ def test_a_cable_alone_with_the_peer_given_by_hand(
             assert node.chat("Hello").text == stock["Hello"]
             assert node.written.count(f"loading {MODEL}") == 1
         assert all(node["address"].startswith("[fe80::") for node in cluster.nodes[0].status()["nodes"])
+
+
+def test_a_cable_that_moves_to_another_port_is_used_there(
+    pair: list[Host], tmp_path: Path, stock: dict[str, str]
+) -> None:
+    """The port's interface has another name, and the address that the first one had: no address changes."""
+    moved, first = "thunderbolt1", pair[0]
+    with cluster_on(pair, tmp_path, "--stages", "2") as cluster:
+        until(lambda: over_cable(cluster), 60, "both use the cable")
+        ip("-n", first.space, "link", "set", CABLE, "down")
+        ip("-n", first.space, "link", "set", CABLE, "name", moved)
+        try:
+            ip("-n", first.space, "link", "set", moved, "up")
+            ip("-n", first.space, "address", "replace", "fe80::1/64", "dev", moved, "nodad")
+            node, other = cluster.nodes
+            ends = {node.name: moved, other.name: CABLE}
+            until(lambda: link_interfaces(node) == ends, 60, "both use the cable again")
+            assert node.streamed("Hello") == other.streamed("Hello") == stock["Hello"]
+        finally:
+            ip("-n", first.space, "link", "set", moved, "down")
+            ip("-n", first.space, "link", "set", moved, "name", CABLE)
+            ip("-n", first.space, "link", "set", CABLE, "up")
+            ip("-n", first.space, "address", "replace", "fe80::1/64", "dev", CABLE, "nodad")
+
+
+def link_interfaces(node: Node) -> dict[str, str]:
+    """The interface of each node's link in the ring."""
+    return {each["name"]: each["link"]["interface"] for each in node.status()["nodes"] if each["link"]}
 
 
 def holders(cluster: Cluster) -> list[Node]:
