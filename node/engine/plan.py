@@ -5,8 +5,10 @@ operations is read. Nothing is computed, and no weights are needed. The plan ref
 results in stages.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -108,11 +110,17 @@ class Plan:
 
 
 def make_plan(config: Mapping[str, Any], weight_bytes: int | None = None, kv_bits: int = 0) -> Plan:
-    """Make the plan of a model from its config.json. Takes about 0.1 s; must run in the compute thread.
+    """The plan of a model, from its config.json. Takes about 0.1 s the first time; must run in the compute thread.
 
-    `kv_bits`: see Plan. Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number that is out of
-    bounds, or that does not fit `weight_bytes`, the size of the weights.
+    `kv_bits`: see Plan. Raises ModelUnsupported, with the reason, for an unsupported model, and ModelBroken for a number
+    that is out of bounds, or that does not fit `weight_bytes`, the size of the weights.
     """
+    return _make_plan(json.dumps(config), weight_bytes, kv_bits)
+
+
+@lru_cache(16)  # a model is described, loaded, and loaded again when its layers move
+def _make_plan(config_json: str, weight_bytes: int | None, kv_bits: int) -> Plan:
+    config: dict[str, Any] = json.loads(config_json)
     model_type = check_supported(config)
     if kv_bits and model_type in UNQUANTIZABLE:
         raise _unquantizable(model_type, kv_bits, UNQUANTIZABLE[model_type])
