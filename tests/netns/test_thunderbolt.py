@@ -1,5 +1,6 @@
-"""Two hosts on a switch and on a cable of their own, whose interfaces have IPv6 link-local addresses only."""
+"""Two hosts on a slow switch and on a cable of their own, whose interfaces have IPv6 link-local addresses only."""
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,9 @@ def pair() -> Iterator[list[Host]]:
             ip("-n", host.space, "link", "set", CABLE, "addrgenmode", "none")
             ip("-n", host.space, "link", "set", CABLE, "up")
             ip("-n", host.space, "address", "add", f"fe80::{number}/64", "dev", CABLE, "nodad")
+            # Otherwise both are as wide as the processor is quick, and either may be measured as the wider one.
+            slow = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
+            subprocess.run(["tc", "-n", host.space, "qdisc", "add", "dev", "eth0", *slow], check=True, timeout=20)
         yield made
 
 
