@@ -38,11 +38,11 @@ OWN = (("--memory", "8GB"), ("--memory", "6GB"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--preset", default="110m", help="of scripts/make_model.py (default: %(default)s)")
+    add("--preset", default="25m", help="of scripts/make_model.py (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for all nodes (LD_PRELOAD, one thread)")
     add("--pairs", type=int, default=5, metavar="N", help="counted pairs of runs (default: %(default)s)")
     add("--sessions", type=int, default=8, metavar="N", help="requests at once (default: %(default)s)")
-    add("--tokens", type=int, default=32, metavar="N", help="of each answer (default: %(default)s)")
+    add("--tokens", type=int, default=64, metavar="N", help="of each answer (default: %(default)s)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="generated models (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
