@@ -46,6 +46,8 @@ class GenerateRequest:
     """Pseudonym of the client; rings share their time fairly among clients."""
     revision: str = ""
     """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
+    prediction: tuple[int, ...] = ()
+    """Tokens of the answer that the client expects; right or wrong, they change its speed alone."""
 
 
 Finish = Literal["stop", "length"]

@@ -1,0 +1,134 @@
+"""Guesses at the next tokens of an answer: where the client's prediction, or an earlier passage, would go on. Pure.
+
+Texts of tokens are kept as strings, one character for each token, because `str.find` finds a passage of 100,000 tokens in
+some 50 µs and needs no index.
+"""
+
+from collections.abc import Iterable, Sequence
+
+LONGEST = 4
+"""Tokens of the longest passage that is looked for."""
+NEARBY = 32
+"""Tokens after its place in which a prediction is searched for a single token."""
+RATE_DECAY = 0.85
+"""Weight of a source's former rate of right guesses, for each token: half of the rate is that of the last four tokens."""
+MIN_RATE = 0.15
+"""Rate of right guesses below which a source is not asked."""
+FIRST_RATE = 0.5
+"""Rate of a source that has foretold no token yet."""
+_CHARACTERS = 1 << 20
+"""Vocabularies are smaller; larger token ids would share characters, so that some guesses would be wrong."""
+
+
+def _text(tokens: Iterable[int]) -> str:
+    return "".join(chr(token % _CHARACTERS) for token in tokens)
+
+
+class Prediction:
+    """The text that the client expects, and the place in it where the answer is.
+
+    After a token that it did not foretell, it goes on where the answer's last tokens occur; else it takes the token for
+    a replaced one.
+    """
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.accepted = 0
+        """Tokens of the answer that it has foretold."""
+        self._text = _text(tokens)
+        self._place = 0
+        self._lost_at = 0
+        """The place at the first token that it did not foretell since the last one that it did."""
+        self._recent = ""
+        """The answer's last tokens."""
+
+    def ahead(self, count: int) -> str:
+        return self._text[self._place : self._place + count]
+
+    def take(self, token: str) -> None:
+        """Follow the answer by one token."""
+        self._recent = (self._recent + token)[-LONGEST:]
+        if self.ahead(1) == token:
+            self.accepted += 1
+            self._place += 1
+            self._lost_at = self._place
+        else:
+            self._place = self._found() or self._place + 1
+
+    def _found(self) -> int:
+        """The place after the answer's last tokens, as many of them as occur; 0 if not even the last one does."""
+        for size in range(len(self._recent), 1, -1):
+            if (start := self._text.find(self._recent[-size:], max(0, self._lost_at - size))) >= 0:
+                return start + size
+        return self._text.find(self._recent[-1], self._lost_at, self._lost_at + NEARBY) + 1
+
+
+class Repetition:
+    """The prompt and the answer so far: a passage that has occurred before may go on as it did then."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._text = _text(tokens)
+        self._place = -1
+        """Where the next token is expected; -1: nowhere."""
+        self._find()
+
+    def ahead(self, count: int) -> str:
+        return self._text[self._place : self._place + count] if self._place >= 0 else ""
+
+    def take(self, token: str) -> None:
+        """Follow the answer by one token."""
+        hit = self.ahead(1) == token
+        self._text += token
+        if hit:
+            self._place += 1
+        else:
+            self._find()
+
+    def _find(self) -> None:
+        """Find the last earlier place of the last LONGEST tokens, or else of fewer, down to two."""
+        self._place = -1
+        for size in range(2, LONGEST + 1):
+            start = self._text.rfind(self._text[-size:], 0, len(self._text) - 1)
+            if start < 0 or len(self._text) < size:
+                return
+            self._place = start + size
+
+
+class Guesser:
+    """Guesses the tokens of one answer. The client's prediction is asked first, then what was repeated.
+
+    Each source is followed along the answer whether it is asked or not; it is asked as long as it was often right.
+    """
+
+    def __init__(self, tokens: Sequence[int], prediction: Sequence[int] = (), answered: Sequence[int] = ()) -> None:
+        """`tokens`: the prompt and what was generated so far, which is `answered`."""
+        self.prediction = Prediction(prediction)
+        self._sources = [_Rated(self.prediction, 1.0 if prediction else 0.0), _Rated(Repetition(tokens), FIRST_RATE)]
+        for token in _text(answered):
+            self._sources[0].take(token)
+
+    def take(self, token: int) -> None:
+        """Follow the answer by one token."""
+        for source in self._sources:
+            source.take(_text([token]))
+
+    def after(self, guessed: Sequence[int]) -> int | None:
+        """The token after these guesses at the next tokens; None if no source has it."""
+        expected = _text(guessed)
+        for source in self._sources:
+            ahead = source.text.ahead(len(guessed) + 1)
+            if source.rate >= MIN_RATE and len(ahead) > len(guessed) and ahead.startswith(expected):
+                return ord(ahead[-1])
+        return None
+
+
+class _Rated:
+    """A source, and the recent rate of tokens that it foretold among those for which it had a guess."""
+
+    def __init__(self, text: Prediction | Repetition, rate: float) -> None:
+        self.text = text
+        self.rate = rate
+
+    def take(self, token: str) -> None:
+        if guess := self.text.ahead(1):
+            self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
+        self.text.take(token)
