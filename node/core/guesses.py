@@ -32,9 +32,10 @@ class Prediction:
     """
 
     def __init__(self, tokens: Iterable[int]) -> None:
+        self.tokens = tuple(tokens)
         self.accepted = 0
-        """Tokens of the answer that it has foretold."""
-        self._text = _text(tokens)
+        """Tokens of the answer that it has foretold; never more than it has."""
+        self._text = _text(self.tokens)
         self._place = 0
         self._lost_at = 0
         """The place at the first token that it did not foretell since the last one that it did."""
@@ -44,8 +45,12 @@ class Prediction:
     def ahead(self, count: int) -> str:
         return self._text[self._place : self._place + count]
 
-    def take(self, token: str) -> None:
+    def follow(self, token: int) -> None:
         """Follow the answer by one token."""
+        self.take(_text([token]))
+
+    def take(self, token: str) -> None:
+        """Follow the answer by one token, as the character that stands for it."""
         self._recent = (self._recent + token)[-LONGEST:]
         if self.ahead(1) == token:
             self.accepted += 1

@@ -114,6 +114,7 @@ requests = st.builds(
     grammar=texts,
     revision=texts,
     resume=tuples(tokens),
+    prediction=tuples(tokens),
 )
 
 
