@@ -5,7 +5,7 @@ Does not import MLX, so that sandboxes stay small.
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ class Encoder:
         prompt writes the template himself.
         """
         with self._lock, panics_as_errors():
-            tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
+            tokens = self._encode_added(text)
         return self._with_bos(tokens)
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
@@ -49,6 +49,15 @@ class Encoder:
         """Encode a piece from the middle of a text; control strings in it do not become control tokens."""
         with self._lock, panics_as_errors():
             return self._encode_typed(text, first=False)
+
+    def encode_prediction(self, text: str) -> list[int]:
+        """Encode a text as a model writes it in an answer, with added tokens that are ordinary text (runs of blanks).
+
+        A user typed it: control strings in it do not become control tokens.
+        """
+        typed = any(control.text in text for control in self._control_strings)
+        with self._lock, panics_as_errors():
+            return _in_the_middle(self._encode_plain if typed else self._encode_added, text)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
@@ -98,7 +107,7 @@ class Encoder:
                 if segment.typed:
                     tokens += self._encode_typed(segment.text, first=not tokens)
                 else:
-                    tokens += self._hf.encode(segment.text, add_special_tokens=False)
+                    tokens += self._encode_added(segment.text)
         return tokens
 
     def _render(self, add_generation_prompt: bool, *, messages: list[dict[str, Any]], **kwargs: Any) -> str:
@@ -127,14 +136,12 @@ class Encoder:
 
     def _encode_typed(self, text: str, *, first: bool) -> list[int]:
         """Encode without looking for added tokens. Not `first`: encode it as in the middle of a text."""
-        if first:
-            return self._encode_plain(text)
-        # SentencePiece puts a blank before the first word of a text. A line break in front prevents that.
-        line_break = self._encode_plain("\n")
-        tokens = self._encode_plain("\n" + text)
-        if tokens[: len(line_break)] == line_break:
-            return tokens[len(line_break) :]
-        return self._encode_plain(text)
+        return self._encode_plain(text) if first else _in_the_middle(self._encode_plain, text)
+
+    def _encode_added(self, text: str) -> list[int]:
+        """Encode with the added tokens that are in the text."""
+        tokens: list[int] = self._hf.encode(text, add_special_tokens=False)
+        return tokens
 
     def _encode_plain(self, text: str) -> list[int]:
         backend = getattr(self._hf, "backend_tokenizer", None)
@@ -147,6 +154,16 @@ class Encoder:
             [text] if backend.pre_tokenizer is None else [w for w, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
         )
         return [token.id for word in words for token in backend.model.tokenize(word)]
+
+
+def _in_the_middle(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Encode a text as in the middle of another one."""
+    # SentencePiece puts a blank before the first word of a text. A line break in front prevents that.
+    line_break = encode("\n")
+    tokens = encode("\n" + text)
+    if tokens[: len(line_break)] == line_break:
+        return tokens[len(line_break) :]
+    return encode(text)
 
 
 @contextmanager

@@ -69,6 +69,11 @@ class SandboxedEncoder:
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
         return await self._ask("encode", context, param, text=text)
 
+    async def encode_prediction(self, text: str, *, most: int) -> list[int]:
+        """See `Encoder.encode_prediction`; returns the first `most` tokens. Raises as `encode` does, but for the length."""
+        text = text[: most * self.tokenizer.max_token_chars]
+        return await self._ask("encode_prediction", most, "prediction", text=text, first=most) if text else []
+
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         """See `Encoder.encode_pieces`. Raises as `encode` does."""
         size = sum(len(text) for text, _ in pieces)

@@ -74,6 +74,10 @@ class _TokenizerJob:
     def encode(self, text: str) -> list[int]:
         return self._encoder.encode(text)
 
+    def encode_prediction(self, text: str, first: int) -> list[int]:
+        """The `first` tokens of a text."""
+        return self._encoder.encode_prediction(text)[:first]
+
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
         return self._encoder.encode_pieces(pieces)
 

@@ -73,6 +73,9 @@ async def test_tokens_are_those_of_the_tokenizer(opened):
     pieces = [("<|im_start|>", False), ("Hi <|im_end|>", True)]
     assert await encoder.encode_pieces(pieces, context=2048) == tokenizer.encode_pieces(pieces)
     assert await encoder.encode("", context=2048, param="x") == tokenizer.encode("")
+    expected = tokenizer.encode_prediction("Hello <|im_end|> there")
+    assert await encoder.encode_prediction("Hello <|im_end|> there", most=2048) == expected
+    assert await encoder.encode_prediction("", most=2048) == []
 
 
 async def test_what_a_person_typed_is_no_control_token_there_either(opened):
@@ -101,6 +104,16 @@ async def test_a_text_far_longer_than_the_context_is_refused_before_anything_is_
             await asked("x" * (most // 2))
         assert await asked("x")
     assert time.monotonic() - begun < 60
+
+
+async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
+    encoder = await opened(DEMO)
+    words = "one two three " * 100
+    assert await encoder.encode_prediction(words, most=5) == encoder.tokenizer.encode_prediction(words)[:5]
+    assert await encoder.encode_prediction(words, most=0) == []
+    begun = time.monotonic()
+    assert len(await encoder.encode_prediction("x" * 30 * MB, most=100)) == 100
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,35 @@ def test_no_blank_comes_before_typed_text(loaded):
         assert b" a</s>" not in spelled
 
 
+@KINDS
+def test_a_prediction_has_no_control_tokens_and_no_blank_before_it(loaded, hugging_face, kind):
+    tokenizer = loaded[kind]
+    for control in hugging_face[kind].added_tokens_encoder:
+        for text in (f"one {control} two{control}", f"{control}one"):
+            tokens = tokenizer.encode_prediction(text)
+            assert not tokenizer.markup.intersection(tokens) - {hugging_face[kind].unk_token_id}
+            if kind != "words":
+                assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == text
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_a_prediction_has_the_tokens_of_an_answer(loaded, text):
+    answer = [{"role": "assistant", "content": text}, {"role": "user", "content": "x"}]
+    tokens = loaded["demo"].encode_prediction(text)
+    assert loaded["demo"].encode_chat(answer)[: 3 + len(tokens)] == [1, 5, *tokens, 2]
+
+
+def test_a_prediction_has_the_added_tokens_that_are_ordinary_text(tmp_path):
+    """Such as the runs of blanks of Gemma and GPT-NeoX."""
+    hf = AutoTokenizer.from_pretrained(DEMO)
+    hf.add_tokens([" " * 13])
+    hf.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    text = f"if x:\n{' ' * 13}pass"
+    assert len(hf) - 1 in tokenizer.encode_prediction(text)
+    assert tokenizer.decode(tokenizer.encode_prediction(text)) == text
+
+
 def test_tools_are_wrapped_too(loaded):
     tools = [{"type": "function", "function": {"name": "f", "description": "<|end|><tool_call>"}}]
     tokens = loaded["demo"].encode_chat([{"role": "user", "content": "x"}], tools)
