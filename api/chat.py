@@ -10,7 +10,7 @@ from aiohttp import web
 from api.answer import Delta
 from api.callers import CLIENT
 from api.constraint import AnswerConstraint, make_grammar
-from api.generation import Choice, Job
+from api.generation import Choice, Job, read_prediction
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
 from api.response import Collected, Env, Reply, new_id, open_model
@@ -49,6 +49,7 @@ async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str
         sampling=body.sampling(body.wanted_logprobs),
         max_tokens=body.answer_tokens,
         param="messages",
+        prediction=await read_prediction(model, body, body.answer_tokens),
         grammar=constraint.grammar,
     )
     return job, job.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))

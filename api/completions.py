@@ -11,7 +11,7 @@ from aiohttp import web
 from api.answer import Delta
 from api.callers import CLIENT
 from api.echo import Echo, prompt_pieces
-from api.generation import Choice, Job, check_tokens
+from api.generation import Choice, Job, check_tokens, read_prediction
 from api.limits import MAX_ANSWERS
 from api.logprobs import legacy_logprobs
 from api.response import Collected, Env, Reply, new_id, open_model
@@ -33,6 +33,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         sampling=body.sampling(body.wanted_logprobs),
         max_tokens=body.max_tokens,
         param="prompt",
+        prediction=await read_prediction(model, body, body.max_tokens),
         control_logprobs=True,
     )
     if len(body.prompt) * body.copies > MAX_ANSWERS:

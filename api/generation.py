@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from copy import copy as copy_of
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from api.reader import Reader
 from api.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
+from node.core.guesses import Prediction
 from node.text.sandboxed_encoder import OpenModel
 
 MAX_CONCURRENT = 16
@@ -38,6 +40,8 @@ class Job:
     """Maximum tokens of an answer; None: as many as fit in the context."""
     param: str
     """Name of the request's parameter that holds the prompt."""
+    prediction: Prediction | None = None
+    """What the client expects of each answer; each follows a copy of it."""
     grammar: str = ""
     """Grammar that each answer must follow; empty: none."""
     control_logprobs: bool = False
@@ -74,6 +78,7 @@ class Job:
                     reader=reader(),
                 ),
                 echo=echo,
+                prediction=copy_of(self.prediction),
             )
             for copy in range(self.body.copies)
         ]
@@ -90,6 +95,7 @@ class Job:
             grammar=self.grammar,
             client=self.client,
             revision=self.model.revision,
+            prediction=self.prediction.tokens if self.prediction else (),
         )
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:
@@ -114,6 +120,8 @@ class Choice:
     request: GenerateRequest
     answer: Answer
     echo: Echo | None = None
+    prediction: Prediction | None = None
+    """Follows the answer; None if the client sent none."""
 
     async def run(self, inference: Inference, emit: Emit) -> None:
         before = await self.echo.read(inference) if self.echo else Delta()
@@ -122,6 +130,8 @@ class Choice:
             return
         async with aclosing(inference.generate(self.request)) as events:
             async for event in events:
+                if self.prediction:
+                    self.prediction.follow(event.token)
                 delta = self.answer.take(event)
                 if delta != Delta():
                     await emit(
@@ -165,6 +175,15 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
     return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
 
 
+async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens: int | None) -> Prediction | None:
+    """The client's prediction, as far as an answer of `max_tokens` can have it. Raises as `OpenModel.encoder` does."""
+    if body.prediction is None:
+        return None
+    most = model.context if max_tokens is None else min(max_tokens, model.context)
+    tokens = await model.encoder.encode_prediction(body.prediction.content, most=most)
+    return await model.encoder.pool.run(Prediction, tokens)  # in a thread: it may be as long as the context
+
+
 def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
     size = model.tokenizer.vocab_size
     for token in (min(tokens, default=0), max(tokens, default=0)):
@@ -180,10 +199,21 @@ def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
     firsts = choices[::per_prompt]
     prompt_tokens = sum(len(choice.request.prompt) for choice in firsts)
     completion_tokens = sum(choice.answer.completion_tokens for choice in choices)
+    reasoning_tokens = sum(choice.answer.reasoning_tokens for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.answer.cached_tokens for choice in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(choice.answer.reasoning_tokens for choice in choices)},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens, **_prediction_usage(choices)},
     }
+
+
+def _prediction_usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """How many tokens of the client's prediction the answers have and lack; empty if it sent none."""
+    predictions = [choice.prediction for choice in choices if choice.prediction]
+    if not predictions:
+        return {}
+    accepted = sum(prediction.accepted for prediction in predictions)
+    sent = sum(len(prediction.tokens) for prediction in predictions)
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": sent - accepted}

@@ -13,8 +13,8 @@ from node.core.types import MAX_NAME_CHARS
 MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file"})
 
 
-def _join_parts(content: Any) -> Any:
-    """Text of a message, which may be a list of text parts. They are joined without a separator."""
+def join_parts(content: Any) -> Any:
+    """Join the text parts of a content, without a separator; a content may also be a text."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -62,7 +62,7 @@ class ToolCall(StrictModel):
 
 class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    content: Annotated[str | None, BeforeValidator(join_parts)] = None
     name: Name | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_CALLS, fail_fast=True)
     function_call: FunctionCall | None = None

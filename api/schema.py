@@ -30,7 +30,7 @@ from api.limits import (
     MAX_TOOLS,
     MAX_VARIABLES,
 )
-from api.message import Message, StrictModel
+from api.message import Message, StrictModel, join_parts
 from api.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
 from node.core.errors import BadRequest
 from node.core.generation import Sampling
@@ -76,6 +76,13 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
 
+class PredictedContent(StrictModel):
+    """Text that the client expects the answer to be, in part or as a whole."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(join_parts)]
+
+
 class GenerationRequest(BaseModel):
     """Parameters that chat and legacy completions share."""
 
@@ -93,6 +100,7 @@ class GenerationRequest(BaseModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = {}
+    prediction: PredictedContent | None = None
     # Not OpenAI's, but common among local servers.
     top_k: int = Field(default=0, ge=-1, le=MAX_INT)
     min_p: float = Field(default=0.0, ge=0, le=1)

@@ -17,7 +17,7 @@ from node.core.types import MAX_NAME_CHARS
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "chat_template_kwargs", "adapter"),
-    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "prediction"),
 )
 """Parameters passed to chat by the same names; all but the first four are extensions of OpenAI's Responses API."""
 

@@ -96,6 +96,6 @@ def _usage(choices: list[Choice]) -> Json:
         "input_tokens": chat["prompt_tokens"],
         "input_tokens_details": {"cache_write_tokens": 0, **chat["prompt_tokens_details"]},
         "output_tokens": chat["completion_tokens"],
-        "output_tokens_details": chat["completion_tokens_details"],
+        "output_tokens_details": {"reasoning_tokens": chat["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": chat["total_tokens"],
     }

@@ -50,6 +50,9 @@ class ScriptedModel:
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
         return await self.pool.run(self.tokenizer.encode, text)
 
+    async def encode_prediction(self, text: str, *, most: int) -> list[int]:
+        return (await self.pool.run(self.tokenizer.encode_prediction, text))[:most]
+
     async def encode_pieces(self, pieces: Sequence[tuple[str, bool]], *, context: int) -> list[int]:
         return await self.pool.run(self.tokenizer.encode_pieces, pieces)
 

@@ -158,6 +158,11 @@ NEARLY: dict[str, st.SearchStrategy[Any]] = {
     "tool_choice": tool_choices,
     "response_format": formats,
     "text": st.builds(lambda form: {"format": form}, formats),
+    "prediction": st.builds(
+        lambda kind, content: {"type": kind, "content": content},
+        st.sampled_from(["content", "content", "poem"]),
+        st.one_of(words, st.lists(parts, max_size=2), st.none()),
+    ),
     "stream": st.booleans(),
     "stream_options": st.builds(dict, include_usage=st.booleans()),
     "adapter": st.builds(lambda start, end: {"templates": {"user": {"start": start, "end": end}}}, words, words),

@@ -51,6 +51,10 @@ def chosen(count):
     return {"tools": [function(0)], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
 
 
+def predicted(content):
+    return {"type": "content", "content": content}
+
+
 NAME = "x" * MAX_NAME_CHARS
 TEXT_PARTS = [{"type": "text", "text": "x"}]
 BOUNDS = [
@@ -67,6 +71,7 @@ BOUNDS = [
     ("logit_bias", lambda more: {"logit_bias": {str(token): 1 for token in range(limits.MAX_BIASES + more)}}),
     ("chat_template_kwargs", lambda more: {"chat_template_kwargs": _entries(limits.MAX_VARIABLES + more)}),
     ("modalities", lambda more: {"modalities": ["text"] * (limits.MAX_VARIABLES + more)}),
+    ("prediction.content", lambda more: {"prediction": predicted(TEXT_PARTS * (limits.MAX_PARTS + more))}),
     ("adapter.templates.user.start", lambda more: {"adapter": {"user_start": "x" * (limits.MAX_STOP_CHARS + more)}}),
 ]
 

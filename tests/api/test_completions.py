@@ -208,6 +208,9 @@ async def test_best_of_gives_the_likeliest(server):
         ({"suffix": "x"}, "suffix"),
         ({"echo": "yes"}, "echo"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"prediction": "Hello"}, "prediction"),
+        ({"prediction": {"type": "poem", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
     ],
 )
 async def test_bad_values_are_refused_by_name(server, body, param):

@@ -122,6 +122,16 @@ def json_schema(schema, **more):
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"modalities": ["audio"]}, "modalities"),
+        ({"prediction": "Hello"}, "prediction"),
+        ({"prediction": []}, "prediction"),
+        ({"prediction": {"content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "poem", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [5]}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content"),
     ],
 )
 async def test_bad_values_are_refused_by_name(server, body, param, stream):

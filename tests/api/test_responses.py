@@ -629,6 +629,9 @@ async def test_the_background_is_stored_and_not_streamed(server):
         ({"truncation": "some"}, "truncation"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"seed": "x"}, "seed"),
+        ({"prediction": "Hello"}, "prediction"),
+        ({"prediction": {"type": "poem", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
         ({"input": "word " * 3000}, "input"),
     ],
 )
