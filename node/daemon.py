@@ -151,6 +151,7 @@ class Daemon:
             max_queue=options.max_queue,
             max_batch=options.max_batch,
             step_timeout_s=options.step_timeout,
+            guesses=options.guesses,
             grammars=self._grammars,
         )
         self._head = Head(

@@ -84,6 +84,8 @@ class Options:
     """Seconds of silence after which a node counts as failed."""
     step_timeout: float = DEFAULT_STEP_TIMEOUT_S
     """Seconds after which a step of a ring counts as failed."""
+    guesses: bool = True
+    """Compute steps of guessed tokens while stages of a ring are idle."""
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S
     """Seconds after which the compilation of a grammar is given up."""
     device: str = ""
@@ -175,6 +177,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     together = "maximum sequences computed together (default: %(default)s)"
     add("--max-batch", metavar="N", default=DEFAULT_MAX_BATCH, type=values.count(1), help=together)
     queued = "maximum requests in the queue of a ring (default: %(default)s)"
+    guesses = "leave stages that wait for another one idle, instead of computing guessed tokens"
+    add("--no-guesses", dest="guesses", action="store_false", help=guesses)
     add("--max-queue", metavar="N", default=DEFAULT_MAX_QUEUE, type=values.count(1), help=queued)
 
 

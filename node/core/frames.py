@@ -81,7 +81,15 @@ class Forget:
     prefix: int
 
 
-CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Take back the last `tokens` steps of `lane`, which were guesses, of one token each."""
+
+    lane: int
+    tokens: int
+
+
+CacheOp = Open | Merge | Filter | Drop | Keep | Reuse | Take | Forget | Back
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,8 @@ class Frame:
     """The driver needs the hidden states of every token. With neither flag the frame comes back without tensors."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
+    guesses: int = 0
+    """If not 0, the step is a guess: so many of the lane's last steps, this one included, may still be taken back."""
     failure: Failure | None = None
     faults: tuple[NonFiniteRow, ...] = ()
     """For each row that is not finite, the first stage after which it was not; the error names its layers."""

@@ -84,13 +84,19 @@ def can_step_back(cache: Any) -> bool:
 
 
 def begin_step_back(cache: Any) -> list[Callable[[], object]]:
-    """Call it before a step of one token; the returned functions take the step back. Requires `can_step_back`."""
+    """Call it before a step of one token; the returned functions take the step back.
+
+    Unless `can_step_back`, the step copies what it changes: the window of each cache that drops old tokens.
+    """
     return [_undo(part) for part in parts(cache)]
 
 
 def _undo(part: Any) -> Callable[[], object]:
-    if not isinstance(part, ArraysCache):
+    if can_go_back(part):
         return partial(part.trim, 1)
+    if not isinstance(part, ArraysCache):
+        before = {name: _alias(value) for name, value in vars(part).items()}
+        return partial(vars(part).update, before)
     # Padding and lengths are changed in place, so they are copied; states are replaced.
     state = list(part.cache), *(None if count is None else count + 0 for count in (part.left_padding, part.lengths))
 
@@ -98,6 +104,13 @@ def _undo(part: Any) -> Callable[[], object]:
         part.state = state
 
     return restore
+
+
+def _alias(value: Any) -> Any:
+    """The same array, or list of arrays, which stays as it is when the other one is changed in place."""
+    if isinstance(value, list | tuple):
+        return type(value)(_alias(each) for each in value)
+    return value[...] if isinstance(value, mx.array) else value
 
 
 def advance_shadow(cache: Any, rows: int, length: int) -> None:

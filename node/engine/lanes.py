@@ -4,14 +4,14 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from node.core.errors import PippinError
-from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.engine import caches
 from node.engine.plan import Plan
 from node.engine.sampling import Drawn
@@ -52,6 +52,8 @@ class Lane:
     """For each row, the tokens that its caches hold."""
     ahead: Ahead | None = None
     """If set, the caches have one token more than the driver knows of."""
+    guesses: list[Undo] = field(default_factory=list[Undo])
+    """Takes back the last steps, last one last, as far as they were guesses and may still be wrong."""
 
 
 @dataclass
@@ -113,6 +115,8 @@ class Lanes:
                 del self._prefixes[prefix]
             case Forget(prefix):
                 self._prefixes.pop(prefix, None)
+            case Back(lane, tokens):
+                self._back(lane, tokens)
 
     def clear(self) -> None:
         """Free all lanes and prefixes, and MLX's buffers."""
@@ -134,7 +138,7 @@ class Lanes:
 
         Returns the sequences that this stage has, each with at most the tokens that it has.
         """
-        wanted = {each.number for each in held}
+        wanted = {each.number: each.tokens for each in held}
         self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
         while kept.lanes:
             self._split(kept.lanes.pop(), wanted)
@@ -142,8 +146,10 @@ class Lanes:
         mx.clear_cache()
         return tuple(here for each in held if (here := self._available(each)))
 
-    def _split(self, lane: Lane, wanted: Container[int]) -> None:
+    def _split(self, lane: Lane, wanted: Mapping[int, int]) -> None:
         """Make prefixes of the wanted rows, one cache after the other: all at once would need twice the memory."""
+        while lane.guesses and lane.positions[0] > wanted.get(lane.numbers[0], 0):
+            _step_back(lane, lane.guesses.pop())
         rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
         parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
         while lane.caches:
@@ -182,7 +188,7 @@ class Lanes:
         return None
 
     def begin_step_back(self, number: int) -> Undo:
-        """Call it before a step of one token; `step_back` takes the step back. Requires `Plan.steps_back`."""
+        """Call it before a step of one token; `step_back` takes the step back. See `caches.begin_step_back`."""
         return [each for cache in self.lane(number).caches for each in caches.begin_step_back(cache)]
 
     def step_back(self, number: int, undo: Undo) -> None:
@@ -194,6 +200,22 @@ class Lanes:
         if lane.ahead:
             _step_back(lane, lane.ahead.undo)
             lane.ahead = None
+
+    def begin_guess(self, number: int, guesses: int) -> None:
+        """Call it before each step. `guesses`: see Frame.guesses. Raises PippinError if they do not fit."""
+        lane = self.lane(number)
+        if not 0 <= guesses <= len(lane.guesses) + 1:
+            raise PippinError(f"Lane {number} has {len(lane.guesses)} guesses, but {guesses - 1} are to be unverified.")
+        del lane.guesses[: len(lane.guesses) + 1 - guesses]
+        if guesses:
+            lane.guesses.append(self.begin_step_back(number))
+
+    def _back(self, number: int, tokens: int) -> None:
+        lane = self.lane(number)
+        if not 0 < tokens <= len(lane.guesses):
+            raise PippinError(f"Lane {number} has {len(lane.guesses)} guesses, of which {tokens} can't be taken back.")
+        for _ in range(tokens):
+            _step_back(lane, lane.guesses.pop())
 
     def _merge(self, number: int, source: int) -> None:
         added = self.lane(source)

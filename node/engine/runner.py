@@ -120,7 +120,7 @@ class Runner:
             assert frame.lane is not None
             self._apply(frame.ops)
             ids = token_array(tokens)
-            return self._send(frame, ids, self._stage.begin(frame.lane, ids, frame.lengths))
+            return self._send(frame, ids, self._stage.begin(frame.lane, ids, frame.lengths, guesses=frame.guesses))
 
     def _send(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
         """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
@@ -151,7 +151,7 @@ class Runner:
                     self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
-            return results, self._send(replace(frame, ops=()), drawn.tokens, hidden)
+            return results, self._send(replace(frame, ops=(), guesses=0), drawn.tokens, hidden)
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -273,7 +273,9 @@ class Runner:
                 return frame
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
             wanted = not last or frame.sampled or frame.every
-            hidden = self._stage.run(frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted)
+            hidden = self._stage.run(
+                frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted, guesses=frame.guesses
+            )
             finite = self._finite(frame, hidden)
             if last and frame.sampled:
                 hidden = self._stage.last(hidden, frame.lengths)

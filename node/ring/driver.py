@@ -46,11 +46,12 @@ class Driver:
         step_timeout_s: float,
         numbers: Iterator[int],
         leftover: Mapping[int, tuple[int, ...]],
+        guesses: bool = True,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.scheduler.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
-        number.
+        number. `guesses`: compute steps of guessed tokens while stages are idle.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -68,6 +69,7 @@ class Driver:
             trimmable=runner.plan.trimmable,
             grid=GRID if runner.plan.chunked else 0,
             ahead=next_hop is None and runner.plan.steps_back,
+            guesses=guesses and next_hop is not None,
         )
         self._wake = asyncio.Event()
         """There may be a step to send."""
@@ -163,6 +165,8 @@ class Driver:
             elif ops := self._scheduler.take_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
+            elif pipeline.has_idle_stage and (guess := self._scheduler.guess()):
+                await self._send(guess)
             else:
                 return
 
@@ -219,6 +223,8 @@ class Driver:
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(due.step if due else None, error)
+        elif due and due.step and due.step.is_void:
+            self._wake.set()
         elif due and due.step:
             await self._finish_step(due.step, due.begun_at, frame)
         elif due:
@@ -228,6 +234,7 @@ class Driver:
         # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
+        self._scheduler.returned(step)
         next_frame = None
         results: Sequence[RowResult] = ()
         try:

@@ -1,5 +1,6 @@
 """Lanes as the driver keeps them: which sessions step together, their steps, and the operations before a step. Pure."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +12,15 @@ from node.ring.session import PartialEvaluation, Slot
 KeepAs = Callable[[Slot], int | None]
 """Returns the number under which the stages are to keep a slot's KV, or None to free it. It may add operations, so all
 operations go into one list."""
+
+
+@dataclass(slots=True)
+class Guess:
+    """The token of a step that is sent before the token is drawn."""
+
+    token: int
+    right: bool | None = None
+    """Whether it was drawn; None until then. A wrong one's step is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,18 @@ class Step:
     """Whether each row yields its session's next token."""
     ahead: int = 0
     """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
+    guess: Guess | None = None
+    guesses: int = 0
+    """See Frame.guesses."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its result is certainly needed."""
+        return self.guess is None or self.guess.right is True
+
+    @property
+    def is_void(self) -> bool:
+        return self.guess is not None and self.guess.right is False
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -60,6 +82,10 @@ class Lane:
     """Slots that will join once their prompt is done."""
     busy: bool = False
     """A step is in flight."""
+    returned: bool = False
+    """That step has come back: its result is being computed, and the next step may begin with it."""
+    guesses: deque[Guess] = field(default_factory=deque[Guess])
+    """Tokens of the steps in flight behind that one."""
     ahead: bool = False
     """The stage has begun the next step."""
 
@@ -88,6 +114,27 @@ class Lane:
     def stale(self) -> bool:
         """Some rows belong to slots that are gone."""
         return any(slot.gone for slot in self._present())
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether a step of a guessed token may be sent behind the one in flight."""
+        alone = len(self.rows) == 1 and not self.joining and not self.prefilling
+        return alone and self.busy and not self.ahead and (not self.returned or bool(self.guesses))
+
+    def next_is_in_flight(self) -> bool:
+        """Compare the first guess with the token of the step that came back.
+
+        If it was right, the lane's next step is in flight already. Else all guesses are wrong.
+        """
+        self.returned = False
+        if not self.guesses:
+            return False
+        slot = self.rows[0]
+        guess = self.guesses.popleft()
+        guess.right = not slot.gone and slot.session.tokens[-1] == guess.token
+        if guess.right:
+            slot.sent = len(slot.session.tokens)
+        return guess.right
 
     def join(self, slots: list[Slot], source: int) -> None:
         """Add the rows of lane `source`, whose prompts are done, with the next step."""

@@ -61,6 +61,7 @@ class Rings:
         max_queue: int,
         max_batch: int,
         step_timeout_s: float,
+        guesses: bool,
         grammars: Grammars,
     ) -> None:
         """`usable`: bytes that this node may use for models."""
@@ -73,6 +74,7 @@ class Rings:
         self._max_queue = max_queue
         self._max_batch = max_batch
         self._step_timeout = step_timeout_s
+        self._guesses = guesses
         self._numbers = sequence_numbers(agent.info)
         self._grammars = grammars
         self._shards = LoadedShards(compute)
@@ -285,6 +287,7 @@ class Rings:
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
             leftover=loaded.leftover,
+            guesses=self._guesses,
         )
         loaded.leftover = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")

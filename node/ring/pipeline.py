@@ -58,8 +58,13 @@ class Pipeline:
 
     @property
     def full(self) -> bool:
-        """As many steps are in flight as there are stages to compute them."""
-        return len(self._in_flight) >= len(self._ring.stages)
+        """As many steps are in flight as there are stages to compute them, apart from guesses."""
+        return sum(1 for each in self._in_flight if not each.step or each.step.is_due) >= len(self._ring.stages)
+
+    @property
+    def has_idle_stage(self) -> bool:
+        """Fewer steps are in flight than there are stages, guesses included."""
+        return len(self._in_flight) < len(self._ring.stages)
 
     @property
     def asking(self) -> bool:
@@ -86,6 +91,7 @@ class Pipeline:
             sampled=step.samples,
             every=bool(step.evaluations),
             lengths=step.lengths,
+            guesses=step.guesses,
         )
 
     def open(self) -> None:

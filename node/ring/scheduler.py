@@ -22,11 +22,11 @@ from itertools import count
 from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
-from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.types import NodeInfo
 from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
-from node.ring.lane import Lane, Step, free_rows
+from node.ring.lane import Guess, Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.session import Session, Slot
 
@@ -55,7 +55,7 @@ class Scheduler:
     share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
     position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
     tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
-    back.
+    back. `guesses`: guess tokens while stages are idle.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Scheduler:
         trimmable: bool,
         grid: int = 0,
         ahead: bool = False,
+        guesses: bool = False,
     ) -> None:
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
@@ -78,6 +79,10 @@ class Scheduler:
         self._trimmable = trimmable
         self._grid = grid
         self._ahead = ahead
+        self._guesses = guesses
+        self.guessed = 0
+        """Guesses that were compared with the token that was drawn."""
+        self.guessed_right = 0
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prefills: deque[Prefill] = deque()
@@ -177,14 +182,39 @@ class Scheduler:
             return self._run_chunk(prefill)
         return None
 
+    def guess(self) -> Step | None:
+        """A step of a token that a session may draw next. Call it when `next` has no step, and a stage is idle.
+
+        It is computed as it will be if it turns out right; if not, all stages take it back.
+        """
+        in_flight = sum(len(lane.guesses) for lane in self._lanes)
+        # Caches that can't be trimmed copy their states for a guess, which takes the memory of one more session.
+        if not self._guesses or not (self._trimmable or self.running + in_flight < self._limits.max_sessions):
+            return None
+        for lane in sorted(self._lanes, key=lambda lane: len(lane.guesses)):
+            if not lane.may_guess or lane.rows[0].gone:
+                continue
+            token = lane.rows[0].session.guess([guess.token for guess in lane.guesses])
+            if token is not None:
+                guess = Guess(token)
+                lane.guesses.append(guess)
+                rows, tokens = tuple(lane.rows), ((token,),)
+                return Step(lane.number, (), rows, tokens, samples=True, guess=guess, guesses=len(lane.guesses))
+        return None
+
     @property
     def _decoding(self) -> int:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
+    def returned(self, step: Step) -> None:
+        """A step came back; its results are being computed."""
+        if lane := self._lane(step):
+            lane.returned = True
+
     def landed(self, step: Step, seconds: float) -> None:
         """A step came back after `seconds`, in which others waited. Its sessions have accepted their tokens."""
         if lane := self._lane(step):
-            lane.busy = False
+            self._verify(lane)
             self._chunk_size.decode_s = seconds
         for prefill in list(self._prefills):
             if prefill.lane == step.lane:
@@ -196,10 +226,24 @@ class Scheduler:
             self._waiting.bill(slot.session, 1)
         self._clear_prefills()
 
+    def _verify(self, lane: Lane) -> None:
+        """Compare the lane's first guess with the token that was drawn; if it was wrong, all stages take back the
+        guesses.
+        """
+        guesses = len(lane.guesses)
+        lane.busy = lane.next_is_in_flight()
+        self.guessed += guesses > 0
+        self.guessed_right += lane.busy
+        if guesses and not lane.busy:
+            self._ops.append(Back(lane.number, guesses))
+            for wrong in lane.guesses:
+                wrong.right = False
+            lane.guesses.clear()
+
     def can_chain(self, step: Step) -> bool:
         """Whether the lane's next step can follow at once, with the same rows and no operation before it."""
         lane = self._lane(step)
-        changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
+        changes = lane is None or lane.guesses or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
         ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
         return not changes and not others and not ends and self.tokens_held <= self._budget
@@ -213,7 +257,7 @@ class Scheduler:
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
         lane.busy = True
-        return replace(step, ops=(), tokens=())
+        return replace(step, ops=(), tokens=(), guess=None, guesses=0)
 
     def take_ops(self) -> tuple[CacheOp, ...]:
         """Operations to send with the next step or alone."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.generation import Finish, GenerateRequest, TokenEvent
+from node.core.guesses import Guesser
 from node.engine.runner import Draw
 from node.engine.sampling import History
 from node.text.constraint import Constraint
@@ -29,6 +30,7 @@ class Session:
     finished: bool = False
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
+    guesser: Guesser | None = None
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
     events: asyncio.Queue[TokenEvent | Evaluation | PippinError] = field(default_factory=asyncio.Queue)
@@ -65,6 +67,18 @@ class Session:
         needs_tokens = self.constraint or self.request.sampling.penalizes
         return 0 if needs_tokens else self.request.max_tokens - self.generated - 1
 
+    def guess(self, guessed: Sequence[int]) -> int | None:
+        """The token that may come after these guesses at the next ones; None if there is no guess, or it would be the
+        last token.
+        """
+        if self.generated + len(guessed) + 1 >= self.request.max_tokens:
+            return None
+        if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
+            answered = self.tokens[len(self.request.prompt) :]
+            self.guesser = Guesser(self.tokens, self.request.prediction, answered)
+        token = self.guesser.after(guessed)
+        return None if token is None or self.ends_with(token) else token
+
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""
         return token in self.request.stop_tokens
@@ -81,6 +95,8 @@ class Session:
         """Append a sampled token. The event tells whether it is the last."""
         position = self.generated
         self.tokens.append(token)
+        if self.guesser:
+            self.guesser.take(token)
         first = position == len(self.request.resume)
         cached = min(self.cached_tokens, len(self.request.prompt)) if first else 0
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None

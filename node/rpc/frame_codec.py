@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from node.core.errors import BadRequest
 from node.core.frames import (
+    Back,
     CacheOp,
     Drop,
     Failure,
@@ -45,6 +46,7 @@ _KINDS: dict[type[CacheOp], Op.Kind] = {
     Reuse: Op.REUSE,
     Take: Op.TAKE,
     Forget: Op.FORGET,
+    Back: Op.BACK,
 }
 _OPS = {kind: op for op, kind in _KINDS.items()}
 
@@ -63,6 +65,7 @@ def encode(frame: Frame) -> bytes:
         lengths=frame.lengths,
         sampled=frame.sampled,
         every=frame.every,
+        guesses=frame.guesses,
         faults=[FaultMessage(row=each.row, start=each.start, end=each.end) for each in frame.faults],
     )
     if frame.failure:
@@ -103,6 +106,7 @@ def decode(data: bytes) -> Frame:
         lengths=tuple(header.lengths),
         sampled=header.sampled,
         every=header.every,
+        guesses=header.guesses,
         faults=tuple(NonFiniteRow(each.row, each.start, each.end) for each in header.faults),
         failure=_failure(header),
     )

@@ -45,6 +45,7 @@ def test_defaults(monkeypatch):
         (["--context", "4096"], "context", 4096),
         (["--max-sessions", "8"], "max_sessions", 8),
         (["--kv-bits", "4"], "kv_bits", 4),
+        (["--no-guesses"], "guesses", False),
         (["--max-body", "1MB"], "max_body", 2**20),
         (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),
         (["--cors-origin", "http://localhost:3000"], "cors_origins", ("http://localhost:3000",)),

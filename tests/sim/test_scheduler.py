@@ -14,7 +14,7 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
-from node.core.frames import CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
@@ -52,6 +52,8 @@ class FakeStages:
         self.trimmable = trimmable
         self.taken = self.shared = 0
         """Prefixes that a session took, and those that it got from another one that had taken them."""
+        self.guesses: dict[int, int] = {}
+        """Of lanes: steps that may be taken back."""
 
     def apply(self, op: CacheOp) -> None:
         match op:
@@ -83,14 +85,20 @@ class FakeStages:
                 self.lanes[lane], self.numbers[lane] = [held[:tokens]], [lane]
             case Forget(prefix):
                 self.prefixes.pop(prefix, None)  # this stage may lack KV of an earlier ring
+            case Back(lane, tokens):
+                assert 0 < tokens <= self.guesses[lane]
+                self.lanes[lane] = [self.lanes[lane][0][:-tokens]]
+                self.guesses[lane] -= tokens
             case _:
                 raise AssertionError(op)
 
     def inherit(self, left: Mapping[int, Sequence[int]], behind: Callable[[], int]) -> list[Held]:
         """A ring of the same stages begins. Of each sequence some stage lacks the last `behind()` tokens, or all."""
         for lane, rows in self.lanes.items():
-            self.prefixes |= dict(zip(self.numbers[lane], rows, strict=True))
-        self.lanes, self.numbers = {}, {}
+            for number, row in zip(self.numbers[lane], rows, strict=True):
+                verified = max(len(row) - self.guesses.get(lane, 0), len(left.get(number, ())))
+                self.prefixes[number] = row if self.trimmable else row[:verified]
+        self.lanes, self.numbers, self.guesses = {}, {}, {}
         held = []
         for number, tokens in left.items():
             here = len(self.prefixes.get(number, ())) - behind()
@@ -108,6 +116,8 @@ class FakeStages:
             assert len(set(map(len, rows))) == 1  # they begin side by side
         assert step.lengths == (() if len(set(map(len, step.tokens))) == 1 else tuple(map(len, step.tokens)))
         assert self.pads or not step.lengths
+        assert 0 <= step.guesses <= self.guesses.get(step.lane, 0) + 1
+        self.guesses[step.lane] = step.guesses
         self.lanes[step.lane] = [(*row, *tokens) for row, tokens in zip(rows, step.tokens, strict=True)]
         if step.evaluations:
             return [
@@ -157,6 +167,9 @@ class World:
         """Prompts that shared a step with others."""
         self.ahead = 0
         """Steps with which the next one was begun."""
+        self.guessed = self.guessed_right = 0
+        self.rate = self.of_clients.choice([0.0, 0.5, 0.9, 1.0])
+        """Of tokens that clients predict."""
         self.system = tuple(self.random.randrange(5000) for _ in range(20))
 
     def new_scheduler(self) -> Scheduler:
@@ -169,6 +182,7 @@ class World:
             trimmable=self.trimmable,
             grid=self.grid,
             ahead=self.steps_back,
+            guesses=self.stages > 1,
         )
 
     def arrive(self) -> None:
@@ -184,7 +198,9 @@ class World:
         most = min(room, self.random.choice([4, 250]))
         client = self.of_clients.choice(self.clients)
         tokens = self.random.randint(1, most)
-        session = Session(GenerateRequest("x", "m", prompt, tokens, stops, Sampling(), client=client))
+        request = GenerateRequest("x", "m", prompt, tokens, stops, Sampling(), client=client)
+        predicted = [token if self.of_clients.random() < self.rate else 3 for token in expected(request)]
+        session = Session(replace(request, prediction=tuple(predicted)))
         if self.random.random() < 0.2:
             session = Session.of_evaluation(EvaluateRequest("x", "m", prompt, top=0, client=client))
         try:
@@ -200,13 +216,15 @@ class World:
             self.replaced += 1
 
     def send(self) -> bool:
-        if len(self.in_flight) >= self.stages:
+        if sum(step.is_due for step, _ in self.in_flight) >= self.stages:
             return False
         step = self.scheduler.next()
         if step is None:
             for op in self.scheduler.take_ops():
                 self.fake.apply(op)
-            return False
+            step = self.scheduler.guess() if len(self.in_flight) < self.stages else None
+            if step is None:
+                return False
         for op in step.ops:
             self.fake.apply(op)
         self.check_prompts(step)
@@ -244,6 +262,9 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
+        if step.is_void:
+            return
+        self.scheduler.returned(step)
         if step.evaluations:
             self.land_evaluations(step, tokens)
             return
@@ -284,6 +305,7 @@ class World:
     def lose_ring(self) -> None:
         """Replace the ring. The requests that it served are sent again with the tokens that they have received."""
         self.in_flight.clear()
+        self.count_guesses()
         left, asking = self.scheduler.sequences(), self.scheduler.sessions()
         self.scheduler = self.new_scheduler()
         held = self.fake.inherit(left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
@@ -301,6 +323,10 @@ class World:
                 continue
             self.cancelled.add(session)
             session.finished = True
+
+    def count_guesses(self) -> None:
+        self.guessed += self.scheduler.guessed
+        self.guessed_right += self.scheduler.guessed_right
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
@@ -344,6 +370,7 @@ def live(world: World) -> World:
                     world.land()
     world.run_to_end()
     world.check_memory()
+    world.count_guesses()
     assert world.fake.prefixes.keys() == world.scheduler._prefixes.all().keys()
     for session in world.sessions:
         events = [session.events.get_nowait() for _ in range(session.events.qsize())]
@@ -377,6 +404,8 @@ def test_every_history_gives_each_session_its_own_tokens(block: int) -> None:
     assert sum(world.together for world in worlds) > 50
     assert sum(world.ahead for world in worlds) > 50
     assert sum(world.replaced for world in worlds) > 0
+    right = sum(world.guessed_right for world in worlds)
+    assert 200 < right < sum(world.guessed for world in worlds) - 200
     assert sum(len(world.sessions) for world in worlds) > 500
 
 

@@ -103,6 +103,7 @@ async def test_frames_are_taken_from_the_stage_before(caller, taken):
         max_queue=4,
         max_batch=4,
         step_timeout_s=60,
+        guesses=True,
         usable=100,
     )
     came = []
@@ -139,6 +140,7 @@ def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none(
         max_queue=4,
         max_batch=4,
         step_timeout_s=60,
+        guesses=True,
         usable=100,
     )
     assert rings._node_before(RING) == "c"

@@ -77,6 +77,7 @@ async def test_frames_and_requests_of_an_unknown_ring_are_refused():
         max_queue=4,
         max_batch=4,
         step_timeout_s=60,
+        guesses=True,
         grammars=None,
     )
 

@@ -131,6 +131,7 @@ class World:
             "max_queue": 4,
             "max_batch": 4,
             "step_timeout_s": 60,
+            "guesses": True,
             "grammars": None,
         }
         self.rings = Rings(self.agent, book, FakeCompute(), None, self._fetch, **options)

@@ -6,6 +6,7 @@ import logging
 import random
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from node.cluster.election import MAX_TERM_LEAD
@@ -123,7 +124,9 @@ class World:
 
     def ask(self, gateway: Process, **given: Any) -> Ask:
         request = self.request(**given)
-        ask = Ask(gateway, request, answer(request))
+        expected = answer(request)
+        predicted = [token if self.rng.random() < 0.8 else 3 for token in expected] if self.rng.random() < 0.7 else ()
+        ask = Ask(gateway, replace(request, prediction=tuple(predicted)), expected)
         self.asks.append(ask)
         self.tell(f"{gateway.name} is asked {request.id}: {len(request.prompt)} tokens, {len(ask.expected)} to come")
         gateway.loop.call_soon(gateway.serve, ask)

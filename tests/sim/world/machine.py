@@ -199,6 +199,7 @@ class Process:
             max_queue=self.world.max_queue,
             max_batch=8,
             step_timeout_s=60,
+            guesses=True,
             grammars=grammars,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)

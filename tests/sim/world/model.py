@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from node.core.evaluation import ChunkRequest
-from node.core.frames import CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
@@ -96,13 +96,15 @@ class FakeLeftover:
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
+        self.guesses: dict[int, int] = {}
+        """Of rows: positions at their ends that may be taken back."""
 
     @property
     def nbytes(self) -> int:
         return 1000 * sum(len(keys) for row in self.rows.values() for keys in row)
 
     def clear(self) -> None:
-        self.rows = {}
+        self.rows, self.guesses = {}, {}
 
 
 class FakeStage:
@@ -122,6 +124,8 @@ class FakeStage:
         """The ring whose frames it works on."""
         self.ahead: dict[int, Ahead] = {}
         """Steps of lanes that were begun before the driver asked for them."""
+        self.guesses: dict[int, int] = {}
+        """Of lanes: steps that may be taken back."""
         self.leftover = FakeLeftover()
 
     @property
@@ -136,6 +140,7 @@ class FakeStage:
 
     def clear(self) -> None:
         self.ahead.clear()
+        self.guesses.clear()
         self.lanes.clear()
         self.numbers.clear()
         self.prefixes.clear()
@@ -143,6 +148,8 @@ class FakeStage:
     def leave(self) -> None:
         for lane in list(self.ahead):
             self.take_back(lane)
+        for lane, guesses in self.guesses.items():
+            self.leftover.guesses |= dict.fromkeys(self.numbers.get(lane, ()), guesses)
         rows = [
             (number, row)
             for lane in self.lanes
@@ -158,12 +165,16 @@ class FakeStage:
         if self.lanes or self.prefixes:
             self.violated("a ring inherits that has begun already")
         asked = {each.number: each.tokens for each in held}
+        for number, guesses in self.leftover.guesses.items():
+            row = self.leftover.rows[number]
+            wrong = min(guesses, max(0, len(row[0]) - asked.get(number, 0)))
+            self.leftover.rows[number] = [keys[: len(keys) - wrong] for keys in row]
         self.prefixes = {
             number: row
             for number, row in self.leftover.rows.items()
             if number in asked and (self.process.world.trimmable or len(row[0]) == asked[number])
         }
-        self.leftover.rows = {}
+        self.leftover.clear()
         return tuple(
             Held(number, min(tokens, len(self.prefixes[number][0])))
             for number, tokens in asked.items()
@@ -205,6 +216,7 @@ class FakeStage:
                 if ahead := self.ahead.get(lane):
                     self.ahead[lane] = Ahead(*([part[row] for row in rows] for part in ahead))
             case Drop(lane):
+                self.guesses.pop(lane, None)
                 self.ahead.pop(lane, None)
                 del self.lanes[lane]
                 del self.numbers[lane]
@@ -214,19 +226,25 @@ class FakeStage:
                 here = len(self.lanes[lane][row][0]) - (lane in self.ahead)
                 assert tokens == here or (self.process.world.trimmable and tokens < here)
                 self.prefixes[prefix] = [list(keys[:tokens]) for keys in self.lanes[lane][row]]
-            case Take(lane, prefix):
-                assert lane not in self.lanes
-                self.lanes[lane], self.numbers[lane] = [self.prefixes.pop(prefix)], [prefix]
-            case Reuse(lane, prefix, tokens):
-                assert lane not in self.lanes
-                held = self.prefixes[prefix]
-                assert len(held[0]) == tokens or (self.process.world.trimmable and len(held[0]) > tokens)
-                self.lanes[lane] = [[keys[:tokens] for keys in held]]
-                self.numbers[lane] = [lane]
+            case Take() | Reuse():
+                self._begin_with_prefix(op)
             case Forget(prefix):
                 self.prefixes.pop(prefix, None)
+            case Back(lane, tokens):
+                assert 0 < tokens <= self.guesses[lane]
+                self.guesses[lane] -= tokens
+                self.lanes[lane] = [[keys[:-tokens] for keys in row] for row in self.lanes[lane]]
             case _:
                 raise AssertionError(op)
+
+    def _begin_with_prefix(self, op: Take | Reuse) -> None:
+        assert op.lane not in self.lanes
+        if isinstance(op, Take):
+            self.lanes[op.lane], self.numbers[op.lane] = [self.prefixes.pop(op.prefix)], [op.prefix]
+            return
+        held = self.prefixes[op.prefix]
+        assert len(held[0]) == op.tokens or (self.process.world.trimmable and len(held[0]) > op.tokens)
+        self.lanes[op.lane], self.numbers[op.lane] = [[keys[: op.tokens] for keys in held]], [op.lane]
 
     def take_back(self, lane: int) -> None:
         """Undo a step that was begun ahead."""
@@ -235,12 +253,15 @@ class FakeStage:
                 for keys in row:
                     keys.pop()
 
-    def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = ()) -> Hidden:
+    def run(self, lane: int, hidden: Hidden, lengths: Sequence[int] = (), guesses: int = 0) -> Hidden:
         rows = self.lanes.get(lane, [])
         if not rows and self.process.world.failing_steps:
             raise StepFailed(f"There is no lane {lane}.")  # an earlier chunk failed
         if hidden.layer != self.start or len(rows) != len(hidden.rows):
             self.violated(f"{len(hidden.rows)} rows for layer {hidden.layer} came to lane {lane} of {len(rows)}")
+        if guesses > self.guesses.get(lane, 0) + 1:
+            self.violated(f"lane {lane} has {self.guesses.get(lane, 0)} guesses, not {guesses - 1}")
+        self.guesses[lane] = guesses
         self.process.world.computed += sum(map(len, hidden.rows))
         done = []
         for row, states, valid in zip(rows, hidden.rows, lengths or [len(r) for r in hidden.rows], strict=False):
@@ -292,13 +313,13 @@ class FakeRunner:
         assert frame.lane is not None
         self._may_fail(frame.lane)
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
-        return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths),))
+        return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.guesses),))
 
     def finish(self, frame: Frame, draws: Sequence[Draw], *, chain: bool) -> tuple[list[Sampled], Frame | None]:
         drawn = self._draw(frame.tensors[0], draws)
         if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
             return drawn, None
-        return drawn, self.begin(replace(frame, ops=()), [[sampled.token] for sampled in drawn])
+        return drawn, self.begin(replace(frame, ops=(), guesses=0), [[sampled.token] for sampled in drawn])
 
     def run_alone(
         self,
@@ -358,7 +379,7 @@ class FakeRunner:
         if frame.lane is None or frame.failure:
             return frame
         self._may_fail(frame.lane)
-        hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths)
+        hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths, frame.guesses)
         if not last:
             return replace(frame, tensors=(hidden,))
         rows = tuple(row[-1:] for row in hidden.rows)

@@ -1,0 +1,115 @@
+"""Steps of guessed tokens: whether they turn out right or are taken back, later steps compute the same bits."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import PippinError
+from node.core.frames import Back, CacheOp, Filter, Held, Merge, Open, Reuse
+from node.engine.plan import make_plan
+from tests.engine.configurations import CONFIGURATIONS, each
+from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.test_quantized_kv import config as with_wide_heads
+
+LANE = 7
+STEPS = 9
+"""With the prompt of 13, more tokens than the windows of all configurations (16)."""
+
+
+def begin(ring: Ring, *, shared: bool) -> mx.array:
+    """Run a prompt, in a lane that it has `shared` with another one for a while; returns the first token."""
+    ring.apply(Open(1))
+    logits = ring.step(prompt(13), lane=1)
+    ops: list[CacheOp] = [Merge(LANE, 1)]
+    if shared:
+        ring.apply(Open(2))
+        ring.step(prompt(5, seed=2), lane=2)
+        ops += [Merge(LANE, 2), Filter(LANE, (0,))]
+    ring.apply(*ops)
+    return likeliest(logits)
+
+
+def go_on(ring: Ring, token: mx.array) -> tuple[list[mx.array], list[mx.array]]:
+    """Step by greedy step; returns the steps' tokens and their logits."""
+    tokens, logits = [token], [ring.step(token, LANE)]
+    while len(logits) < STEPS:
+        tokens.append(likeliest(logits[-1]))
+        logits.append(ring.step(tokens[-1], LANE))
+    return tokens, logits
+
+
+def go_on_with_guesses(ring: Ring, tokens: Sequence[mx.array], rng: random.Random) -> list[mx.array]:
+    """The logits of these tokens' steps. Up to three of them are guessed, and up to three wrong guesses are taken back."""
+    logits: list[mx.array] = []
+    while len(logits) < len(tokens):
+        logits.append(ring.step(tokens[len(logits)], LANE))
+        right = min(rng.randint(0, 3), len(tokens) - len(logits))
+        for guesses in range(1, right + 1):
+            logits.append(ring.step(tokens[len(logits)], LANE, guesses=guesses))
+        wrong = rng.randint(0, 3)
+        for guesses in range(1, wrong + 1):
+            right = rng.randint(0, right)  # the ones that are not verified yet
+            ring.step(prompt(1, seed=guesses), LANE, guesses=right + guesses)
+        if wrong:
+            ring.apply(Back(LANE, wrong))
+    return logits
+
+
+def check(directory: Path, config: dict[str, Any], kv_bits: int = 0) -> None:
+    plan = make_plan(config, kv_bits=kv_bits)
+    directory = write_model(directory, config)
+    ring = Stages(directory, kv_bits).ring(0, 2, plan.layers)
+    other = Ring([stage.sibling() for stage in ring.stages])
+    tokens, expected = go_on(ring, begin(ring, shared=plan.batchable))
+    assert same(begin(other, shared=plan.batchable), tokens[0])
+    got = go_on_with_guesses(other, tokens, random.Random(plan.model_type))
+    assert [step for step, pair in enumerate(zip(got, expected, strict=True)) if not same(*pair)] == []
+
+
+@pytest.mark.parametrize("name", each(CONFIGURATIONS))
+def test_guesses_change_nothing(name: str, tmp_path: Path) -> None:
+    check(tmp_path, CONFIGURATIONS[name])
+
+
+@pytest.mark.parametrize("name", ["llama/sliding", "qwen3_next"])
+def test_guesses_change_nothing_with_quantized_kv(name: str, tmp_path: Path) -> None:
+    check(tmp_path, with_wide_heads(name), kv_bits=8)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "mamba2"])
+def test_kv_of_guesses_is_not_inherited(name: str, tmp_path: Path) -> None:
+    """Also where caches can't be trimmed. One of two stages has got no guess when the ring ends."""
+    stages = Stages(write_model(tmp_path, CONFIGURATIONS[name]))
+    ring = stages.ring(0, 2, 4)
+    token = begin(ring, shared=False)
+    for guesses in (0, 1, 2):
+        ring.step(token, LANE, guesses=guesses)
+    ring.stages[0].begin(LANE, token, guesses=2)
+    held = (Held(1, 15),)  # the prompt, a token, and a right guess
+    for stage in ring.stages:
+        stage.lanes.leave(stage.leftover)
+        held = stage.lanes.inherit(stage.leftover, held)
+    assert held == (Held(1, 15),)
+
+    whole = Whole(tmp_path)
+    whole.step(prompt(13))
+    for _ in range(2):
+        whole.step(token)
+    ring.apply(Reuse(9, 1, 15))
+    assert same(ring.step(token, 9), whole.step(token))
+
+
+def test_only_guesses_are_taken_back(tmp_path: Path) -> None:
+    ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 2, 4)
+    token = begin(ring, shared=False)
+    ring.step(token, LANE)
+    with pytest.raises(PippinError, match="Lane 7 has 0 guesses, of which 1 can't be taken back"):
+        ring.apply(Back(LANE, 1))
+    with pytest.raises(PippinError, match="Lane 7 has 0 guesses, but 1 are to be unverified"):
+        ring.step(token, LANE, guesses=2)
+    with pytest.raises(PippinError, match="A guess has one token, not 3"):
+        ring.step(prompt(3), LANE, guesses=1)
