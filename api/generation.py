@@ -180,7 +180,12 @@ async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens:
     if body.prediction is None:
         return None
     most = model.context if max_tokens is None else min(max_tokens, model.context)
-    tokens = await model.encoder.encode_prediction(body.prediction.content, most=most)
+    content = body.prediction.content
+    if isinstance(content, str):
+        tokens = await model.encoder.encode_prediction(content, most=most)
+    else:
+        check_tokens(model, content, param="prediction")
+        tokens = content[:most]
     return await model.encoder.pool.run(Prediction, tokens)  # in a thread: it may be as long as the context
 
 

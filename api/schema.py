@@ -77,10 +77,10 @@ class StreamOptions(StrictModel):
 
 
 class PredictedContent(StrictModel):
-    """Text that the client expects the answer to be, in part or as a whole."""
+    """Text, or token ids, that the client expects the answer to be, in part or as a whole."""
 
     type: Literal["content"]
-    content: Annotated[str, BeforeValidator(join_parts)]
+    content: Annotated[str | list[int], PlainValidator(lambda value: _predicted(value))]
 
 
 class GenerationRequest(BaseModel):
@@ -274,6 +274,13 @@ def _text_list(value: Any, name: str) -> list[str | list[int]]:
         if all(isinstance(prompt, str) for prompt in value) or all(_are_tokens(prompt) for prompt in value):
             return value
     raise PydanticCustomError(name, "Input should be a string, a list of token ids, or a list of one of these")
+
+
+def _predicted(value: Any) -> str | list[int]:
+    content: str | list[int] | None = value if _are_tokens(value) else join_parts(value)
+    if content is None:
+        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+    return content
 
 
 def _are_tokens(value: Any) -> bool:

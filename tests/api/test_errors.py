@@ -129,7 +129,7 @@ def json_schema(schema, **more):
         ({"prediction": {"type": "content"}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
-        ({"prediction": {"type": "content", "content": [5]}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [5.5]}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content"),
     ],

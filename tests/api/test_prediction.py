@@ -111,6 +111,17 @@ async def test_the_official_client(server, tokens):
         assert caught.value.param == "prediction.type"
 
 
+@ASK
+async def test_token_ids(server, tokens, ask):
+    answer_with(server, tokens)
+    answer = await getattr(server, ask)(max_tokens=4, **predicted(tokens))
+    assert server.backend.requests[0].prediction == tuple(tokens[:4])
+    assert counts(answer.json["usage"]) == (4, 0)
+    refused = await getattr(server, ask)(**predicted([5, 1_000_000]))
+    assert (refused.status, refused.error["param"]) == (400, "prediction")
+    assert "the model has no token 1000000" in refused.error["message"]
+
+
 async def test_a_response_has_no_place_for_it_in_its_usage(server, tokens):
     server.backend.say(TEXT)
     async with server.client() as client:
