@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 LONGEST = 4
 """Tokens of the longest passage that is looked for."""
+WINDOW = 32_768
+"""Tokens after its place in which a prediction is searched for the answer's last tokens."""
 NEARBY = 32
 """Tokens after its place in which a prediction is searched for a single token."""
 RATE_DECAY = 0.85
@@ -62,7 +64,8 @@ class Prediction:
     def _found(self) -> int:
         """The place after the answer's last tokens, as many of them as occur; 0 if not even the last one does."""
         for size in range(len(self._recent), 1, -1):
-            if (start := self._text.find(self._recent[-size:], max(0, self._lost_at - size))) >= 0:
+            begin = max(0, self._lost_at - size)
+            if (start := self._text.find(self._recent[-size:], begin, begin + WINDOW)) >= 0:
                 return start + size
         return self._text.find(self._recent[-1], self._lost_at, self._lost_at + NEARBY) + 1
 

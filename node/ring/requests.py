@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
 from node.core.errors import BadRequest, ModelUnsupported, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
@@ -17,6 +18,8 @@ async def generate(driver: Driver, grammars: Grammars, request: GenerateRequest)
     Raises BadRequest, ContextExceeded, Overloaded, RingLost when the ring ends or is replaced.
     """
     _check(driver, request.prompt + request.resume)
+    if max(request.prediction, default=0) >= driver.runner.plan.vocabulary:
+        request = replace(request, prediction=())  # of a tokenizer with more tokens than the model
     constraint = None
     if request.grammar:
         constraint = await grammars.begin(driver.runner.constraints, request.grammar, request.resume)

@@ -7,6 +7,8 @@ Parts:
      of the sessions each, which show the limit for two of this machine's cores
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   d  one hop between two processes, in microseconds, and its parts; needs no model
+  e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
+     a stage would be idle; and of one node, which can't
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
   ring --preset 25m                                         bound by computing: the wheel's own, slow BLAS
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", default="25m", help="of scripts/make_model.py (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for both sides (LD_PRELOAD, one thread)")
-    add("--parts", default="a,b,c,d", metavar="P,P", help="default: %(default)s")
+    add("--parts", default="a,b,c,d,e", metavar="P,P", help="default: %(default)s")
     add(
         "--pairs",
         type=int,
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     print(header(where))
     _tell_cores()
     rows: list[Row] = []
-    if parts & set("abc"):
+    if parts & set("abce"):
         rows += _against_stock(options, parts)
         report("Ring against stock mlx-lm", rows, NOTES)
     if "d" in parts:
@@ -113,6 +115,11 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
                 rows += [_told(ring_parts.sessions(stock, ring, options, count)) for count in options.sessions]
             if "c" in parts:
                 rows.append(_told(ring_parts.prefill(stock, ring, options)))
+            if "e" in parts:
+                rows += map(_told, ring_parts.predicted(stock, ring, options))
+        if "e" in parts:
+            with ring_nodes.running(1, model, scratch, options.preload) as ring:
+                rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "b" in parts and len(cores := processes.cores()) > 1:
             other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
             other.answer()

@@ -40,9 +40,11 @@ class NodeRing:
     pids: tuple[int, ...]
     """Process ids of the stages, in the order of the ring."""
 
-    async def stream(self, prompt: Sequence[int], tokens: int) -> Answer:
+    async def stream(self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = ()) -> Answer:
         async with sse.client() as http:
             options: Json = {"stream_options": {"include_usage": True}}
+            if prediction:
+                options["prediction"] = {"type": "content", "content": prediction}
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
 
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:

@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import prompts
@@ -12,6 +12,8 @@ from figures import Row, at_least, median
 from processes import Child
 from ring_nodes import NodeRing
 
+PREDICTED_TARGETS = {4: 1.25, 9: 1.45}
+"""By the number of tokens of which the prediction's last one is wrong."""
 SINGLE_TARGETS = {2: 0.98, 3: 0.97}
 PREFILL_TARGET = 1.8
 Run = Callable[[], float]
@@ -115,6 +117,44 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
     stages = len(ring.cores)
     pairs = _pairs(3 * options.pairs, stock, alone, ring, split)  # runs are cheap, the target fine
     return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
+
+
+def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
+    """(e) One stream whose client predicts the answer, but for every n-th token. The text must always be the same."""
+    tokens: int = options.tokens
+    prompt, answer = _answer_without_repetition(stock, ring, options)
+    vocabulary = max(answer) + 1
+    stages = len(ring.cores)
+    plain = asyncio.run(ring.stream(prompt, tokens)).text
+    for every in (0, 2, 4, 9, tokens + 1):
+        wrong = [
+            token if not every or (place + 1) % every else (token + 1) % vocabulary
+            for place, token in enumerate(answer)
+        ]
+        rounds = {0: "no prediction", tokens + 1: "a right prediction"}
+        what = rounds.get(every, f"every {every}th token of the prediction wrong")
+
+        def split(prediction: Sequence[int] = wrong if every else ()) -> float:
+            found = asyncio.run(ring.stream(prompt, tokens, prediction))
+            if found.text != plain:
+                raise SystemExit(f"The text changed: {found.text!r} instead of {plain!r}.")
+            return found.rate
+
+        pairs = _pairs(2 * options.pairs, stock, lambda: _single_rate(stock, prompt, tokens), ring, split)
+        row = pairs.row("e", f"{what}, " + (f"ring of {stages}" if stages > 1 else "one node"))
+        yield row | at_least(pairs.ratio, PREDICTED_TARGETS.get(every) if stages == 2 else None)
+
+
+def _answer_without_repetition(
+    stock: Child, ring: NodeRing, options: argparse.Namespace
+) -> tuple[list[int], list[int]]:
+    """A prompt whose first token is text, and its answer: one that repeats itself would be guessed from the answer."""
+    for _ in range(20):
+        prompt = asyncio.run(ring.visible_prompt(options.prompt_tokens))
+        answer: list[int] = stock.ask(do="single", prompt=prompt, tokens=options.tokens)["tokens"]
+        if len(set(answer)) > 0.9 * len(answer):
+            return prompt, answer
+    raise SystemExit("All answers of this model repeat themselves.")
 
 
 def _single_rate(stock: Child, prompt: list[int], tokens: int) -> float:

@@ -16,12 +16,14 @@ from mlx_lm.utils import load_model
 generate = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
 
 
-def single(model: Any, prompt: list[int], tokens: int) -> dict[str, float]:
-    """Return `first`, seconds to the first token, and `rest`, seconds from there to the last."""
+def single(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Return `first`, seconds to the first token, `rest`, seconds from there to the last, and the `tokens`."""
     begin = time.perf_counter()
-    stamps = [time.perf_counter() for _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens)]
+    steps = generate.generate_step(mx.array(prompt), model, max_tokens=tokens)
+    stamped = [(time.perf_counter(), int(token)) for token, _ in steps]
     mx.synchronize()
-    return {"first": stamps[0] - begin, "rest": stamps[-1] - stamps[0]}
+    stamps, found = zip(*stamped, strict=True)
+    return {"first": stamps[0] - begin, "rest": stamps[-1] - stamps[0], "tokens": found}
 
 
 def decode(model: Any, kept: dict[str, Any], prompt: list[int], tokens: int) -> dict[str, float]:
@@ -55,7 +57,7 @@ def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]
 def main() -> None:
     model, _ = load_model(Path(sys.argv[1]))
     kept: dict[str, Any] = {}
-    work: dict[str, Callable[..., dict[str, float]]] = {
+    work: dict[str, Callable[..., dict[str, Any]]] = {
         "single": single,
         "decode": partial(decode, kept=kept),
         "batch": batch,
