@@ -128,6 +128,13 @@ class _BackendGauges(Collector):
             for ring, value in zip(node.rings, values, strict=True):
                 family.add_metric([ring.ring], value)
             yield family
+        guesses = CounterMetricFamily(
+            "pippin_ring_guesses", "Guessed tokens of this node's rings, right or wrong", labels=["ring", "outcome"]
+        )
+        for ring in node.rings:
+            guesses.add_metric([ring.ring, "right"], ring.right_guesses)
+            guesses.add_metric([ring.ring, "wrong"], ring.guesses - ring.right_guesses)
+        yield guesses
         for kind in ("models", "nodes"):
             family = GaugeMetricFamily(f"pippin_cluster_{kind}", f"{kind.title()} in each state", labels=["state"])
             states = [each["state"] for each in status.get(kind, [])]

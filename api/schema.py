@@ -76,11 +76,22 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
 
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def _predicted(value: Any) -> str | list[int]:
+    content: str | list[int] | None = value if _are_tokens(value) else join_parts(value)
+    if content is None:
+        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+    return content
+
+
 class PredictedContent(StrictModel):
     """Text, or token ids, that the client expects the answer to be, in part or as a whole."""
 
     type: Literal["content"]
-    content: Annotated[str | list[int], PlainValidator(lambda value: _predicted(value))]
+    content: Annotated[str | list[int], PlainValidator(_predicted)]
 
 
 class GenerationRequest(BaseModel):
@@ -274,17 +285,6 @@ def _text_list(value: Any, name: str) -> list[str | list[int]]:
         if all(isinstance(prompt, str) for prompt in value) or all(_are_tokens(prompt) for prompt in value):
             return value
     raise PydanticCustomError(name, "Input should be a string, a list of token ids, or a list of one of these")
-
-
-def _predicted(value: Any) -> str | list[int]:
-    content: str | list[int] | None = value if _are_tokens(value) else join_parts(value)
-    if content is None:
-        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
-    return content
-
-
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 class CompletionRequest(GenerationRequest):

@@ -127,6 +127,18 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
         "driver": ring.driver,
         "stages": [{"node": stage.node, "start": stage.start, "end": stage.end} for stage in ring.stages],
         "requests": _requests(loads),
+        "guesses": _guesses(loads),
+    }
+
+
+def _guesses(loads: list[RingTraffic]) -> Json:
+    """Guessed tokens since the ring began. `tau`: mean tokens of a round that ends with a wrong guess; null: none was."""
+    made, right = sum(load.guesses for load in loads), sum(load.right_guesses for load in loads)
+    return {
+        "made": made,
+        "right": right,
+        "accepted": round(right / made, 3) if made else None,
+        "tau": round(made / (made - right), 2) if made > right else None,
     }
 
 

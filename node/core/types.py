@@ -109,6 +109,9 @@ class RingTraffic:
     running: int = 0
     queued: int = 0
     tokens_per_second: float = 0.0
+    guesses: int = 0
+    """Guessed tokens that were compared with the token that came, since the ring began."""
+    right_guesses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

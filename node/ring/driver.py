@@ -85,8 +85,10 @@ class Driver:
     def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
             self._sampled_at.popleft()
+        scheduler = self._scheduler
+        rate = len(self._sampled_at) / RATE_S
         return RingTraffic(
-            self.ring.id, self._scheduler.running, self._scheduler.queued, len(self._sampled_at) / RATE_S
+            self.ring.id, scheduler.running, scheduler.queued, rate, scheduler.guessed, scheduler.guessed_right
         )
 
     @property

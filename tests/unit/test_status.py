@@ -237,6 +237,17 @@ def test_work_of_all_rings_is_summed_from_their_drivers():
     assert build_status(gone)["models"][0]["requests"] == {"running": 2, "queued": 1}
 
 
+def test_each_ring_tells_how_many_guesses_were_right():
+    peers = (peer("1", rings=(RingTraffic("r1", guesses=10, right_guesses=8), RingTraffic("r2", guesses=3))),)
+    rings = tuple(ring("1", name=name) for name in ("r1", "r2", "r3"))
+    (model,) = build_status(view(*peers, rings=rings))["models"]
+    assert [each["guesses"] for each in model["rings"]] == [
+        {"made": 10, "right": 8, "accepted": 0.8, "tau": 5.0},
+        {"made": 3, "right": 0, "accepted": 0.0, "tau": 1.0},
+        {"made": 0, "right": 0, "accepted": None, "tau": None},
+    ]
+
+
 def test_each_ring_tells_its_state_and_its_work():
     peers = (
         peer("1", loads=(load(0), load(0, name="r2")), rings=(RingTraffic("r1", 2, 1), RingTraffic("r2", 1, 0))),

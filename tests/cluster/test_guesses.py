@@ -1,0 +1,82 @@
+"""Guessed tokens in flight: the same text with any prediction and with none, also when a stage dies meanwhile."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, until
+
+pytestmark = pytest.mark.slow
+
+GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
+SEEDED: dict[str, Any] = {"content": "Tell me a story.", "max_tokens": 120, "temperature": 1, "seed": 3}
+PENALIZED = GREEDY | {"frequency_penalty": 0.5, "max_tokens": 60}
+LETTERS = {"type": "array", "items": {"enum": ["a", "b", "é", "日本"]}, "minItems": 20, "maxItems": 20}
+GUIDED = SEEDED | {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": LETTERS}},
+}
+
+
+def predicted(text: str) -> dict[str, Any]:
+    return {"prediction": {"type": "content", "content": text}}
+
+
+def guesses(node: Node) -> dict[str, Any]:
+    (model,) = node.status()["models"]
+    counted: dict[str, Any] = model["rings"][0]["guesses"]
+    return counted
+
+
+@pytest.mark.parametrize("ask", [GREEDY, SEEDED, PENALIZED, GUIDED])
+def test_guesses_change_no_text(three: Cluster, ask: dict[str, Any]) -> None:
+    node = three.nodes[0]
+    text = node.chat(**ask).text
+    for prediction in (text, text.replace("e", "i").replace("1", "7"), "Something else. " * 20):
+        answer = node.chat(**ask, **predicted(prediction))
+        assert answer.text == text
+        details = answer.json["usage"]["completion_tokens_details"]
+        if prediction == text and ask in (GREEDY, SEEDED):  # penalties and grammars lead to other tokens for a text
+            assert details["rejected_prediction_tokens"] <= 1  # the token that ends the answer is in none
+            assert details["accepted_prediction_tokens"] > 20
+    assert (
+        node.chat(**ask, **predicted(text), logprobs=True).json["choices"]
+        == (node.chat(**ask, logprobs=True).json["choices"])
+    )
+
+
+def test_the_status_tells_how_many_were_right(three: Cluster) -> None:
+    node = three.nodes[1]
+    text = node.chat(**GREEDY).text
+    three.agreed(*three.nodes)  # each has heard of the others since
+    before = guesses(node)
+    node.chat(**GREEDY, **predicted(text))
+
+    def grown() -> bool:
+        now = guesses(node)
+        return now["right"] - before["right"] > 150 and now["made"] >= now["right"]
+
+    until(grown, 5, "the right guesses of some 200 tokens are in the status")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_with_guesses_in_flight_changes_nothing(cluster: Cluster, victim: int) -> None:
+    nodes = cluster.start(2, "--model", MODEL, "--stages", "2")
+    gateway = cluster.launch("--model", MODEL, "--stages", "2", "--memory", "1MB", name="gateway").started()
+    status = cluster.ready(*nodes, gateway)
+    text = gateway.chat(**GREEDY).text
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    stage = names[status["models"][0]["rings"][0]["stages"][victim]["node"]]
+    with gateway.stream(**GREEDY, **predicted(text.replace("4", "3"))) as events:
+        for count, _ in enumerate(events):
+            if count == 60:
+                assert guesses(gateway)["right"] > 10
+                next(node for node in nodes if node.name == stage).kill()
+        assert events.text == text
+
+
+def test_without_guesses(cluster: Cluster) -> None:
+    node = cluster.start(2, "--model", MODEL, "--stages", "2", "--no-guesses")[0]
+    cluster.ready(*cluster.nodes)
+    text = node.chat(**GREEDY).text
+    assert node.chat(**GREEDY, **predicted(text)).text == text
+    assert guesses(node) == {"made": 0, "right": 0, "accepted": None, "tau": None}
