@@ -1,10 +1,17 @@
-"""Makes tiny models on disk, and runs them cut into stages or whole."""
+"""Makes tiny models on disk, and runs them cut into stages or whole.
 
+Most tests share the models of a process, as writing and loading them takes longer than the tests' own steps.
+"""
+
+import atexit
 import json
 import os
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -15,8 +22,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.core.frames import CacheOp, Open
+from node.engine.lanes import LeftoverKv
 from node.engine.load import load_stage
-from node.engine.plan import build, make_plan
+from node.engine.plan import Plan, build, make_plan
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
 from node.model.config import read_config
@@ -24,7 +32,24 @@ from node.model.file_names import DESCRIPTION
 from node.model.weights import Weights, layer_of
 
 PROMPT_TOKENS = 128
+SHARED = Path(mkdtemp(prefix="pippin-models-"))
+"""Folder of the models that the tests of this process share."""
+atexit.register(shutil.rmtree, SHARED, ignore_errors=True)
 T = TypeVar("T")
+
+
+def shared_model(config: dict[str, Any], *, bits: int = 0, dtype: mx.Dtype = mx.float32) -> Path:
+    """A model as of `write_model`, which this process writes once. Tests must change neither its files nor its weights."""
+    return _shared_model(json.dumps(config), bits, dtype)
+
+
+@cache
+def _shared_model(config_json: str, bits: int, dtype: mx.Dtype) -> Path:
+    return write_model(Path(mkdtemp(dir=SHARED)), json.loads(config_json), bits=bits, dtype=dtype)
+
+
+def is_shared(directory: Path) -> bool:
+    return directory.parent == SHARED
 
 
 def write_model(
@@ -103,7 +128,7 @@ class Whole:
     """The stock model with its own caches: the reference."""
 
     def __init__(self, directory: Path, caches: Callable[[Module], list[Any]] = make_prompt_cache) -> None:
-        self.model, _ = load_model(directory)
+        self.model = _shared_whole(directory) if is_shared(directory) else load_model(directory)[0]
         self._make_caches = caches
         self.caches = caches(self.model)
 
@@ -121,8 +146,34 @@ class Whole:
         return other
 
 
+@cache
+def _shared_whole(directory: Path) -> Module:
+    return load_model(directory)[0]
+
+
+def plan_of(directory: Path, kv_bits: int = 0) -> Plan:
+    """The plan with which the model's stages are loaded."""
+    return _shared_plan(directory, kv_bits) if is_shared(directory) else _plan(directory, kv_bits)
+
+
+def _plan(directory: Path, kv_bits: int) -> Plan:
+    return make_plan(read_config(directory), Weights.read(directory).total_bytes, kv_bits)
+
+
+_shared_plan = cache(_plan)
+
+
 def load(directory: Path, start: int, end: int, kv_bits: int = 0) -> Stage:
-    """Load a stage in one go."""
+    """Load a stage in one go. One of a shared model is loaded once; its caches are always new."""
+    if not is_shared(directory):
+        return at_a_stretch(pieces(directory, start, end, kv_bits))
+    stage = _shared_stage(directory, start, end, kv_bits).sibling()
+    stage.leftover = LeftoverKv()
+    return stage
+
+
+@cache
+def _shared_stage(directory: Path, start: int, end: int, kv_bits: int) -> Stage:
     return at_a_stretch(pieces(directory, start, end, kv_bits))
 
 

@@ -22,7 +22,7 @@ from node.engine.runner import Draw, Runner, StepFailed
 from node.engine.sampling import History, Sampled
 from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import load, prompt, write_model
+from tests.engine.models import load, prompt, shared_model, write_model
 
 LANE = 9
 BAD = 7
@@ -102,9 +102,13 @@ def tokens(length: int, seed: int = 1) -> list[int]:
     return list(listed)
 
 
-def pair(tmp_path: Path, name: str = "llama") -> tuple[Driven, Driven]:
+def pair(name: str = "llama") -> tuple[Driven, Driven]:
     """One that begins steps ahead, and one that does not."""
-    stage = load(write_model(tmp_path, CONFIGURATIONS[name]), 0, 4)
+    return pair_of(shared_model(CONFIGURATIONS[name]))
+
+
+def pair_of(directory: Path) -> tuple[Driven, Driven]:
+    stage = load(directory, 0, 4)
     assert stage.plan.steps_back
     return Driven(stage, ahead=True), Driven(stage, ahead=False)
 
@@ -120,11 +124,11 @@ def begun(driven: Driven) -> bool:
 
 @pytest.mark.parametrize("name", each(NAMES))
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
-def test_each_token_is_the_same(name: str, sampling: Sampling, tmp_path: Path) -> None:
+def test_each_token_is_the_same(name: str, sampling: Sampling) -> None:
     """Bit by bit, with its log-probabilities, also after a step that was taken back; alone and, if the model can, as
     two rows of a lane.
     """
-    one, other = pair(tmp_path, name)
+    one, other = pair(name)
     for driven in (one, other):
         driven.prompt(tokens(7), sampling)
         for _ in range(3):
@@ -139,9 +143,9 @@ def test_each_token_is_the_same(name: str, sampling: Sampling, tmp_path: Path) -
     assert one.stage.lanes.lane(LANE).positions == [position + 1 for position in other.stage.lanes.lane(LANE).positions]
 
 
-def test_a_step_that_nobody_asks_for_is_taken_back(tmp_path: Path) -> None:
+def test_a_step_that_nobody_asks_for_is_taken_back() -> None:
     """Also where the caches have grown by it: mlx-lm's grow every 256 tokens."""
-    one, other = pair(tmp_path)
+    one, other = pair()
     for driven in (one, other):
         session = driven.prompt(tokens(252))
         for _ in range(8):
@@ -150,8 +154,8 @@ def test_a_step_that_nobody_asks_for_is_taken_back(tmp_path: Path) -> None:
     assert one.rows[0].sampled == other.rows[0].sampled
 
 
-def test_the_kv_that_a_session_leaves_is_what_the_driver_knows(tmp_path: Path) -> None:
-    one, other = pair(tmp_path)
+def test_the_kv_that_a_session_leaves_is_what_the_driver_knows() -> None:
+    one, other = pair()
     for driven in (one, other):
         first = driven.prompt(tokens(20))
         for _ in range(4):
@@ -171,9 +175,9 @@ def test_the_kv_that_a_session_leaves_is_what_the_driver_knows(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("name", "seed"), [*(("llama", seed) for seed in range(6)), ("qwen3_next", 1)])
-def test_sessions_come_and_go(name: str, seed: int, tmp_path: Path) -> None:
+def test_sessions_come_and_go(name: str, seed: int) -> None:
     """A row that stays uses the step that was begun with more rows, so only its tokens are the same bit by bit."""
-    one, other = pair(tmp_path, name)
+    one, other = pair(name)
     ended: dict[bool, list[Session]] = {}
     used = 0
     for driven in (one, other):
@@ -213,7 +217,7 @@ def test_sessions_come_and_go(name: str, seed: int, tmp_path: Path) -> None:
 
 def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     """Its token is none, yet the next step has begun: the other row goes on with that step."""
-    one, other = pair(tmp_path)
+    one, other = pair_of(write_model(tmp_path, CONFIGURATIONS["llama"]))
     weight = one.stage.model.model.embed_tokens.weight
     one.stage.model.model.embed_tokens.weight = mx.where(mx.arange(len(weight))[:, None] == BAD, math.nan, weight)
     for driven in (one, other):
@@ -230,8 +234,8 @@ def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     assert len(one.rows[0].sampled) == 4
 
 
-def test_an_error_of_the_step_ahead_fails_the_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = pair(tmp_path)
+def test_an_error_of_the_step_ahead_fails_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = pair()
     one.prompt(tokens(5))
     one.step()
 
@@ -250,9 +254,9 @@ def test_an_error_of_the_step_ahead_fails_the_lane(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_several_steps_are_those_that_come_one_by_one(name: str, tmp_path: Path, no_hurry: None) -> None:
+def test_several_steps_are_those_that_come_one_by_one(name: str, no_hurry: None) -> None:
     """Until a session ends; the step after that has begun, too, and the others use it."""
-    one, other = pair(tmp_path, name)
+    one, other = pair(name)
     for driven in (one, other):
         driven.prompt(tokens(7), SEEDED)
         driven.prompt(tokens(7, seed=2), GREEDY, 2)
@@ -271,8 +275,8 @@ def test_several_steps_are_those_that_come_one_by_one(name: str, tmp_path: Path,
     assert [each.token for each in staying.sampled] == [each.token for each in other.rows[1].sampled[: last + 3]]
 
 
-def test_steps_end_when_something_else_is_to_be_done(tmp_path: Path) -> None:
-    one, _ = pair(tmp_path)
+def test_steps_end_when_something_else_is_to_be_done() -> None:
+    one, _ = pair()
     session = one.prompt(tokens(7))
     one.step(ahead=5, go_on=iter([True, False]).__next__)
     assert len(session.sampled) == 1 + 2
@@ -282,9 +286,9 @@ def test_steps_end_when_something_else_is_to_be_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "free", [lambda driven: driven.runner.apply([Drop(LANE)]), lambda driven: driven.runner.reset()]
 )
-def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None], tmp_path: Path) -> None:
+def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None]) -> None:
     """Also if its next step has begun: its KV may be gigabytes, for which the garbage collector is too late."""
-    one, _ = pair(tmp_path)
+    one, _ = pair()
     one.prompt(tokens(7))
     one.step()
     assert begun(one)
@@ -297,16 +301,16 @@ def test_a_lane_that_is_dropped_is_free_at_once(free: Callable[[Driven], None], 
         gc.enable()
 
 
-def test_steps_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = pair(tmp_path)
+def test_steps_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = pair()
     session = one.prompt(tokens(7))
     monkeypatch.setattr(node.engine.runner, "MAX_JOB_S", 0.0)
     one.step(ahead=5)
     assert len(session.sampled) == 1 + 1
 
 
-def test_memory_for_the_state_that_may_come_back_is_set_aside(tmp_path: Path) -> None:
-    one, _ = pair(tmp_path, "mamba2")
+def test_memory_for_the_state_that_may_come_back_is_set_aside() -> None:
+    one, _ = pair("mamba2")
     one.prompt(tokens(5))
     one.step()
     one.step()
@@ -321,9 +325,9 @@ def test_windows_cannot_step_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_ring_takes_back_a_step_that_no_session_needs(name: str, ends: bool, tmp_path: Path) -> None:
+def test_a_ring_takes_back_a_step_that_no_session_needs(name: str, ends: bool) -> None:
     """The driver's layers begin with tokens that are not read. Windows can't be taken back, so they begin later."""
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+    directory = shared_model(CONFIGURATIONS[name])
     driver, last = load(directory, 0, 2), load(directory, 2, 4)
     found = []
     for chain in (True, False):
@@ -344,8 +348,8 @@ def test_a_ring_takes_back_a_step_that_no_session_needs(name: str, ends: bool, t
     assert found[0] == found[1]
 
 
-def test_a_chunk_that_nobody_reads_fills_the_caches_only(tmp_path: Path) -> None:
-    one, other = pair(tmp_path)
+def test_a_chunk_that_nobody_reads_fills_the_caches_only() -> None:
+    one, other = pair()
     given = tokens(24)
     for driven in (one, other):
         if driven.ahead:

@@ -11,7 +11,7 @@ from node.core.types import Fence
 from node.engine.runner import HEAD_TOKENS, Runner
 from node.ring.session import PartialEvaluation
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Whole, load, prompt, write_model
+from tests.engine.models import Whole, load, prompt, shared_model
 from tests.engine.test_hidden import stock_hidden
 
 CHUNK = HEAD_TOKENS + 20
@@ -43,8 +43,8 @@ def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
 
 @pytest.mark.parametrize("bounds", RINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_are_the_stock_models_log_softmax(name, bounds, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_scores_are_the_stock_models_log_softmax(name, bounds):
+    directory = shared_model(CONFIGURATIONS[name])
     tokens = prompt(2 * CHUNK + 5)
     logits = Whole(directory).step(tokens)[0].astype(mx.float32)
     logprobs = (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[:-1]
@@ -63,8 +63,8 @@ def test_scores_are_the_stock_models_log_softmax(name, bounds, tmp_path):
 
 @pytest.mark.parametrize("bounds", RINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_embedding_is_the_mean_of_the_stock_models_hidden_states(name, bounds, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_an_embedding_is_the_mean_of_the_stock_models_hidden_states(name, bounds):
+    directory = shared_model(CONFIGURATIONS[name])
     tokens = prompt(CHUNK + 9)
     mean = mx.mean(stock_hidden(Whole(directory), tokens)[0].astype(mx.float32), axis=0)
     expected = mean / mx.linalg.norm(mean)
@@ -72,8 +72,8 @@ def test_an_embedding_is_the_mean_of_the_stock_models_hidden_states(name, bounds
     assert mx.allclose(mx.array(embedding), expected, atol=1e-4)
 
 
-def test_without_candidates_only_the_tokens_own_score_is_told(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_without_candidates_only_the_tokens_own_score_is_told():
+    directory = shared_model(CONFIGURATIONS["llama"])
     tokens = tuple(prompt(10)[0].tolist())
     alone = evaluated(directory, (0, 4), EvaluateRequest("x", "m", tokens, top=0)).scores
     assert [score.top for score in alone] == [()] * 9
@@ -84,8 +84,8 @@ def test_without_candidates_only_the_tokens_own_score_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("top", [None, 2])
-def test_rows_of_different_lengths_are_each_evaluated_for_themselves(tmp_path, top):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top):
+    directory = shared_model(CONFIGURATIONS["llama"])
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
     requests = [EvaluateRequest("x", "m", text, top) for text in texts]
     evaluations = [PartialEvaluation(request) for request in requests]

@@ -9,7 +9,7 @@ from node.core.errors import ModelUnsupported
 from node.engine.architectures import SUPPORTED, WITHOUT_EMBEDDINGS, check_supported
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import Stages, Whole, prompt, same, write_model
+from tests.engine.models import Stages, Whole, plan_of, prompt, same, shared_model
 
 TRUNKS = ("language_model.model", "model", "backbone", "transformer")
 """Paths of the module whose output is the head's input in mlx-lm's models."""
@@ -27,9 +27,9 @@ def stock_hidden(whole: Whole, tokens: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("name", each(EMBEDDING))
-def test_hidden_states_are_those_of_the_stock_model(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
-    plan = make_plan(CONFIGURATIONS[name])
+def test_hidden_states_are_those_of_the_stock_model(name):
+    directory = shared_model(CONFIGURATIONS[name])
+    plan = plan_of(directory)
     tokens = prompt(9)
     expected = stock_hidden(Whole(directory), tokens)
     assert expected.shape == (1, 9, plan.width)
@@ -39,17 +39,17 @@ def test_hidden_states_are_those_of_the_stock_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", WITHOUT_EMBEDDINGS)
-def test_without_embeddings(name, tmp_path):
+def test_without_embeddings(name):
     assert name in SUPPORTED
     plan = make_plan(CONFIGURATIONS[name])
     assert not plan.embeds
-    ring = Stages(write_model(tmp_path, CONFIGURATIONS[name])).ring(0, plan.layers)
+    ring = Stages(shared_model(CONFIGURATIONS[name])).ring(0, plan.layers)
     with pytest.raises(ModelUnsupported, match="no embeddings"):
         ring.hidden(prompt(9))
 
 
-def test_asking_for_hidden_states_leaves_the_model_as_it_was(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_asking_for_hidden_states_leaves_the_model_as_it_was():
+    directory = shared_model(CONFIGURATIONS["llama"])
     ring, whole = Stages(directory).ring(0, 2, 4), Whole(directory)
     ring.hidden(prompt(9))
     whole.step(prompt(9))

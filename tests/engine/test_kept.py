@@ -1,7 +1,6 @@
 """KV of an ended ring: sequences that stopped at different places continue from the last common token."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ from node.core.types import Fence
 from node.engine.runner import Runner, StepFailed
 from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Stages, Whole, likeliest, prompt, write_model
+from tests.engine.models import Stages, Whole, likeliest, prompt, shared_model
 
 CUT = (0, 1, 4)
 
@@ -24,8 +23,8 @@ def succeed(stage: Stage, held: Sequence[Held]) -> tuple[Held, ...]:
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text", "qwen3_next", "mamba2"])
-def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_sequences_go_on_from_where_all_stages_have_them(name):
+    directory = shared_model(CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     ring.apply(Open(1), Open(2), Open(3))
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
@@ -54,9 +53,9 @@ def test_sequences_go_on_from_where_all_stages_have_them(name, tmp_path):
         assert mx.allclose(ring.step(prompt(2), lane=lane), whole.step(prompt(2)), atol=1e-4)
 
 
-def test_a_taken_prefix_keeps_its_number(tmp_path):
+def test_a_taken_prefix_keeps_its_number():
     """So it is found again if the ring ends before all stages know that it was taken."""
-    driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
+    driver, last = Stages(shared_model(CONFIGURATIONS["llama"])).ring(*CUT).stages
     for stage in (driver, last):
         stage.lanes.apply(Open(1))
     last.run(1, [*driver.begin(1, prompt(20))])
@@ -71,8 +70,8 @@ def test_a_taken_prefix_keeps_its_number(tmp_path):
     assert held == (Held(5, 20),)
 
 
-def test_what_is_not_named_is_freed(tmp_path):
-    driver, last = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(*CUT).stages
+def test_what_is_not_named_is_freed():
+    driver, last = Stages(shared_model(CONFIGURATIONS["llama"])).ring(*CUT).stages
     for lane in (1, 2):
         driver.lanes.apply(Open(lane))
         driver.begin(lane, prompt(5))
@@ -86,8 +85,8 @@ def test_what_is_not_named_is_freed(tmp_path):
     assert succeed(last, [Held(2, 4)]) == ()
 
 
-def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
-    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
+def test_each_sequence_has_the_number_of_the_lane_in_which_it_began():
+    (stage,) = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in (1, 2, 3):
         stage.lanes.apply(Open(lane))
         stage.begin(lane, prompt(5 + lane))
@@ -98,8 +97,8 @@ def test_each_sequence_has_the_number_of_the_lane_in_which_it_began(tmp_path):
     assert {each.number: each.tokens for each in held} == counts
 
 
-def test_what_stopped_elsewhere_and_cannot_go_back_is_freed(tmp_path):
-    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["gemma3_text"])).ring(0, 4).stages
+def test_what_stopped_elsewhere_and_cannot_go_back_is_freed():
+    (stage,) = Stages(shared_model(CONFIGURATIONS["gemma3_text"])).ring(0, 4).stages
     stage.lanes.apply(Open(1))
     stage.begin(1, prompt(5))
     before = stage.lanes.kv_bytes
@@ -108,8 +107,8 @@ def test_what_stopped_elsewhere_and_cannot_go_back_is_freed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lane_is_never_there_twice(tmp_path):
-    (stage,) = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 4).stages
+def test_a_lane_is_never_there_twice():
+    (stage,) = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 4).stages
     for lane in range(1, 9):
         stage.lanes.apply(Open(lane))
         stage.begin(lane, prompt(2000, seed=lane))
@@ -123,8 +122,8 @@ def test_a_lane_is_never_there_twice(tmp_path):
     assert mx.get_peak_memory() - before < 0.4 * stage.lanes.kv_bytes  # one layer of four
 
 
-def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
     runner = Runner(stage, directory)
 
@@ -149,8 +148,8 @@ def test_a_step_that_fails_costs_its_own_lane_only(tmp_path: Path, monkeypatch: 
     assert stage.leftover.nbytes == 0
 
 
-def test_kv_that_cannot_be_kept_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_kv_that_cannot_be_kept_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
     runner = Runner(stage, directory)
     runner.run_alone(Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])

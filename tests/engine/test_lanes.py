@@ -9,7 +9,7 @@ from node.engine.architectures import UNBATCHABLE
 from node.engine.plan import make_plan
 from node.engine.tensor_codec import token_array
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Ring, Stages, Whole, likeliest, plan_of, prompt, same, shared_model
 
 LENGTHS = (5, 14, 11)
 """These lengths and the padding between them share no factor with each other, or with a block or window size."""
@@ -37,9 +37,9 @@ def merged(caches):
 
 
 @pytest.mark.parametrize("name", each(BATCHED))
-def test_merged_and_filtered_lanes_equal_the_whole_batch(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
-    plan = make_plan(CONFIGURATIONS[name])
+def test_merged_and_filtered_lanes_equal_the_whole_batch(name):
+    directory = shared_model(CONFIGURATIONS[name])
+    plan = plan_of(directory)
     assert plan.batchable
     whole = Whole(directory)
     middle = plan.cuts[len(plan.cuts) // 2]
@@ -76,9 +76,9 @@ def _finite(logits):
 
 
 @pytest.mark.parametrize("name", ["longcat_flash_ngram", "qwen3_next", "gemma3_text", "mamba2", "deepseek_v3"])
-def test_sessions_of_one_token_share_a_lane(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
-    ring, whole = Stages(directory).ring(0, make_plan(CONFIGURATIONS[name]).layers), Whole(directory)
+def test_sessions_of_one_token_share_a_lane(name):
+    directory = shared_model(CONFIGURATIONS[name])
+    ring, whole = Stages(directory).ring(0, plan_of(directory).layers), Whole(directory)
     alone, tokens = [], []
     for number, length in enumerate((1, 5, 2), start=1):
         alone.append(whole.fresh())
@@ -91,8 +91,8 @@ def test_sessions_of_one_token_share_a_lane(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*UNBATCHABLE, "llama4"])
-def test_sessions_that_cannot_share_a_lane_are_refused(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_sessions_that_cannot_share_a_lane_are_refused(name):
+    directory = shared_model(CONFIGURATIONS[name])
     ring = Stages(directory).ring(0, 2, 4)
     ring.apply(Open(1), Open(2))
     ring.apply(Merge(5, 1))
@@ -101,8 +101,8 @@ def test_sessions_that_cannot_share_a_lane_are_refused(name, tmp_path):
 
 
 @pytest.fixture
-def llama(tmp_path):
-    return write_model(tmp_path, CONFIGURATIONS["llama/sliding"])
+def llama():
+    return shared_model(CONFIGURATIONS["llama/sliding"])
 
 
 def test_sessions_come_and_go(llama):
@@ -164,10 +164,10 @@ def test_steps_that_do_not_fit_are_refused(llama):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each(BATCHED))
-def test_prompts_that_run_together_equal_each_alone(name, tmp_path):
+def test_prompts_that_run_together_equal_each_alone(name):
     """Prompts in one step, of different lengths if the model pads. One is kept, and two sessions continue from it."""
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
-    plan = make_plan(CONFIGURATIONS[name])
+    directory = shared_model(CONFIGURATIONS[name])
+    plan = plan_of(directory)
     lengths = (LENGTHS, (3, 1)) if plan.pads else ((9, 9, 9), (2, 2))
     stages, whole = Stages(directory), Whole(directory)
     middle = plan.cuts[len(plan.cuts) // 2]
@@ -209,8 +209,8 @@ def _close(a, b):
     return mx.allclose(_finite(a), _finite(b), rtol=1e-3, atol=1e-3)
 
 
-def test_padding_is_refused_where_it_would_be_wrong(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["mamba"])
+def test_padding_is_refused_where_it_would_be_wrong():
+    directory = shared_model(CONFIGURATIONS["mamba"])
     ring = Stages(directory).ring(0, 4)
     ring.apply(Open(1), Merge(0, 1))
     with pytest.raises(PippinError, match="right-padded"):

@@ -7,7 +7,7 @@ from node.core.errors import PippinError
 from node.core.frames import Drop, Filter, Forget, Keep, Merge, Open, Reuse, Take
 from node.engine.caches import empty_caches
 from tests.engine.configurations import CONFIGURATIONS
-from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Stages, Whole, likeliest, prompt, same, shared_model
 
 CUT = (0, 1, 4)
 CAPACITY = 20 + 512
@@ -25,8 +25,8 @@ def step_in_two(ring, tokens, first):
             ring.step(chunk)
 
 
-def test_a_full_window_cannot_go_back(tmp_path):
-    ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama/sliding"])).ring(*CUT)
+def test_a_full_window_cannot_go_back():
+    ring = Stages(shared_model(CONFIGURATIONS["llama/sliding"])).ring(*CUT)
     ring.step(prompt(6))
     ring.apply(Keep(0, 0, prefix=1, tokens=6), Reuse(1, prefix=1, tokens=5))
     ring.step(prompt(6))
@@ -39,8 +39,8 @@ def test_a_full_window_cannot_go_back(tmp_path):
     ("name", "reused"),
     [("llama", 6), ("llama", 9), ("deepseek_v3", 4), ("mamba2", 9), ("qwen3_next", 9), ("gemma3_text", 9)],
 )
-def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_a_prefix_is_reused_again_and_again(name, reused):
+    directory = shared_model(CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     step_in_two(ring, prompt(9), reused)
     ring.apply(Keep(0, 0, prefix=5, tokens=9))
@@ -60,9 +60,9 @@ def test_a_prefix_is_reused_again_and_again(name, reused, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "bits"), [("llama", 0), ("deepseek_v3", 0), ("llama", 8)])
-def test_a_prefix_is_taken_without_a_copy(name, bits, tmp_path):
+def test_a_prefix_is_taken_without_a_copy(name, bits):
     own = {"head_dim": 32, "num_attention_heads": 2} if bits else {}
-    directory = write_model(tmp_path, CONFIGURATIONS[name] | own)
+    directory = shared_model(CONFIGURATIONS[name] | own)
     ring = Stages(directory, bits).ring(*CUT)
     first, second = (Whole(directory, lambda model: empty_caches(model, bits)) for _ in range(2))
     for chunk in (prompt(300)[:, :20], prompt(300)[:, 20:], prompt(9, seed=2)):
@@ -81,8 +81,8 @@ def test_a_prefix_is_taken_without_a_copy(name, bits, tmp_path):
     assert same(ring.step(prompt(2), lane=8), second.step(prompt(2)))
 
 
-def test_a_part_of_a_long_prefix_takes_little_memory(tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS["llama"])
+def test_a_part_of_a_long_prefix_takes_little_memory():
+    directory = shared_model(CONFIGURATIONS["llama"])
     ring = Stages(directory).ring(*CUT)
     step_in_two(ring, prompt(400), 20)
     ring.apply(Keep(0, 0, prefix=5, tokens=400), Drop(0))
@@ -94,8 +94,8 @@ def test_a_part_of_a_long_prefix_takes_little_memory(tmp_path):
     assert same(ring.step(prompt(2), lane=1), whole.step(prompt(2)))
 
 
-def test_a_recurrent_state_is_only_reused_whole(tmp_path):
-    ring = Stages(write_model(tmp_path, CONFIGURATIONS["mamba2"])).ring(*CUT)
+def test_a_recurrent_state_is_only_reused_whole():
+    ring = Stages(shared_model(CONFIGURATIONS["mamba2"])).ring(*CUT)
     ring.step(prompt(9))
     ring.apply(Keep(0, 0, prefix=5, tokens=9))
     with pytest.raises(PippinError, match="cannot go back 1 tokens"):
@@ -105,8 +105,8 @@ def test_a_recurrent_state_is_only_reused_whole(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "mamba2"])
-def test_a_prefix_of_one_row_of_a_batch(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
+def test_a_prefix_of_one_row_of_a_batch(name):
+    directory = shared_model(CONFIGURATIONS[name])
     ring = Stages(directory).ring(*CUT)
     ring.apply(Open(1), Open(2))
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]

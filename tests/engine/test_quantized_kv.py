@@ -11,7 +11,7 @@ from node.engine.caches import empty_caches
 from node.engine.plan import UNFUSED_CHUNK, build, make_plan
 from node.engine.quantized_kv import QuantizedKv
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Stages, Whole, likeliest, plan_of, prompt, same, shared_model
 from tests.engine.test_kept import succeed
 from tests.engine.test_lanes import merged, prefilled
 
@@ -57,9 +57,9 @@ def stock(bits):
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", each(("llama", "qwen3", "qwen3_next", "olmoe", "nemotron_h"), ("llama", "qwen3_next")))
-def test_it_equals_that_of_mlx_lm(name, bits, tmp_path):
-    directory = write_model(tmp_path, config(name))
-    plan = make_plan(config(name), None, bits)
+def test_it_equals_that_of_mlx_lm(name, bits):
+    directory = shared_model(config(name))
+    plan = plan_of(directory, bits)
     ring, whole, plain = (
         Stages(directory, bits).ring(0, 1, plan.layers),
         Whole(directory, stock(bits)),
@@ -77,9 +77,9 @@ def test_it_equals_that_of_mlx_lm(name, bits, tmp_path):
 
 
 @pytest.mark.parametrize("name", each(POSSIBLE, TYPICAL))
-def test_cut_models_equal_whole_ones_alone_and_in_batches(name, tmp_path):
-    directory = write_model(tmp_path, config(name))
-    plan = make_plan(config(name), None, 8)
+def test_cut_models_equal_whole_ones_alone_and_in_batches(name):
+    directory = shared_model(config(name))
+    plan = plan_of(directory, 8)
     assert plan.batchable == make_plan(config(name)).batchable
     whole = Whole(directory, ours(8))
     ring = Stages(directory, 8).ring(0, plan.cuts[len(plan.cuts) // 2], plan.layers)
@@ -106,8 +106,8 @@ def test_cut_models_equal_whole_ones_alone_and_in_batches(name, tmp_path):
     )
 
 
-def test_prompts_of_different_lengths_in_one_step(tmp_path):
-    directory = write_model(tmp_path, config("llama/sliding"))
+def test_prompts_of_different_lengths_in_one_step():
+    directory = shared_model(config("llama/sliding"))
     ring, lengths = Stages(directory, 8).ring(0, 2, 4), (9, 4)
     ring.apply(Open(1), Open(2), Merge(1, 2))
     rows = [prompt(length, seed=length) for length in lengths]
@@ -122,8 +122,8 @@ def test_prompts_of_different_lengths_in_one_step(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "reused"), [("llama", 6), ("qwen3_next", 9), ("gemma3_text", 9)])
-def test_prefixes_are_kept_and_reused(name, reused, tmp_path):
-    directory = write_model(tmp_path, config(name))
+def test_prefixes_are_kept_and_reused(name, reused):
+    directory = shared_model(config(name))
     ring = Stages(directory, 8).ring(0, 1, 4)
     ring.step(prompt(9))
     ring.apply(Keep(0, 0, prefix=5, tokens=9))
@@ -135,8 +135,8 @@ def test_prefixes_are_kept_and_reused(name, reused, tmp_path):
         assert same(ring.step(prompt(2, seed=3), lane=lane), whole.step(prompt(2, seed=3)))
 
 
-def test_the_next_ring_takes_it_over(tmp_path):
-    directory = write_model(tmp_path, config("llama"))
+def test_the_next_ring_takes_it_over():
+    directory = shared_model(config("llama"))
     ring = Stages(directory, 8).ring(0, 1, 4)
     ring.apply(Open(1), Open(2))
     tokens = [likeliest(ring.step(prompt(4 * k, seed=k), lane=k)) for k in (1, 2)]
@@ -151,8 +151,8 @@ def test_the_next_ring_takes_it_over(tmp_path):
         assert mx.allclose(ring.step(prompt(2), lane=20), whole.step(prompt(2)), atol=2e-3)
 
 
-def test_the_plan_counts_its_bytes(tmp_path):
-    directory = write_model(tmp_path, config("llama/sliding"))
+def test_the_plan_counts_its_bytes():
+    directory = shared_model(config("llama/sliding"))
     for bits in (8, 4):
         ring = Stages(directory, bits).ring(0, 4)
         ring.step(prompt(5))

@@ -14,7 +14,7 @@ from node.engine.architectures import REFUSED, SUPPORTED, UNBATCHABLE, UNPROVEN_
 from node.engine.plan import make_plan
 from tests.engine import configurations
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Stages, Whole, likeliest, plan_of, prompt, same, shared_model
 
 GREEDY_STEPS = 10
 """With the prompt, more tokens than the windows of all configurations (16), but for those that other tests are about."""
@@ -48,9 +48,9 @@ def check_split(directory, cuts, layers):
 
 
 @pytest.mark.parametrize("name", each(CONFIGURATIONS))
-def test_split_equals_whole(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name])
-    plan = make_plan(CONFIGURATIONS[name])
+def test_split_equals_whole(name):
+    directory = shared_model(CONFIGURATIONS[name])
+    plan = plan_of(directory)
     assert plan.cuts, "a model that cannot be cut is not one that Pippin supports"
     whole = check_split(directory, plan.cuts, plan.layers)
     assert depends_on_chunks(whole) == plan.chunked
@@ -68,9 +68,9 @@ def depends_on_chunks(whole):
 
 
 @pytest.mark.parametrize("name", each(QUANTIZED, typical=("llama", "gpt_oss", "qwen3_next")))
-def test_quantized_split_equals_whole(name, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name], bits=4)
-    plan = make_plan(CONFIGURATIONS[name])
+def test_quantized_split_equals_whole(name):
+    directory = shared_model(CONFIGURATIONS[name], bits=4)
+    plan = plan_of(directory)
     check_split(directory, plan.cuts, plan.layers)
 
 
@@ -78,9 +78,9 @@ def test_quantized_split_equals_whole(name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gemma3_text", "mamba2"))]
 )
-def test_half_precision_split_equals_whole(name, dtype, tmp_path):
-    directory = write_model(tmp_path, CONFIGURATIONS[name], dtype=dtype)
-    plan = make_plan(CONFIGURATIONS[name])
+def test_half_precision_split_equals_whole(name, dtype):
+    directory = shared_model(CONFIGURATIONS[name], dtype=dtype)
+    plan = plan_of(directory)
     check_split(directory, plan.cuts, plan.layers)
 
 
@@ -116,11 +116,11 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize("name", [name for name, config in CONFIGURATIONS.items() if kernel_of(config)])
-def test_the_tests_reach_the_kernels_of_metal(name, tmp_path, monkeypatch):
+def test_the_tests_reach_the_kernels_of_metal(name, monkeypatch):
     """On a Mac the tests of these architectures compute with the kernels. They have no code for sizes below 32: mlx-lm
     leaves the gated delta rule to plain operations then, and the others would compute nothing.
     """
-    whole = Whole(write_model(tmp_path, CONFIGURATIONS[name]))
+    whole = Whole(shared_model(CONFIGURATIONS[name]))
     whole.step(prompt(3))
 
     def reached(size):
