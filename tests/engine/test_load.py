@@ -259,9 +259,10 @@ def test_planning_a_large_model_takes_no_memory():
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
         "torch_dtype": "bfloat16",
     }  # fmt: skip
+    before = mx.get_active_memory()
     mx.reset_peak_memory()
     plan = make_plan(config)
-    assert mx.get_peak_memory() < 100_000_000
+    assert mx.get_peak_memory() - before < 100_000_000
     assert plan.cuts == tuple(range(1, 80))
     assert plan.kv[0].per_token == 2 * 8 * 128 * 2
     assert (plan.width, plan.vocabulary, plan.max_context) == (8192, 128256, 512)
