@@ -34,6 +34,7 @@ MODEL = "pippin-demo"
 START_S = 120.0
 """Five nodes at once, each with its server of sandboxes, need a third of this on two slow, busy cores."""
 GONE = ("failed", "left", "refused")
+ENGINE = "tests/engine/"
 Found = TypeVar("Found")
 
 # Machines may be slow and busy, so a slow draw is no failure. `--hypothesis-profile long` searches far longer.
@@ -376,6 +377,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """One test's own nodes."""
     with running_cluster(tmp_path) as cluster:
         yield cluster
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a file in one process, and all of tests/engine, which share the models of a process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return ENGINE if nodeid.startswith(ENGINE) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
