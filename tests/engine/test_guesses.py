@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ from node.core.errors import PippinError
 from node.core.frames import Back, CacheOp, Filter, Held, Merge, Open, Reuse
 from node.engine.plan import make_plan
 from tests.engine.configurations import CONFIGURATIONS, each
-from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, write_model
+from tests.engine.models import Ring, Stages, Whole, likeliest, prompt, same, shared_model
 from tests.engine.test_quantized_kv import config as with_wide_heads
 
 LANE = 7
@@ -59,10 +58,9 @@ def go_on_with_guesses(ring: Ring, tokens: Sequence[mx.array], rng: random.Rando
     return logits
 
 
-def check(directory: Path, config: dict[str, Any], kv_bits: int = 0) -> None:
+def check(config: dict[str, Any], kv_bits: int = 0) -> None:
     plan = make_plan(config, kv_bits=kv_bits)
-    directory = write_model(directory, config)
-    ring = Stages(directory, kv_bits).ring(0, 2, plan.layers)
+    ring = Stages(shared_model(config), kv_bits).ring(0, 2, plan.layers)
     other = Ring([stage.sibling() for stage in ring.stages])
     tokens, expected = go_on(ring, begin(ring, shared=plan.batchable))
     assert same(begin(other, shared=plan.batchable), tokens[0])
@@ -71,19 +69,19 @@ def check(directory: Path, config: dict[str, Any], kv_bits: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", each(CONFIGURATIONS))
-def test_guesses_change_nothing(name: str, tmp_path: Path) -> None:
-    check(tmp_path, CONFIGURATIONS[name])
+def test_guesses_change_nothing(name: str) -> None:
+    check(CONFIGURATIONS[name])
 
 
 @pytest.mark.parametrize("name", ["llama/sliding", "qwen3_next"])
-def test_guesses_change_nothing_with_quantized_kv(name: str, tmp_path: Path) -> None:
-    check(tmp_path, with_wide_heads(name), kv_bits=8)
+def test_guesses_change_nothing_with_quantized_kv(name: str) -> None:
+    check(with_wide_heads(name), kv_bits=8)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "mamba2"])
-def test_kv_of_guesses_is_not_inherited(name: str, tmp_path: Path) -> None:
+def test_kv_of_guesses_is_not_inherited(name: str) -> None:
     """Also where caches can't be trimmed. One of two stages has got no guess when the ring ends."""
-    stages = Stages(write_model(tmp_path, CONFIGURATIONS[name]))
+    stages = Stages(shared_model(CONFIGURATIONS[name]))
     ring = stages.ring(0, 2, 4)
     token = begin(ring, shared=False)
     for guesses in (0, 1, 2):
@@ -95,7 +93,7 @@ def test_kv_of_guesses_is_not_inherited(name: str, tmp_path: Path) -> None:
         held = stage.lanes.inherit(stage.leftover, held)
     assert held == (Held(1, 15),)
 
-    whole = Whole(tmp_path)
+    whole = Whole(shared_model(CONFIGURATIONS[name]))
     whole.step(prompt(13))
     for _ in range(2):
         whole.step(token)
@@ -103,8 +101,8 @@ def test_kv_of_guesses_is_not_inherited(name: str, tmp_path: Path) -> None:
     assert same(ring.step(token, 9), whole.step(token))
 
 
-def test_only_guesses_are_taken_back(tmp_path: Path) -> None:
-    ring = Stages(write_model(tmp_path, CONFIGURATIONS["llama"])).ring(0, 2, 4)
+def test_only_guesses_are_taken_back() -> None:
+    ring = Stages(shared_model(CONFIGURATIONS["llama"])).ring(0, 2, 4)
     token = begin(ring, shared=False)
     ring.step(token, LANE)
     with pytest.raises(PippinError, match="Lane 7 has 0 guesses, of which 1 can't be taken back"):
