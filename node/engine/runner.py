@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, Score
-from node.core.frames import CacheOp, Drop, Frame, Held, NonFiniteRow
+from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
 from node.engine.lanes import Ahead, Undo
@@ -47,6 +47,16 @@ class Draw:
     """Whether the session ends with this token."""
     constraint: Constraint | None = None
     """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What is behind a step of one row that came back: the guessed tokens whose steps are in flight, at least one, and
+    the guess that follows them, or None.
+    """
+
+    guesses: Sequence[int]
+    following: int | None
 
 
 class Runner:
@@ -129,17 +139,19 @@ class Runner:
         return replace(frame, tensors=pack(hidden), tokens=read, faults=self._faults(finite, ()))
 
     def finish(
-        self, frame: Frame, draws: Sequence[Draw], *, chain: bool
+        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
     ) -> tuple[list[Sampled | StepFailed], Frame | None]:
         """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
 
         With `chain`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
         stage. That saves two hand-overs between threads for each token. If the step can be taken back, it begins before
-        the tokens are read, so that the device does not wait for the graph.
+        the tokens are read, so that the device does not wait for the graph. `behind`: guesses at the next tokens.
         """
         with self._step(frame.lane):
             assert frame.lane is not None
             drawn = self._draw(unpack(frame.tensors), draws)
+            if behind:
+                return self._verify(frame, drawn, draws, behind, chain=chain)
             undo: Undo = ()
             hidden: Sequence[mx.array] = ()
             if chain and self.plan.steps_back:
@@ -152,6 +164,28 @@ class Runner:
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
             return results, self._send(replace(frame, ops=(), guesses=0), drawn.tokens, hidden)
+
+    def _verify(
+        self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], behind: Behind, *, chain: bool
+    ) -> tuple[list[Sampled | StepFailed], Frame | None]:
+        """If the first guess is right, begin the step of the following one; else, with `chain`, take all guesses back
+        and begin the lane's next step.
+        """
+        lane = frame.lane
+        assert lane is not None
+        results = self._read(drawn, frame.faults)
+        (result,) = results
+        count = len(behind.guesses)
+        if isinstance(result, Sampled) and result.token == behind.guesses[0]:
+            if behind.following is None:
+                return results, None
+            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), guesses=count)
+        elif not chain or _ends(results, draws):
+            return results, None
+        else:
+            tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), guesses=0)
+            self._apply(frame.ops)
+        return results, self._send(frame, tokens, self._stage.begin(lane, tokens, guesses=frame.guesses))
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
@@ -236,33 +237,36 @@ class Driver:
         # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
-        self._scheduler.returned(step)
-        next_frame = None
+        behind = self._scheduler.returned(step, idle_stage=self._pipeline.has_idle_stage)
+        next_frame, next_guess = None, None
         results: Sequence[RowResult] = ()
         try:
             if step.evaluations:
                 results = await self._compute.run(self.runner.evaluate, frame, step.chunk_requests())
             elif draws := step.draws():
                 chain = self._scheduler.can_chain(step)
-                results, next_frame = await self._compute.run(self.runner.finish, frame, draws, chain=chain)
+                work = partial(self.runner.finish, frame, draws, chain=chain, behind=behind)
+                results, next_frame = await self._compute.run(work)
         except PippinError as error:
             self._fail_step(step, error)
             return
         if self._ended:
             return
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        self._land(step, results, seconds)
+        if next_frame and next_frame.guesses and behind and behind.following is not None:
+            next_guess = self._scheduler.add_guess(step, behind.following)
+        self._land(step, results, seconds, taken_back=next_frame is not None and next_guess is None)
         if next_frame:
             try:
-                await self._pipeline.send(next_frame, self._scheduler.chain(step))
+                await self._pipeline.send(next_frame, next_guess or self._scheduler.chain(step))
             except PippinError as error:
                 self._end(error)
 
-    def _land(self, step: Step, results: Sequence[RowResult], seconds: float) -> None:
+    def _land(self, step: Step, results: Sequence[RowResult], seconds: float, *, taken_back: bool = False) -> None:
         for slot, result in zip(step.rows, results, strict=bool(results)):
             if not slot.gone:
                 self._deliver(slot, result)
-        self._scheduler.landed(step, seconds)
+        self._scheduler.landed(step, seconds, taken_back=taken_back)
 
     def _deliver(self, slot: Slot, result: RowResult) -> None:
         """Give a row's result to its session."""

@@ -119,7 +119,17 @@ class Lane:
     def may_guess(self) -> bool:
         """Whether a step of a guessed token may be sent behind the one in flight."""
         alone = len(self.rows) == 1 and not self.joining and not self.prefilling
-        return alone and self.busy and not self.ahead and (not self.returned or bool(self.guesses))
+        return alone and self.busy and not self.ahead and not self.rows[0].gone
+
+    def guess(self) -> int | None:
+        """The token that may come after the guesses in flight; None without one."""
+        return self.rows[0].session.guess([guess.token for guess in self.guesses]) if self.may_guess else None
+
+    def add_guess(self, token: int) -> Step:
+        guess = Guess(token)
+        self.guesses.append(guess)
+        rows, guesses = tuple(self.rows), len(self.guesses)
+        return Step(self.number, (), rows, ((token,),), samples=True, guess=guess, guesses=guesses)
 
     def next_is_in_flight(self) -> bool:
         """Compare the first guess with the token of the step that came back.

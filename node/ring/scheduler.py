@@ -24,9 +24,10 @@ from operator import itemgetter
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.types import NodeInfo
+from node.engine.runner import Behind
 from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
-from node.ring.lane import Guess, Lane, Step, free_rows
+from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.session import Session, Slot
 
@@ -182,39 +183,56 @@ class Scheduler:
             return self._run_chunk(prefill)
         return None
 
+    @property
+    def _may_guess(self) -> bool:
+        """Caches that can't be trimmed copy their states for a guess, which takes the memory of one more session."""
+        in_flight = sum(len(lane.guesses) for lane in self._lanes)
+        return self._guesses and (self._trimmable or self.running + in_flight < self._limits.max_sessions)
+
     def guess(self) -> Step | None:
         """A step of a token that a session may draw next. Call it when `next` has no step, and a stage is idle.
 
         It is computed as it will be if it turns out right; if not, all stages take it back.
         """
-        in_flight = sum(len(lane.guesses) for lane in self._lanes)
-        # Caches that can't be trimmed copy their states for a guess, which takes the memory of one more session.
-        if not self._guesses or not (self._trimmable or self.running + in_flight < self._limits.max_sessions):
+        if not self._may_guess:
             return None
         for lane in sorted(self._lanes, key=lambda lane: len(lane.guesses)):
-            if not lane.may_guess or lane.rows[0].gone:
-                continue
-            token = lane.rows[0].session.guess([guess.token for guess in lane.guesses])
-            if token is not None:
-                guess = Guess(token)
-                lane.guesses.append(guess)
-                rows, tokens = tuple(lane.rows), ((token,),)
-                return Step(lane.number, (), rows, tokens, samples=True, guess=guess, guesses=len(lane.guesses))
+            if not lane.returned and (token := lane.guess()) is not None:
+                return lane.add_guess(token)
         return None
 
     @property
     def _decoding(self) -> int:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
-    def returned(self, step: Step) -> None:
-        """A step came back; its results are being computed."""
-        if lane := self._lane(step):
-            lane.returned = True
+    def returned(self, step: Step, *, idle_stage: bool) -> Behind | None:
+        """A step came back, and its results are to be computed. Returns the guesses behind it, if there are any.
 
-    def landed(self, step: Step, seconds: float) -> None:
-        """A step came back after `seconds`, in which others waited. Its sessions have accepted their tokens."""
+        `idle_stage`: a stage is idle, so that one more may follow them.
+        """
+        lane = self._lane(step)
+        if lane is None:
+            return None
+        lane.returned = True
+        if not lane.guesses:
+            return None
+        others = self._waiting or self._prefills
+        following = lane.guess() if idle_stage and self._may_guess and not others else None
+        return Behind([guess.token for guess in lane.guesses], following)
+
+    def add_guess(self, step: Step, token: int) -> Step:
+        """The step of a guess that the runner has begun with the results of `step`. Call it before `landed`."""
+        lane = self._lane(step)
+        assert lane
+        return lane.add_guess(token)
+
+    def landed(self, step: Step, seconds: float, *, taken_back: bool = False) -> None:
+        """A step came back after `seconds`, in which others waited. Its sessions have accepted their tokens.
+
+        `taken_back`: the runner has taken back the guesses behind it, and the next frame says so.
+        """
         if lane := self._lane(step):
-            self._verify(lane)
+            self._verify(lane, taken_back=taken_back)
             self._chunk_size.decode_s = seconds
         for prefill in list(self._prefills):
             if prefill.lane == step.lane:
@@ -226,7 +244,7 @@ class Scheduler:
             self._waiting.bill(slot.session, 1)
         self._clear_prefills()
 
-    def _verify(self, lane: Lane) -> None:
+    def _verify(self, lane: Lane, *, taken_back: bool) -> None:
         """Compare the lane's first guess with the token that was drawn; if it was wrong, all stages take back the
         guesses.
         """
@@ -235,15 +253,15 @@ class Scheduler:
         self.guessed += guesses > 0
         self.guessed_right += lane.busy
         if guesses and not lane.busy:
-            self._ops.append(Back(lane.number, guesses))
+            self._ops += [] if taken_back else [Back(lane.number, guesses)]
             for wrong in lane.guesses:
                 wrong.right = False
             lane.guesses.clear()
 
     def can_chain(self, step: Step) -> bool:
-        """Whether the lane's next step can follow at once, with the same rows and no operation before it."""
+        """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
         lane = self._lane(step)
-        changes = lane is None or lane.guesses or lane.joining or any(slot.gone for slot in lane.rows)
+        changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
         ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
         return not changes and not others and not ends and self.tokens_held <= self._budget

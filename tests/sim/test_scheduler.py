@@ -264,14 +264,15 @@ class World:
         step, tokens = self.in_flight.popleft()
         if step.is_void:
             return
-        self.scheduler.returned(step)
+        behind = self.scheduler.returned(step, idle_stage=len(self.in_flight) < self.stages)
         if step.evaluations:
             self.land_evaluations(step, tokens)
             return
         drawn = list(zip(step.rows, tokens, strict=True))
         go_on = step.samples and self.scheduler.can_chain(step)
         go_on = go_on and not any(slot.session.ends_with(token) for slot, token in drawn)
-        if go_on and self.random.random() < 0.1:
+        right = behind and behind.guesses[0] == tokens[0]
+        if (go_on or right) and self.random.random() < 0.1:
             self.cancel()  # while the next step is being computed
         for slot, token in zip(step.rows, tokens, strict=True):
             if step.samples and not slot.gone:
@@ -282,8 +283,16 @@ class World:
                 session.events.put_nowait(event)
                 if event.finish:
                     self.scheduler.finish(session, keep=True)
-        self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]))
-        if go_on:
+        next_guess = None
+        if behind and right and behind.following is not None:
+            next_guess = self.scheduler.add_guess(step, behind.following)
+        elif behind and go_on and not right:
+            self.fake.apply(Back(step.lane, len(behind.guesses)))
+        took_back = go_on and not right
+        self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]), taken_back=took_back)
+        if next_guess:
+            self.in_flight.append((next_guess, self.fake.run(next_guess)))
+        elif go_on and not right:
             next_step = replace(self.scheduler.chain(step), tokens=tuple((token,) for token in tokens))
             self.in_flight.append((next_step, self.fake.run(next_step)))
 

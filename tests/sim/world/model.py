@@ -18,7 +18,7 @@ from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, K
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
-from node.engine.runner import Draw, StepFailed
+from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 
 if TYPE_CHECKING:
@@ -315,11 +315,19 @@ class FakeRunner:
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
         return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.guesses),))
 
-    def finish(self, frame: Frame, draws: Sequence[Draw], *, chain: bool) -> tuple[list[Sampled], Frame | None]:
+    def finish(
+        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
+    ) -> tuple[list[Sampled], Frame | None]:
         drawn = self._draw(frame.tensors[0], draws)
+        assert frame.lane is not None
+        if behind and drawn[0].token == behind.guesses[0]:
+            if behind.following is None:
+                return drawn, None
+            return drawn, self.begin(replace(frame, ops=(), guesses=len(behind.guesses)), [[behind.following]])
         if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
             return drawn, None
-        return drawn, self.begin(replace(frame, ops=(), guesses=0), [[sampled.token] for sampled in drawn])
+        ops = (Back(frame.lane, len(behind.guesses)),) if behind else ()
+        return drawn, self.begin(replace(frame, ops=ops, guesses=0), [[sampled.token] for sampled in drawn])
 
     def run_alone(
         self,
