@@ -157,13 +157,21 @@ class Runner:
             if chain and self.plan.steps_back:
                 undo = self._stage.lanes.begin_step_back(frame.lane)
                 hidden = self._stage.begin(frame.lane, drawn.tokens)
-            results = self._read(drawn, frame.faults)
+            results = self._results(drawn, frame, draws)
             if not chain or _ends(results, draws):
                 if hidden:
                     self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
             return results, self._send(replace(frame, ops=(), guesses=0), drawn.tokens, hidden)
+
+    def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
+        """Read the drawn tokens, and find those that grammars force after them."""
+        results = self._read(drawn, frame.faults)
+        for result, draw in zip(results, draws, strict=True):
+            if draw.constraint and isinstance(result, Sampled) and not draw.ends(result.token):
+                draw.constraint.look_ahead(result.token)
+        return results
 
     def _verify(
         self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], behind: Behind, *, chain: bool
@@ -173,7 +181,7 @@ class Runner:
         """
         lane = frame.lane
         assert lane is not None
-        results = self._read(drawn, frame.faults)
+        results = self._results(drawn, frame, draws)
         (result,) = results
         count = len(behind.guesses)
         if isinstance(result, Sampled) and result.token == behind.guesses[0]:

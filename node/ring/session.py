@@ -73,6 +73,9 @@ class Session:
         """
         if self.generated + len(guessed) + 1 >= self.request.max_tokens:
             return None
+        forced = self.constraint.forced if self.constraint else []
+        if len(forced) > len(guessed) and forced[: len(guessed)] == list(guessed):
+            return forced[len(guessed)]
         if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
             answered = self.tokens[len(self.request.prompt) :]
             self.guesser = Guesser(self.tokens, self.request.prediction, answered)

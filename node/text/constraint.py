@@ -30,6 +30,8 @@ class Constraint:
         """Bytes that it counts towards the limit of all grammars."""
         self.error: PippinError | None = None
         """The error that ends the session; tokens drawn after it are invalid."""
+        self.forced: list[int] = []
+        """The tokens that must come after the last one that was drawn; may be read in any thread."""
 
     def allowed(self, generated: Sequence[int]) -> bytes | None:
         """Bit mask of the tokens allowed next, one bit each, lowest bit of each byte first; None after an error or
@@ -47,6 +49,15 @@ class Constraint:
                 return bits
         self.error = GrammarLost(f"The grammar can't be followed after {len(generated)} tokens: {error_of(matcher)}")
         return None
+
+    def look_ahead(self, token: int) -> None:
+        """Find `forced` after a token that was drawn from those of the last call of `allowed`.
+
+        They are certain: for a text that a grammar forces, llguidance allows only the tokens of `_Tokens.__call__`.
+        """
+        if self._matcher and self._matcher.consume_token(token):
+            self.forced = self._matcher.compute_ff_tokens()
+            self._matcher.rollback(1)
 
     def close(self) -> None:
         """Free its memory. A step that is still running may call `allowed` once more."""

@@ -1,5 +1,8 @@
 """Guessed tokens in flight: the same text with any prediction and with none, also when a stage dies meanwhile."""
 
+import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,18 +47,32 @@ def test_guesses_change_no_text(three: Cluster, ask: dict[str, Any]) -> None:
     )
 
 
-def test_the_status_tells_how_many_were_right(three: Cluster) -> None:
+def right_guesses(nodes: Sequence[Node]) -> int:
+    """As the driver counts them at this moment."""
+    metrics = "".join(node.get("/metrics").body.decode() for node in nodes)
+    return sum(
+        map(round, map(float, re.findall(r'^pippin_ring_guesses_total{outcome="right".* (\S+)$', metrics, re.M)))
+    )
+
+
+def test_a_prediction_is_guessed_and_the_status_tells_how_often_rightly(three: Cluster) -> None:
     node = three.nodes[1]
     text = node.chat(**GREEDY).text
-    three.agreed(*three.nodes)  # each has heard of the others since
-    before = guesses(node)
+    before = right_guesses(three.nodes)
     node.chat(**GREEDY, **predicted(text))
+    after = right_guesses(three.nodes)
+    assert after - before > 150
+    until(lambda: guesses(node)["made"] >= guesses(node)["right"] == after, 5, "each node tells of all right guesses")
 
-    def grown() -> bool:
-        now = guesses(node)
-        return now["right"] - before["right"] > 150 and now["made"] >= now["right"]
 
-    until(grown, 5, "the right guesses of some 200 tokens are in the status")
+def test_what_a_grammar_forces_is_guessed(three: Cluster) -> None:
+    names = ["temperature", "description", "location"]
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "required": names}
+    json_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    before = right_guesses(three.nodes)
+    answer = three.nodes[0].chat(**SEEDED, response_format=json_schema)
+    assert sorted(json.loads(answer.text)) == sorted(names)
+    assert right_guesses(three.nodes) - before >= 5
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -253,3 +253,26 @@ def test_a_vocabulary_that_is_larger_than_the_tokenizers_has_no_more_tokens(dire
     allowed = {token for token in range(len(bits) * 8) if bits[token // 8] >> token % 8 & 1}
     assert allowed
     assert max(allowed) < tokenizer.vocab_size
+
+
+def test_forced_tokens_are_the_only_ones_that_are_allowed(directory, tokenizer):
+    """To look ahead changes nothing that is allowed."""
+    constraints, rng = Constraints(directory, 1024), random.Random(3)
+    found = 0
+    for _ in range(10):
+        one, other = (constraints.begin(GRAMMAR) for _ in range(2))
+        generated, forced = [], []
+        while bits := one.allowed(generated):
+            assert bits == other.allowed(generated)
+            allowed = [token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1]
+            if forced:
+                assert allowed == forced[:1]
+            token = rng.choice(allowed)
+            if token in tokenizer.eos:
+                break
+            one.look_ahead(token)
+            assert forced[1:] == one.forced[: len(forced) - 1 if forced else 0]
+            forced = one.forced
+            found += len(forced[:1])
+            generated.append(token)
+    assert found > 50
