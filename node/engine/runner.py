@@ -187,7 +187,8 @@ class Runner:
         if isinstance(result, Sampled) and result.token == behind.guesses[0]:
             if behind.following is None:
                 return results, None
-            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), guesses=count)
+            # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
+            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), guesses=count + 1)
         elif not chain or _ends(results, draws):
             return results, None
         else:

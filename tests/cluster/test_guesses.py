@@ -51,7 +51,9 @@ def right_guesses(nodes: Sequence[Node]) -> int:
     """As the driver counts them at this moment."""
     metrics = "".join(node.get("/metrics").body.decode() for node in nodes)
     return sum(
-        map(round, map(float, re.findall(r'^pippin_ring_guesses_total{outcome="right".* (\S+)$', metrics, re.M)))
+        map(
+            round, map(float, re.findall(r'^pippin_ring_guesses_total{outcome="right".* (\S+)$', metrics, re.MULTILINE))
+        )
     )
 
 

@@ -15,7 +15,7 @@ from node.engine.runner import Runner, StepFailed
     "error", [RuntimeError("out of memory"), AssertionError("Wrong type for input."), OverflowError(), KeyError(3)]
 )
 def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
-    def begin(*_: Any) -> None:
+    def begin(*_: Any, **__: Any) -> None:
         raise error
 
     dropped = []

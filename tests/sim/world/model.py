@@ -323,7 +323,7 @@ class FakeRunner:
         if behind and drawn[0].token == behind.guesses[0]:
             if behind.following is None:
                 return drawn, None
-            return drawn, self.begin(replace(frame, ops=(), guesses=len(behind.guesses)), [[behind.following]])
+            return drawn, self.begin(replace(frame, ops=(), guesses=len(behind.guesses) + 1), [[behind.following]])
         if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
             return drawn, None
         ops = (Back(frame.lane, len(behind.guesses)),) if behind else ()
