@@ -88,7 +88,7 @@ def test_a_death_with_guesses_in_flight_changes_nothing(cluster: Cluster, victim
     with gateway.stream(**GREEDY, **predicted(text.replace("4", "3"))) as events:
         for count, _ in enumerate(events):
             if count == 60:
-                assert guesses(gateway)["right"] > 10
+                assert right_guesses(nodes) > 10
                 next(node for node in nodes if node.name == stage).kill()
         assert events.text == text
 
