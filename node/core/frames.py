@@ -140,7 +140,7 @@ class Frame:
     """The driver needs the hidden states of every token. With neither flag the frame comes back without tensors."""
     lengths: tuple[int, ...] = ()
     """Valid tokens of each row of a right-padded prefill; empty when all rows are full."""
-    guesses: int = 0
+    unverified: int = 0
     """If not 0, the step is a guess: so many of the lane's last steps, this one included, may still be taken back."""
     failure: Failure | None = None
     faults: tuple[NonFiniteRow, ...] = ()

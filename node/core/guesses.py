@@ -18,6 +18,8 @@ MIN_RATE = 0.15
 """Rate of right guesses below which a source is not asked."""
 FIRST_RATE = 0.5
 """Rate of a source that has foretold no token yet."""
+CATCH_UP = 256
+"""Maximum tokens of an answer that are followed at once: a token takes some 0.1 ms in a text of 100,000."""
 _CHARACTERS = 1 << 20
 """Vocabularies are smaller; larger token ids would share characters, so that some guesses would be wrong."""
 
@@ -107,20 +109,22 @@ class Guesser:
     Each source is followed along the answer whether it is asked or not; it is asked as long as it was often right.
     """
 
-    def __init__(self, tokens: Sequence[int], prediction: Sequence[int] = (), answered: Sequence[int] = ()) -> None:
-        """`tokens`: the prompt and what was generated so far, which is `answered`."""
-        self.prediction = Prediction(prediction)
-        self._sources = [_Rated(self.prediction, 1.0 if prediction else 0.0), _Rated(Repetition(tokens), FIRST_RATE)]
-        for token in _text(answered):
-            self._sources[0].take(token)
+    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = ()) -> None:
+        rate = 1.0 if prediction else 0.0
+        self._sources = [_Rated(Prediction(prediction), rate), _Rated(Repetition(prompt), FIRST_RATE)]
+        self._followed = len(prompt)
 
-    def take(self, token: int) -> None:
-        """Follow the answer by one token."""
-        for source in self._sources:
-            source.take(_text([token]))
+    def after(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> int | None:
+        """The token after the prompt and the answer so far, and these guesses at its next tokens.
 
-    def after(self, guessed: Sequence[int]) -> int | None:
-        """The token after these guesses at the next tokens; None if no source has it."""
+        None if no source has it, or while the sources have yet to catch up with the answer.
+        """
+        for token in tokens[self._followed : self._followed + CATCH_UP]:
+            for source in self._sources:
+                source.take(_text([token]))
+        self._followed = min(len(tokens), self._followed + CATCH_UP)
+        if self._followed < len(tokens):
+            return None
         expected = _text(guessed)
         for source in self._sources:
             ahead = source.text.ahead(len(guessed) + 1)

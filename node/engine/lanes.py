@@ -4,7 +4,7 @@ Everything here runs in the compute thread.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +52,8 @@ class Lane:
     """For each row, the tokens that its caches hold."""
     ahead: Ahead | None = None
     """If set, the caches have one token more than the driver knows of."""
-    guesses: list[Undo] = field(default_factory=list[Undo])
-    """Takes back the last steps, last one last, as far as they were guesses and may still be wrong."""
+    undos: list[Undo] = field(default_factory=list[Undo])
+    """Take back the last steps, the last one last, as far as they were guesses and may still be wrong."""
 
 
 @dataclass
@@ -128,6 +128,8 @@ class Lanes:
         """Move all caches to `kept`, where the next ring of these layers finds them."""
         for lane in self._lanes.values():
             self._take_back(lane)
+            while lane.undos:  # this stage may not have heard yet which of its guesses were wrong
+                _step_back(lane, lane.undos.pop())
         kept.prefixes |= self._prefixes
         kept.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
@@ -138,7 +140,7 @@ class Lanes:
 
         Returns the sequences that this stage has, each with at most the tokens that it has.
         """
-        wanted = {each.number: each.tokens for each in held}
+        wanted = {each.number for each in held}
         self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
         while kept.lanes:
             self._split(kept.lanes.pop(), wanted)
@@ -146,10 +148,8 @@ class Lanes:
         mx.clear_cache()
         return tuple(here for each in held if (here := self._available(each)))
 
-    def _split(self, lane: Lane, wanted: Mapping[int, int]) -> None:
+    def _split(self, lane: Lane, wanted: Container[int]) -> None:
         """Make prefixes of the wanted rows, one cache after the other: all at once would need twice the memory."""
-        while lane.guesses and lane.positions[0] > wanted.get(lane.numbers[0], 0):
-            _step_back(lane, lane.guesses.pop())
         rows = [row for row, name in enumerate(lane.numbers) if name in wanted]
         parts = [Lane(self._fresh(), [lane.numbers[row]], [lane.positions[row]]) for row in rows]
         while lane.caches:
@@ -201,21 +201,21 @@ class Lanes:
             _step_back(lane, lane.ahead.undo)
             lane.ahead = None
 
-    def begin_guess(self, number: int, guesses: int) -> None:
-        """Call it before each step. `guesses`: see Frame.guesses. Raises PippinError if they do not fit."""
+    def begin_step(self, number: int, unverified: int) -> None:
+        """Call it before each step. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
         lane = self.lane(number)
-        if not 0 <= guesses <= len(lane.guesses) + 1:
-            raise PippinError(f"Lane {number} has {len(lane.guesses)} guesses, but {guesses - 1} are to be unverified.")
-        del lane.guesses[: len(lane.guesses) + 1 - guesses]
-        if guesses:
-            lane.guesses.append(self.begin_step_back(number))
+        if not 0 <= unverified <= len(lane.undos) + 1:
+            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, not {unverified - 1} that may be wrong.")
+        del lane.undos[: len(lane.undos) + 1 - unverified]
+        if unverified:
+            lane.undos.append(self.begin_step_back(number))
 
     def _back(self, number: int, tokens: int) -> None:
         lane = self.lane(number)
-        if not 0 < tokens <= len(lane.guesses):
-            raise PippinError(f"Lane {number} has {len(lane.guesses)} guesses, of which {tokens} can't be taken back.")
+        if not 0 < tokens <= len(lane.undos):
+            raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, of which {tokens} can't be taken back.")
         for _ in range(tokens):
-            _step_back(lane, lane.guesses.pop())
+            _step_back(lane, lane.undos.pop())
 
     def _merge(self, number: int, source: int) -> None:
         added = self.lane(source)
@@ -227,8 +227,9 @@ class Lanes:
         if not self._plan.batchable:
             raise PippinError(f"Sessions of {self._plan.model_type} cannot share a lane.")
         lane = self._lanes[number]
-        self._take_back(lane)
-        self._take_back(added)
+        for each in (lane, added):
+            self._take_back(each)
+            each.undos.clear()  # of guesses that were right: the driver changes no lane before it has verified them
         lane.caches = [caches.batched(cache) for cache in lane.caches]
         for cache, other in zip(lane.caches, added.caches, strict=True):
             cache.extend(caches.batched(other))

@@ -130,7 +130,9 @@ class Runner:
             assert frame.lane is not None
             self._apply(frame.ops)
             ids = token_array(tokens)
-            return self._send(frame, ids, self._stage.begin(frame.lane, ids, frame.lengths, guesses=frame.guesses))
+            return self._send(
+                frame, ids, self._stage.begin(frame.lane, ids, frame.lengths, unverified=frame.unverified)
+            )
 
     def _send(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
         """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
@@ -145,7 +147,7 @@ class Runner:
 
         With `chain`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
         stage. That saves two hand-overs between threads for each token. If the step can be taken back, it begins before
-        the tokens are read, so that the device does not wait for the graph. `behind`: guesses at the next tokens.
+        the tokens are read, so that the device does not wait for the graph. With guesses `behind` the step, see `_verify`.
         """
         with self._step(frame.lane):
             assert frame.lane is not None
@@ -163,7 +165,7 @@ class Runner:
                     self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
-            return results, self._send(replace(frame, ops=(), guesses=0), drawn.tokens, hidden)
+            return results, self._send(replace(frame, ops=(), unverified=0), drawn.tokens, hidden)
 
     def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
         """Read the drawn tokens, and find those that grammars force after them."""
@@ -188,13 +190,13 @@ class Runner:
             if behind.following is None:
                 return results, None
             # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
-            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), guesses=count + 1)
+            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), unverified=count + 1)
         elif not chain or _ends(results, draws):
             return results, None
         else:
-            tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), guesses=0)
+            tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), unverified=0)
             self._apply(frame.ops)
-        return results, self._send(frame, tokens, self._stage.begin(lane, tokens, guesses=frame.guesses))
+        return results, self._send(frame, tokens, self._stage.begin(lane, tokens, unverified=frame.unverified))
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -317,7 +319,7 @@ class Runner:
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
             wanted = not last or frame.sampled or frame.every
             hidden = self._stage.run(
-                frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted, guesses=frame.guesses
+                frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted, unverified=frame.unverified
             )
             finite = self._finite(frame, hidden)
             if last and frame.sampled:

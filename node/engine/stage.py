@@ -76,14 +76,14 @@ class Stage:
     # --- steps ---
 
     def begin(
-        self, lane: int, tokens: mx.array, lengths: Sequence[int] = (), *, wanted: bool = True, guesses: int = 0
+        self, lane: int, tokens: mx.array, lengths: Sequence[int] = (), *, wanted: bool = True, unverified: int = 0
     ) -> tuple[mx.array, ...]:
         """The driver's first part of a step: embed tokens, int32 [rows, length], and run its layers.
 
         `tokens` need not be evaluated. `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows
         are full. Returns hidden states [rows, length, width] and any other arrays that the architecture sends between
         layers; their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
-        `guesses`: see Frame.guesses.
+        `unverified`: see Frame.unverified.
 
         Raises PippinError if the lane is unknown or has another number of rows.
         """
@@ -91,7 +91,7 @@ class Stage:
             raise PippinError(f"Layers {self.start} to {self.end} are not a driver's.")
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise PippinError(f"Tokens of shape {tokens.shape} are no step.")
-        return self._step(lane, tokens, (), lengths, wanted, guesses)
+        return self._step(lane, tokens, (), lengths, wanted, unverified)
 
     def run(
         self,
@@ -101,12 +101,12 @@ class Stage:
         lengths: Sequence[int] = (),
         *,
         wanted: bool = True,
-        guesses: int = 0,
+        unverified: int = 0,
     ) -> tuple[mx.array, ...]:
         """Another stage's part of a step: from the result of the previous stage's `begin` or `run` to the next stage's
         input.
 
-        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`, `guesses`: as in
+        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`, `unverified`: as in
         `begin`.
 
         Raises PippinError if the lane is unknown or the tensors do not fit it.
@@ -115,7 +115,7 @@ class Stage:
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
             raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
         tokens = mx.zeros((rows, length), mx.int32) if tokens is None else tokens
-        return self._step(lane, tokens, tensors, lengths, wanted, guesses)
+        return self._step(lane, tokens, tensors, lengths, wanted, unverified)
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
         """The driver's second part of a step: final norm and head on the result of the last stage.
@@ -178,7 +178,7 @@ class Stage:
         tensors: Sequence[mx.array],
         lengths: Sequence[int],
         wanted: bool,
-        guesses: int,
+        unverified: int,
     ) -> tuple[mx.array, ...]:
         lane = self.lanes.lane(number)
         rows, length = tokens.shape
@@ -186,9 +186,9 @@ class Stage:
             raise PippinError(f"Lane {number} has {len(lane.positions)} sessions, but the step has {rows}.")
         if lengths and not all(0 <= valid <= length for valid in lengths):
             raise PippinError(f"Lengths {list(lengths)} do not fit a step of {length} tokens.")
-        if guesses and length != 1:
+        if unverified and length != 1:
             raise PippinError(f"A guess has one token, not {length}.")
-        self.lanes.begin_guess(number, guesses)
+        self.lanes.begin_step(number, unverified)
         padded = any(valid != length for valid in lengths)
         if padded and not self.plan.pads:
             raise PippinError(f"A step of a {self.plan.model_type} model cannot be right-padded.")

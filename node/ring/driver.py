@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
@@ -168,7 +167,7 @@ class Driver:
             elif ops := self._scheduler.take_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
-            elif pipeline.has_idle_stage and (guess := self._scheduler.guess()):
+            elif not self._compute.waiting and (guess := self._scheduler.guess(pipeline.in_flight)):
                 await self._send(guess)
             else:
                 return
@@ -180,10 +179,12 @@ class Driver:
             await (self._run_ahead if step.ahead else self._run_alone)(step, frame, begun_at)
             return
         self._pipeline.open()
+        # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
+        # a lane, as nothing else is awaited between the choice of a step, its job and `send`; nor in `_finish_step`.
         try:
             frame = await self._compute.run(self.runner.begin, frame, step.tokens)
         except PippinError as error:
-            self._fail_step(step, error)
+            self._fail_step(step if step.is_due else None, error)
         else:
             await self._pipeline.send(frame, step, begun_at)
 
@@ -225,8 +226,9 @@ class Driver:
         due = self._pipeline.receive(frame)
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
-            self._fail_step(due.step if due else None, error)
+            self._fail_step(due.step if due and due.step and due.step.is_due else None, error)
         elif due and due.step and due.step.is_void:
+            self._landed_at = now()
             self._wake.set()
         elif due and due.step:
             await self._finish_step(due.step, due.begun_at, frame)
@@ -237,7 +239,7 @@ class Driver:
         # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
         present = now()
         seconds, self._landed_at = present - max(begun_at, self._landed_at), present
-        behind = self._scheduler.returned(step, idle_stage=self._pipeline.has_idle_stage)
+        behind = self._scheduler.returned(step, self._pipeline.in_flight)
         next_frame, next_guess = None, None
         results: Sequence[RowResult] = ()
         try:
@@ -245,15 +247,17 @@ class Driver:
                 results = await self._compute.run(self.runner.evaluate, frame, step.chunk_requests())
             elif draws := step.draws():
                 chain = self._scheduler.can_chain(step)
-                work = partial(self.runner.finish, frame, draws, chain=chain, behind=behind)
-                results, next_frame = await self._compute.run(work)
+                finish = self.runner.finish
+                results, next_frame = await self._compute.run(finish, frame, draws, chain=chain, behind=behind)
         except PippinError as error:
             self._fail_step(step, error)
             return
         if self._ended:
             return
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        if next_frame and next_frame.guesses and behind and behind.following is not None:
+        if next_frame and next_frame.unverified:
+            assert behind
+            assert behind.following is not None
             next_guess = self._scheduler.add_guess(step, behind.following)
         self._land(step, results, seconds, taken_back=next_frame is not None and next_guess is None)
         if next_frame:

@@ -36,8 +36,8 @@ class Step:
     ahead: int = 0
     """If not 0, the stage may run so many steps of the lane, this one included, and begins one more."""
     guess: Guess | None = None
-    guesses: int = 0
-    """See Frame.guesses."""
+    unverified: int = 0
+    """See Frame.unverified."""
 
     @property
     def is_due(self) -> bool:
@@ -128,23 +128,28 @@ class Lane:
     def add_guess(self, token: int) -> Step:
         guess = Guess(token)
         self.guesses.append(guess)
-        rows, guesses = tuple(self.rows), len(self.guesses)
-        return Step(self.number, (), rows, ((token,),), samples=True, guess=guess, guesses=guesses)
+        rows, unverified = tuple(self.rows), len(self.guesses)
+        return Step(self.number, (), rows, ((token,),), samples=True, guess=guess, unverified=unverified)
 
-    def next_is_in_flight(self) -> bool:
-        """Compare the first guess with the token of the step that came back.
+    def verify(self) -> int:
+        """A step landed: compare the first guess with its token. Returns the number of guesses to take back.
 
-        If it was right, the lane's next step is in flight already. Else all guesses are wrong.
+        If the first guess was right, the lane's next step is in flight already. Else all guesses are wrong.
         """
-        self.returned = False
-        if not self.guesses:
-            return False
-        slot = self.rows[0]
-        guess = self.guesses.popleft()
-        guess.right = not slot.gone and slot.session.tokens[-1] == guess.token
-        if guess.right:
+        self.busy = self.returned = False
+        count = len(self.guesses)
+        if not count:
+            return 0
+        slot, guess = self.rows[0], self.guesses[0]
+        if not slot.gone and slot.session.tokens[-1] == guess.token:
+            guess.right = self.busy = True
+            self.guesses.popleft()
             slot.sent = len(slot.session.tokens)
-        return guess.right
+            return 0
+        for wrong in self.guesses:
+            wrong.right = False
+        self.guesses.clear()
+        return count
 
     def join(self, slots: list[Slot], source: int) -> None:
         """Add the rows of lane `source`, whose prompts are done, with the next step."""

@@ -62,9 +62,9 @@ class Pipeline:
         return sum(1 for each in self._in_flight if not each.step or each.step.is_due) >= len(self._ring.stages)
 
     @property
-    def has_idle_stage(self) -> bool:
-        """Fewer steps are in flight than there are stages, guesses included."""
-        return len(self._in_flight) < len(self._ring.stages)
+    def in_flight(self) -> int:
+        """Number of steps in flight, guesses included."""
+        return len(self._in_flight)
 
     @property
     def asking(self) -> bool:
@@ -91,7 +91,7 @@ class Pipeline:
             sampled=step.samples,
             every=bool(step.evaluations),
             lengths=step.lengths,
-            guesses=step.guesses,
+            unverified=step.unverified,
         )
 
     def open(self) -> None:

@@ -5,7 +5,8 @@ short ones overtake the others. Its prompt then runs in a lane of its own, in ch
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
 streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
-after that step. While nothing else waits, several steps of a lane are one job.
+after that step. While nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle,
+steps of guessed tokens follow those in flight, in lanes of one row; they come last.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
@@ -183,18 +184,22 @@ class Scheduler:
             return self._run_chunk(prefill)
         return None
 
-    @property
-    def _may_guess(self) -> bool:
-        """Caches that can't be trimmed copy their states for a guess, which takes the memory of one more session."""
-        in_flight = sum(len(lane.guesses) for lane in self._lanes)
-        return self._guesses and (self._trimmable or self.running + in_flight < self._limits.max_sessions)
+    def _may_guess(self, in_flight: int) -> bool:
+        """Whether a stage is idle, and there is memory for one more guess.
 
-    def guess(self) -> Step | None:
-        """A step of a token that a session may draw next. Call it when `next` has no step, and a stage is idle.
-
-        It is computed as it will be if it turns out right; if not, all stages take it back.
+        Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
         """
-        if not self._may_guess:
+        guesses = sum(len(lane.guesses) for lane in self._lanes)
+        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._budget
+        return self._guesses and in_flight < self._stages and has_room
+
+    def guess(self, in_flight: int) -> Step | None:
+        """A step of a token that a session may draw next. Call it when `next` has no step.
+
+        It is computed as it will be if it turns out right; if not, all stages take it back. `in_flight`: number of steps.
+        """
+        # The next step of a lane whose step has returned comes before any guess.
+        if not self._may_guess(in_flight + sum(lane.returned for lane in self._lanes)):
             return None
         for lane in sorted(self._lanes, key=lambda lane: len(lane.guesses)):
             if not lane.returned and (token := lane.guess()) is not None:
@@ -205,19 +210,19 @@ class Scheduler:
     def _decoding(self) -> int:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
-    def returned(self, step: Step, *, idle_stage: bool) -> Behind | None:
+    def returned(self, step: Step, in_flight: int) -> Behind | None:
         """A step came back, and its results are to be computed. Returns the guesses behind it, if there are any.
 
-        `idle_stage`: a stage is idle, so that one more may follow them.
+        `in_flight`: number of the other steps. If a stage is idle, one more guess may follow.
         """
         lane = self._lane(step)
         if lane is None:
             return None
+        has_room = self._may_guess(in_flight + sum(each.returned for each in self._lanes))
         lane.returned = True
         if not lane.guesses:
             return None
-        others = self._waiting or self._prefills
-        following = lane.guess() if idle_stage and self._may_guess and not others else None
+        following = lane.guess() if has_room and not (self._waiting or self._prefills) else None
         return Behind([guess.token for guess in lane.guesses], following)
 
     def add_guess(self, step: Step, token: int) -> Step:
@@ -232,7 +237,10 @@ class Scheduler:
         `taken_back`: the runner has taken back the guesses behind it, and the next frame says so.
         """
         if lane := self._lane(step):
-            self._verify(lane, taken_back=taken_back)
+            wrong = lane.verify()
+            self.guessed += lane.busy or (wrong > 0 and not lane.rows[0].gone)
+            self.guessed_right += lane.busy
+            self._ops += [Back(lane.number, wrong)] if wrong and not taken_back else []
             self._chunk_size.decode_s = seconds
         for prefill in list(self._prefills):
             if prefill.lane == step.lane:
@@ -243,20 +251,6 @@ class Scheduler:
         for slot in step.rows if step.samples else ():
             self._waiting.bill(slot.session, 1)
         self._clear_prefills()
-
-    def _verify(self, lane: Lane, *, taken_back: bool) -> None:
-        """Compare the lane's first guess with the token that was drawn; if it was wrong, all stages take back the
-        guesses.
-        """
-        guesses = len(lane.guesses)
-        lane.busy = lane.next_is_in_flight()
-        self.guessed += guesses > 0
-        self.guessed_right += lane.busy
-        if guesses and not lane.busy:
-            self._ops += [] if taken_back else [Back(lane.number, guesses)]
-            for wrong in lane.guesses:
-                wrong.right = False
-            lane.guesses.clear()
 
     def can_chain(self, step: Step) -> bool:
         """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
@@ -275,7 +269,7 @@ class Scheduler:
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
         lane.busy = True
-        return replace(step, ops=(), tokens=(), guess=None, guesses=0)
+        return replace(step, ops=(), tokens=(), guess=None, unverified=0)
 
     def take_ops(self) -> tuple[CacheOp, ...]:
         """Operations to send with the next step or alone."""

@@ -77,9 +77,8 @@ class Session:
         if len(forced) > len(guessed) and forced[: len(guessed)] == list(guessed):
             return forced[len(guessed)]
         if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
-            answered = self.tokens[len(self.request.prompt) :]
-            self.guesser = Guesser(self.tokens, self.request.prediction, answered)
-        token = self.guesser.after(guessed)
+            self.guesser = Guesser(self.request.prompt, self.request.prediction)
+        token = self.guesser.after(self.tokens, guessed)
         return None if token is None or self.ends_with(token) else token
 
     def ends_with(self, token: int) -> bool:
@@ -98,8 +97,6 @@ class Session:
         """Append a sampled token. The event tells whether it is the last."""
         position = self.generated
         self.tokens.append(token)
-        if self.guesser:
-            self.guesser.take(token)
         first = position == len(self.request.resume)
         cached = min(self.cached_tokens, len(self.request.prompt)) if first else 0
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None

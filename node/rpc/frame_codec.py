@@ -65,7 +65,7 @@ def encode(frame: Frame) -> bytes:
         lengths=frame.lengths,
         sampled=frame.sampled,
         every=frame.every,
-        guesses=frame.guesses,
+        unverified=frame.unverified,
         faults=[FaultMessage(row=each.row, start=each.start, end=each.end) for each in frame.faults],
     )
     if frame.failure:
@@ -106,7 +106,7 @@ def decode(data: bytes) -> Frame:
         lengths=tuple(header.lengths),
         sampled=header.sampled,
         every=header.every,
-        guesses=header.guesses,
+        unverified=header.unverified,
         faults=tuple(NonFiniteRow(each.row, each.start, each.end) for each in header.faults),
         failure=_failure(header),
     )

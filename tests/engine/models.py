@@ -204,21 +204,21 @@ class Ring:
                 stage.lanes.apply(op)
 
     def step(
-        self, tokens: mx.array, lane: int = 0, lengths: Sequence[int] = (), *, every: bool = True, guesses: int = 0
+        self, tokens: mx.array, lane: int = 0, lengths: Sequence[int] = (), *, every: bool = True, unverified: int = 0
     ) -> mx.array:
         """Logits [rows, length, vocabulary], or of the last tokens [rows, vocabulary]."""
-        return self.stages[0].finish(self._layers(tokens, lane, lengths, guesses), lengths, every=every)
+        return self.stages[0].finish(self._layers(tokens, lane, lengths, unverified), lengths, every=every)
 
     def hidden(self, tokens: mx.array, lane: int = 0) -> mx.array:
         """After the final norm [rows, length, width]."""
         return self.stages[0].hidden(self._layers(tokens, lane, ()))
 
-    def _layers(self, tokens: mx.array, lane: int, lengths: Sequence[int], guesses: int = 0) -> tuple[mx.array, ...]:
+    def _layers(self, tokens: mx.array, lane: int, lengths: Sequence[int], unverified: int = 0) -> tuple[mx.array, ...]:
         driver = self.stages[0]
-        hidden = driver.begin(lane, tokens, lengths, guesses=guesses)
+        hidden = driver.begin(lane, tokens, lengths, unverified=unverified)
         told = tokens if driver.plan.reads_tokens else None
         for stage in self.stages[1:]:
-            hidden = stage.run(lane, unpack(pack(hidden)), told, lengths, guesses=guesses)
+            hidden = stage.run(lane, unpack(pack(hidden)), told, lengths, unverified=unverified)
         return unpack(pack(hidden))
 
 

@@ -96,15 +96,13 @@ class FakeLeftover:
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
-        self.guesses: dict[int, int] = {}
-        """Of rows: positions at their ends that may be taken back."""
 
     @property
     def nbytes(self) -> int:
         return 1000 * sum(len(keys) for row in self.rows.values() for keys in row)
 
     def clear(self) -> None:
-        self.rows, self.guesses = {}, {}
+        self.rows = {}
 
 
 class FakeStage:
@@ -148,8 +146,9 @@ class FakeStage:
     def leave(self) -> None:
         for lane in list(self.ahead):
             self.take_back(lane)
-        for lane, guesses in self.guesses.items():
-            self.leftover.guesses |= dict.fromkeys(self.numbers.get(lane, ()), guesses)
+        for lane, rows in self.lanes.items():
+            wrong = self.guesses.get(lane, 0)
+            self.lanes[lane] = [[keys[: len(keys) - wrong] for keys in row] for row in rows]
         rows = [
             (number, row)
             for lane in self.lanes
@@ -165,10 +164,6 @@ class FakeStage:
         if self.lanes or self.prefixes:
             self.violated("a ring inherits that has begun already")
         asked = {each.number: each.tokens for each in held}
-        for number, guesses in self.leftover.guesses.items():
-            row = self.leftover.rows[number]
-            wrong = min(guesses, max(0, len(row[0]) - asked.get(number, 0)))
-            self.leftover.rows[number] = [keys[: len(keys) - wrong] for keys in row]
         self.prefixes = {
             number: row
             for number, row in self.leftover.rows.items()
@@ -205,6 +200,7 @@ class FakeStage:
             case Merge(lane, source):
                 self.take_back(lane)
                 self.take_back(source)
+                self.guesses |= {lane: 0, source: 0}
                 self.lanes.setdefault(lane, []).extend(self.lanes.pop(source))
                 self.numbers.setdefault(lane, []).extend(self.numbers.pop(source))
             case Filter(lane, rows):
@@ -313,7 +309,7 @@ class FakeRunner:
         assert frame.lane is not None
         self._may_fail(frame.lane)
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
-        return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.guesses),))
+        return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.unverified),))
 
     def finish(
         self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
@@ -323,11 +319,11 @@ class FakeRunner:
         if behind and drawn[0].token == behind.guesses[0]:
             if behind.following is None:
                 return drawn, None
-            return drawn, self.begin(replace(frame, ops=(), guesses=len(behind.guesses) + 1), [[behind.following]])
+            return drawn, self.begin(replace(frame, ops=(), unverified=len(behind.guesses) + 1), [[behind.following]])
         if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
             return drawn, None
         ops = (Back(frame.lane, len(behind.guesses)),) if behind else ()
-        return drawn, self.begin(replace(frame, ops=ops, guesses=0), [[sampled.token] for sampled in drawn])
+        return drawn, self.begin(replace(frame, ops=ops, unverified=0), [[sampled.token] for sampled in drawn])
 
     def run_alone(
         self,
@@ -387,7 +383,7 @@ class FakeRunner:
         if frame.lane is None or frame.failure:
             return frame
         self._may_fail(frame.lane)
-        hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths, frame.guesses)
+        hidden = self._stage.run(frame.lane, frame.tensors[0], frame.lengths, frame.unverified)
         if not last:
             return replace(frame, tensors=(hidden,))
         rows = tuple(row[-1:] for row in hidden.rows)
@@ -396,6 +392,7 @@ class FakeRunner:
     def _may_fail(self, lane: int) -> None:
         if self._stage.process.world.steps_fail():
             self._stage.lanes.pop(lane, None)
+            self._stage.guesses.pop(lane, None)
             self._stage.numbers.pop(lane, None)
             self._stage.ahead.pop(lane, None)
             raise StepFailed("The step could not be computed.")
