@@ -35,7 +35,14 @@ def _model(model: Json) -> str:
         f"context {_tokens(model['context'])}",
         f"{model['requests']['running']} running, {model['requests']['queued']} queued",
         f"{model['tokens_per_second']:.1f} tok/s",
+        _guesses(model),
     )
+
+
+def _guesses(model: Json) -> str:
+    guesses = [ring["guesses"] for ring in model["rings"]]
+    made, right = (sum(each[name] for each in guesses) for name in ("made", "right"))
+    return f"{right / made:.0%} of guesses right" if made else ""
 
 
 def _table(status: Json, names: dict[str, str]) -> list[str]:

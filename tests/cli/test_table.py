@@ -7,6 +7,12 @@ from node.cli.table import render
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def ring(node, made=0, right=0):
+    """A ring of one node, with guesses."""
+    stages = [{"node": node, "start": 0, "end": 64}]
+    return {"driver": node, "stages": stages, "guesses": {"made": made, "right": right}}
+
+
 def test_golden(status):
     assert render(status) == (GOLDEN / "status.txt").read_text().rstrip("\n")
 
@@ -33,7 +39,7 @@ def test_idle_cluster_without_head(status):
             "m   64 layers on 3 nodes   context 10000   2 running, 0 queued   21.4 tok/s",
         ),
         (
-            {"state": "failed", "rings": [{"driver": "a1", "stages": [{"node": "a1", "start": 0, "end": 64}]}]},
+            {"state": "failed", "rings": [ring("a1")]},
             "m   failed   64 layers on 1 node   context 32k   2 running, 0 queued   21.4 tok/s",
         ),
     ],
@@ -43,8 +49,13 @@ def test_model_line(status, change, text):
     assert render(status).splitlines()[1] == text
 
 
+def test_right_guesses_of_all_rings(status):
+    status["models"][0]["rings"] = [ring("a1", 90, 70), ring("b2", 10, 10)]
+    assert render(status).splitlines()[1].endswith("21.4 tok/s   80% of guesses right")
+
+
 def test_replicas_are_counted_as_rings(status):
-    status["models"][0]["rings"].append({"driver": "d4", "stages": [{"node": "d4", "start": 0, "end": 64}]})
+    status["models"][0]["rings"].append(ring("d4"))
     assert "64 layers in 2 rings on 4 nodes" in render(status)
 
 
