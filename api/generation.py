@@ -176,7 +176,7 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
 
 
 async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens: int | None) -> Prediction | None:
-    """The client's prediction, as far as an answer of `max_tokens` can have it. Raises as `OpenModel.encoder` does."""
+    """The client's prediction, cut to `max_tokens`. Raises BadRequest, and the encoder's errors."""
     if body.prediction is None:
         return None
     most = model.context if max_tokens is None else min(max_tokens, model.context)

@@ -83,7 +83,7 @@ def _are_tokens(value: Any) -> bool:
 def _predicted(value: Any) -> str | list[int]:
     content: str | list[int] | None = value if _are_tokens(value) else join_parts(value)
     if content is None:
-        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+        raise PydanticCustomError("content", "Input should be a string, a list of text parts, or a list of token ids")
     return content
 
 

@@ -177,7 +177,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     together = "maximum sequences computed together (default: %(default)s)"
     add("--max-batch", metavar="N", default=DEFAULT_MAX_BATCH, type=values.count(1), help=together)
     queued = "maximum requests in the queue of a ring (default: %(default)s)"
-    guesses = "leave stages that wait for another one idle, instead of computing guessed tokens"
+    guesses = "do not compute guessed tokens on stages that would be idle"
     add("--no-guesses", dest="guesses", action="store_false", help=guesses)
     add("--max-queue", metavar="N", default=DEFAULT_MAX_QUEUE, type=values.count(1), help=queued)
 

@@ -132,12 +132,12 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
 
 
 def _guesses(loads: list[RingTraffic]) -> Json:
-    """Guessed tokens since the ring began. `tau`: mean tokens of a round that ends with a wrong guess; null: none was."""
+    """Guessed tokens since the ring began. `tau`: mean tokens of a round that ends with a wrong guess."""
     made, right = sum(load.guesses for load in loads), sum(load.right_guesses for load in loads)
     return {
         "made": made,
         "right": right,
-        "accepted": round(right / made, 3) if made else None,
+        "accepted_share": round(right / made, 3) if made else None,
         "tau": round(made / (made - right), 2) if made > right else None,
     }
 

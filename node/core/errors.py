@@ -154,7 +154,7 @@ class NotAdmitted(PippinError):
 
 
 class StaleFence(PippinError):
-    """The message has a lower term or epoch than the node: its sender has been replaced."""
+    """The message is of a ring, or with a fence, that this node does not have: its sender has been replaced, or this node."""
 
     code = "stale_fence"
     status = 503

@@ -47,7 +47,7 @@ class GenerateRequest:
     revision: str = ""
     """Revision of the model whose tokenizer made the prompt; only rings of the same revision serve it."""
     prediction: tuple[int, ...] = ()
-    """Tokens of the answer that the client expects; right or wrong, they change its speed alone."""
+    """Tokens of the answer that the client expects; right or wrong, they change only how fast it comes."""
 
 
 Finish = Literal["stop", "length"]

@@ -127,7 +127,7 @@ class Guesser:
             return None
         expected = _text(guessed)
         for source in self._sources:
-            ahead = source.text.ahead(len(guessed) + 1)
+            ahead = source.ahead(len(guessed) + 1)
             if source.rate >= MIN_RATE and len(ahead) > len(guessed) and ahead.startswith(expected):
                 return ord(ahead[-1])
         return None
@@ -136,11 +136,12 @@ class Guesser:
 class _Rated:
     """A source, and the recent rate of tokens that it foretold among those for which it had a guess."""
 
-    def __init__(self, text: Prediction | Repetition, rate: float) -> None:
-        self.text = text
+    def __init__(self, source: Prediction | Repetition, rate: float) -> None:
+        self._source = source
+        self.ahead = source.ahead
         self.rate = rate
 
     def take(self, token: str) -> None:
-        if guess := self.text.ahead(1):
+        if guess := self.ahead(1):
             self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
-        self.text.take(token)
+        self._source.take(token)

@@ -21,7 +21,7 @@ MAX_ADDRESSES = 32
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Number of a head's decision, ordered by (term, epoch). Messages with a lower one are refused."""
+    """Number of a head's decision, ordered by (term, epoch). A stage refuses frames with another one than its ring's."""
 
     term: int = 0
     epoch: int = 0
@@ -285,7 +285,9 @@ class Ring:
 
     @property
     def place(self) -> tuple[str, tuple[StageSpec, ...]]:
-        """Model and stages. A ring finds weights and KV in memory that another ring of the same place has left."""
+        """Model and stages. A ring finds the weights in memory that another ring of the same place has left, and its KV
+        if both have the same context and sessions.
+        """
         return self.model, self.stages
 
 

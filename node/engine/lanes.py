@@ -124,27 +124,27 @@ class Lanes:
         self._prefixes.clear()
         mx.clear_cache()
 
-    def leave(self, kept: LeftoverKv) -> None:
-        """Move all caches to `kept`, where the next ring of these layers finds them."""
+    def leave(self, leftover: LeftoverKv) -> None:
+        """Move all caches to `leftover`, where the next ring of these layers finds them."""
         for lane in self._lanes.values():
             self._take_back(lane)
             while lane.undos:  # this stage may not have heard yet which of its guesses were wrong
                 _step_back(lane, lane.undos.pop())
-        kept.prefixes |= self._prefixes
-        kept.lanes += self._lanes.values()
+        leftover.prefixes |= self._prefixes
+        leftover.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
-        kept.nbytes = _bytes((*kept.lanes, *kept.prefixes.values()))
+        leftover.nbytes = _bytes((*leftover.lanes, *leftover.prefixes.values()))
 
-    def inherit(self, kept: LeftoverKv, held: Sequence[Held]) -> tuple[Held, ...]:
-        """Make prefixes of the sequences in `held` that earlier rings left in `kept`, and free the rest of `kept`.
+    def inherit(self, leftover: LeftoverKv, held: Sequence[Held]) -> tuple[Held, ...]:
+        """Make prefixes of the sequences in `held` that earlier rings left in `leftover`, and free the rest of `leftover`.
 
         Returns the sequences that this stage has, each with at most the tokens that it has.
         """
         wanted = {each.number for each in held}
-        self._prefixes |= {number: lane for number, lane in kept.prefixes.items() if number in wanted}
-        while kept.lanes:
-            self._split(kept.lanes.pop(), wanted)
-        kept.clear()
+        self._prefixes |= {number: lane for number, lane in leftover.prefixes.items() if number in wanted}
+        while leftover.lanes:
+            self._split(leftover.lanes.pop(), wanted)
+        leftover.clear()
         mx.clear_cache()
         return tuple(here for each in held if (here := self._available(each)))
 
@@ -196,7 +196,7 @@ class Lanes:
         _step_back(self.lane(number), undo)
 
     def _take_back(self, lane: Lane) -> None:
-        """Merge does so always, and what copies or frees rows where caches can't be trimmed."""
+        """Take back the step that was begun ahead, if there is one."""
         if lane.ahead:
             _step_back(lane, lane.ahead.undo)
             lane.ahead = None

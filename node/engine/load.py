@@ -73,7 +73,7 @@ def load_stage(
     if scalars and sources([weights], list(scalars.values()))[0]:
         lacking = [name for name in names if sources([[by_name[name]]], list(scalars.values()))[0]]
         raise ModelBroken(
-            f"{directory.name}: the files of layers {start} to {end} are not all here: "
+            f"{directory.name}: the files of layers {start}-{end - 1} are not all here: "
             f"{len(lacking)} of {len(names)} tensors are in others: {_examples(lacking, tensors)}"
         )
     dtype, size = _dtype(by_name.values()), sum(weight.nbytes for weight in weights)
@@ -86,7 +86,7 @@ def load_stage(
             yield from _warm_up(model, plan, start, end, dtype)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
             raise ModelBroken(
-                f"The layers {start} to {end} of {directory.name} cannot be computed: {error!r}"
+                f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}"
             ) from error
     except BaseException:  # GeneratorExit, too
         weights.clear()

@@ -130,11 +130,11 @@ class Runner:
             assert frame.lane is not None
             self._apply(frame.ops)
             ids = token_array(tokens)
-            return self._send(
+            return self._outgoing(
                 frame, ids, self._stage.begin(frame.lane, ids, frame.lengths, unverified=frame.unverified)
             )
 
-    def _send(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
+    def _outgoing(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
         """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
         finite = self._finite(frame, hidden)
         read = pack([ids])[0] if self.plan.reads_tokens else None
@@ -165,7 +165,7 @@ class Runner:
                     self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
             hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
-            return results, self._send(replace(frame, ops=(), unverified=0), drawn.tokens, hidden)
+            return results, self._outgoing(replace(frame, ops=(), unverified=0), drawn.tokens, hidden)
 
     def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
         """Read the drawn tokens, and find those that grammars force after them."""
@@ -196,7 +196,7 @@ class Runner:
         else:
             tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), unverified=0)
             self._apply(frame.ops)
-        return results, self._send(frame, tokens, self._stage.begin(lane, tokens, unverified=frame.unverified))
+        return results, self._outgoing(frame, tokens, self._stage.begin(lane, tokens, unverified=frame.unverified))
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -273,9 +273,9 @@ class Runner:
 
     def _not_finite(self, row: int, faults: Sequence[NonFiniteRow]) -> StepFailed:
         """The failure of a single row; it does not affect the others."""
-        layers = next((f"layers {fault.start} to {fault.end}" for fault in faults if fault.row == row), "")
+        layers = next((f"layers {fault.start}-{fault.end - 1}" for fault in faults if fault.row == row), "")
         alone = self._stage.end == self.plan.layers
-        where = layers or (f"layers 0 to {self._stage.end} or the head" if alone else "the final norm or the head")
+        where = layers or (f"layers 0-{self._stage.end - 1} or the head" if alone else "the final norm or the head")
         return StepFailed(
             f"The output of {where} is not finite (NaN or infinity), so no token can be sampled.",
             hint="The weights may be damaged, or too large for their dtype: fetch the model again, or use another.",

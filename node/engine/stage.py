@@ -25,7 +25,7 @@ needs the smaller buffers that are then freed."""
 class Stage:
     """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
 
-    `model`, `plan`, `start`, `end` and `weight_bytes` are constant. `lanes`: its caches. `kept`: caches of ended rings.
+    `model`, `plan`, `start`, `end` and `weight_bytes` are constant. `lanes`: its caches. `leftover`: those of ended rings.
     """
 
     def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
@@ -42,11 +42,11 @@ class Stage:
         """Steps of decoding so far."""
         self.leftover = LeftoverKv()
         self.lanes = Lanes(
-            partial(_fresh, model, (*self._own, *self._shadows), plan.kv_bits), plan, f"layers {start} to {end}"
+            partial(_fresh, model, (*self._own, *self._shadows), plan.kv_bits), plan, f"layers {start}-{end - 1}"
         )
 
     def sibling(self) -> "Stage":
-        """A stage of another ring, with the same weights, the same `kept`, and caches of its own."""
+        """A stage of another ring, with the same weights, the same `leftover`, and caches of its own."""
         other = copy.copy(self)
         other.lanes = self.lanes.sibling()
         return other

@@ -78,7 +78,7 @@ class Driver:
         self._landed_at = 0.0
         self._leftover = leftover
         self._held: tuple[Held, ...] = ()
-        """KV of `_left` that this stage has. The other stages are asked for theirs before anything else is sent."""
+        """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
 

@@ -35,7 +35,7 @@ from node.ring.session import Session, Slot
 LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
 MAX_STEPS = 16
-"""Maximum number of steps of which the ring learns at once. KV is set aside for more: see HEADROOM."""
+"""Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 FIRST_NUMBER = 1 << 16
@@ -53,12 +53,7 @@ def sequence_numbers(info: NodeInfo) -> Iterator[int]:
 
 
 class Scheduler:
-    """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
-    share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
-    position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
-    tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
-    back. `guesses`: guess tokens while stages are idle.
-    """
+    """All that the driver knows of its sessions and of the KV at the stages, and the order of their steps."""
 
     def __init__(
         self,
@@ -73,6 +68,12 @@ class Scheduler:
         ahead: bool = False,
         guesses: bool = False,
     ) -> None:
+        """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
+        share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
+        position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
+        tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
+        back. `guesses`: guess tokens while stages are idle.
+        """
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
         self._stages = stages
@@ -211,7 +212,7 @@ class Scheduler:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
     def returned(self, step: Step, in_flight: int) -> Behind | None:
-        """A step came back, and its results are to be computed. Returns the guesses behind it, if there are any.
+        """A step's frame came back, and its results are yet to be computed. Returns the guesses behind it, if there are any.
 
         `in_flight`: number of the other steps. If a stage is idle, one more guess may follow.
         """
@@ -232,7 +233,7 @@ class Scheduler:
         return lane.add_guess(token)
 
     def landed(self, step: Step, seconds: float, *, taken_back: bool = False) -> None:
-        """A step came back after `seconds`, in which others waited. Its sessions have accepted their tokens.
+        """A step's results are computed, and its sessions have accepted their tokens. Others waited for `seconds`.
 
         `taken_back`: the runner has taken back the guesses behind it, and the next frame says so.
         """

@@ -98,4 +98,4 @@ def test_without_guesses(cluster: Cluster) -> None:
     cluster.ready(*cluster.nodes)
     text = node.chat(**GREEDY).text
     assert node.chat(**GREEDY, **predicted(text)).text == text
-    assert guesses(node) == {"made": 0, "right": 0, "accepted": None, "tau": None}
+    assert guesses(node) == {"made": 0, "right": 0, "accepted_share": None, "tau": None}

@@ -71,7 +71,7 @@ def changed(directory, name, value):
 
 @pytest.mark.parametrize(
     ("bounds", "where"),
-    [((0, 4), "layers 0 to 4 or the head"), ((0, 2, 4), "layers 0 to 2"), ((0, 1, 3, 4), "layers 0 to 1")],
+    [((0, 4), "layers 0-3 or the head"), ((0, 2, 4), "layers 0-1"), ((0, 1, 3, 4), "layers 0-0")],
 )
 def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
@@ -91,8 +91,8 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
 @pytest.mark.parametrize(
     ("tensor", "where"),
     [
-        ("model.layers.2.mlp.up_proj.weight", "layers 1 to 3"),
-        ("model.layers.3.input_layernorm.weight", "layers 3 to 4"),
+        ("model.layers.2.mlp.up_proj.weight", "layers 1-2"),
+        ("model.layers.3.input_layernorm.weight", "layers 3-3"),
         ("lm_head.weight", "the final norm or the head"),
     ],
 )
@@ -111,4 +111,4 @@ def test_a_text_that_is_evaluated_fails_alone(chunk, tmp_path):
     ring = runners(directory, 0, 2, 4)
     good, bad = ring[0].evaluate(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [chunk, chunk])
     assert not isinstance(good, StepFailed)
-    assert "The output of layers 0 to 2 is not finite" in str(bad)
+    assert "The output of layers 0-1 is not finite" in str(bad)

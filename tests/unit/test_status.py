@@ -242,9 +242,9 @@ def test_each_ring_tells_how_many_guesses_were_right():
     rings = tuple(ring("1", name=name) for name in ("r1", "r2", "r3"))
     (model,) = build_status(view(*peers, rings=rings))["models"]
     assert [each["guesses"] for each in model["rings"]] == [
-        {"made": 10, "right": 8, "accepted": 0.8, "tau": 5.0},
-        {"made": 3, "right": 0, "accepted": 0.0, "tau": 1.0},
-        {"made": 0, "right": 0, "accepted": None, "tau": None},
+        {"made": 10, "right": 8, "accepted_share": 0.8, "tau": 5.0},
+        {"made": 3, "right": 0, "accepted_share": 0.0, "tau": 1.0},
+        {"made": 0, "right": 0, "accepted_share": None, "tau": None},
     ]
 
 
