@@ -226,12 +226,17 @@ class FakeStage:
                 self._begin_with_prefix(op)
             case Forget(prefix):
                 self.prefixes.pop(prefix, None)
-            case Back(lane, tokens):
-                assert 0 < tokens <= self.guesses[lane]
-                self.guesses[lane] -= tokens
-                self.lanes[lane] = [[keys[:-tokens] for keys in row] for row in self.lanes[lane]]
+            case Back():
+                self._back(op)
             case _:
                 raise AssertionError(op)
+
+    def _back(self, op: Back) -> None:
+        if op.lane not in self.lanes and self.process.world.failing_steps:
+            raise StepFailed(f"There is no lane {op.lane}.")  # an earlier step failed
+        assert 0 < op.tokens <= self.guesses[op.lane]
+        self.guesses[op.lane] -= op.tokens
+        self.lanes[op.lane] = [[keys[: -op.tokens] for keys in row] for row in self.lanes[op.lane]]
 
     def _begin_with_prefix(self, op: Take | Reuse) -> None:
         assert op.lane not in self.lanes
