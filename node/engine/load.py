@@ -85,9 +85,7 @@ def load_stage(
         try:
             yield from _warm_up(model, plan, start, end, dtype)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
-            raise ModelBroken(
-                f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}"
-            ) from error
+            raise ModelBroken(f"Layers {start}-{end - 1} of {directory.name} cannot be computed: {error!r}") from error
     except BaseException:  # GeneratorExit, too
         weights.clear()
         for _ in release_memory([model]):
