@@ -1,6 +1,7 @@
 """What a client learns about a peer without a call."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -103,15 +104,27 @@ async def relayed(target: str, forward: Callable[[bytes], Awaitable[bool]]) -> A
                 writer.write(data)
 
         answers = asyncio.create_task(back())
-        while data := await reader.read(65536):
-            if await forward(data):
-                there[1].write(data)
-        there[1].close()
-        writer.close()
-        await answers
+        try:
+            while data := await reader.read(65536):
+                if await forward(data):
+                    there[1].write(data)
+        finally:
+            answers.cancel()
+            for each in (there[1], writer):
+                each.close()
+                with contextlib.suppress(OSError):
+                    await each.wait_closed()
 
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+    relays: list[asyncio.Task[None]] = []
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.append(asyncio.create_task(relay(reader, writer)))
+
+    async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
         yield Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for each in relays:
+        each.cancel()
+    await asyncio.gather(*relays, return_exceptions=True)
 
 
 @pytest.mark.parametrize(("pause_s", "least", "most"), [(0.0, 8, 10), (0.03, 0.7, 2)])
