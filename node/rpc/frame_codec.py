@@ -34,6 +34,8 @@ _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ITEMS = 1 << 14
 """Maximum operations of a frame, rows of a lane, and held sequences."""
+_MAX_UNVERIFIED = 256
+"""Maximum guesses of a lane, one for each stage of the longest ring: a stage may keep a copy of a state for each."""
 _MAX_TENSORS = 64
 _MAX_DIMENSIONS = 8
 
@@ -126,6 +128,8 @@ def _check(header: Header) -> None:
         raise BadRequest("A frame filters a lane with the same row twice.")
     if len({each.number for each in header.held}) < len(header.held):
         raise BadRequest("A frame lists a held sequence twice.")
+    if header.unverified > _MAX_UNVERIFIED:
+        raise BadRequest(f"A frame has {header.unverified:,} unverified guesses; the maximum is {_MAX_UNVERIFIED}.")
     dimensions = max((len(meta.shape) for meta in (*header.tensors, header.tokens)), default=0)
     if len(header.tensors) > _MAX_TENSORS or dimensions > _MAX_DIMENSIONS:
         raise BadRequest(

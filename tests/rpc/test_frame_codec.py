@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
 from node.core.frames import (
+    Back,
     Drop,
     Failure,
     Filter,
@@ -39,6 +40,7 @@ ops = st.one_of(
     st.builds(Reuse, numbers, numbers, numbers),
     st.builds(Take, numbers, numbers),
     st.builds(Forget, numbers),
+    st.builds(Back, numbers, numbers),
 )
 tensors = st.builds(
     Tensor, st.sampled_from(["float32", "bfloat16"]), st.lists(numbers, max_size=3).map(tuple), st.binary(max_size=40)
@@ -55,6 +57,7 @@ frames = st.builds(
     tokens=st.none() | tensors,
     sampled=st.booleans(),
     every=st.booleans(),
+    unverified=st.integers(0, 256),
     faults=st.lists(st.builds(NonFiniteRow, numbers, numbers, numbers), max_size=3).map(tuple),
     lengths=st.lists(numbers, max_size=3).map(tuple),
     failure=st.none() | st.builds(Failure, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
@@ -91,6 +94,7 @@ TOO_MUCH = {
     "a sequence held twice": header(held=[HeldMessage(number=1, tokens=5)] * 2),
     "rows": header(ops=[Op(kind=Op.FILTER, rows=range(20_000))]),
     "a row named twice": header(ops=[Op(kind=Op.FILTER, rows=[0, 0])]),
+    "guesses": header(unverified=257),
     "lengths": header(lengths=[1] * 20_000),
     "tensors": header(tensors=[TensorMeta()] * 65),
     "dimensions": header(tensors=[TensorMeta(shape=[1] * 9)]),
