@@ -1,4 +1,5 @@
-"""Guesses at the next tokens of an answer: where the client's prediction, or an earlier passage, would go on. Pure.
+"""Guesses at the next tokens of an answer: where the client's prediction, or an earlier passage, would go on, or what a
+draft model has drawn. Pure.
 
 Texts of tokens are kept as strings, one character for each token, because `str.find` finds a passage of 100,000 tokens in
 some 50 µs and needs no index.
@@ -18,6 +19,10 @@ MIN_RATE = 0.15
 """Rate of right guesses below which a source is not asked."""
 FIRST_RATE = 0.5
 """Rate of a source that has foretold no token yet."""
+RECOVERY = 0.01
+"""Share by which a rate returns to FIRST_RATE with each token for which the source had no guess: a source that was often
+wrong is asked again some time later.
+"""
 CATCH_UP = 256
 """Maximum tokens of an answer that are followed at once: a token takes some 0.1 ms in a text of 100,000."""
 _CHARACTERS = 1 << 20
@@ -103,15 +108,36 @@ class Repetition:
             self._place = start + size
 
 
+class Drafted:
+    """What a draft model has drawn for the tokens to come."""
+
+    def __init__(self) -> None:
+        self._tokens = ""
+
+    def ahead(self, count: int) -> str:
+        return self._tokens[:count]
+
+    def take(self, token: str) -> None:
+        """Follow the answer by one token."""
+        self._tokens = self._tokens[1:] if self._tokens[:1] == token else ""
+
+    def add(self, guessed: str, token: str) -> None:
+        """The draft model has drawn a token after these guesses at the next ones."""
+        self._tokens = guessed + token
+
+
 class Guesser:
-    """Guesses the tokens of one answer. The client's prediction is asked first, then what was repeated.
+    """Guesses the tokens of one answer. Of the sources that have a guess, the one that was right most often is asked; in
+    doubt first the client's prediction, then what was repeated, then the draft model.
 
     Each source is followed along the answer whether it is asked or not; it is asked as long as it was often right.
     """
 
     def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = ()) -> None:
+        self._draft = _Rated(drafted := Drafted(), FIRST_RATE)
+        self._drafted = drafted
         rate = 1.0 if prediction else 0.0
-        self._sources = [_Rated(Prediction(prediction), rate), _Rated(Repetition(prompt), FIRST_RATE)]
+        self._sources = [_Rated(Prediction(prediction), rate), _Rated(Repetition(prompt), FIRST_RATE), self._draft]
         self._followed = len(prompt)
 
     def after(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> int | None:
@@ -119,29 +145,60 @@ class Guesser:
 
         None if no source has it, or while the sources have yet to catch up with the answer.
         """
+        if not self._follow(tokens):
+            return None
+        source = self._best(_text(guessed))
+        return ord(source.ahead(len(guessed) + 1)[-1]) if source else None
+
+    def lacks_draft(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> bool:
+        """Whether the draft model should draw the token after these: it was right more often than sources that have it."""
+        if not self._follow(tokens) or self._draft.rate < MIN_RATE:
+            return False
+        expected = _text(guessed)
+        best = self._best(expected)
+        return not self._draft.goes_on_after(expected) and (best is None or best.rate < self._draft.rate)
+
+    def add_draft(self, tokens: Sequence[int], guessed: Sequence[int], token: int) -> None:
+        """The draft model has drawn a token after these."""
+        if self._follow(tokens):
+            self._drafted.add(_text(guessed), _text([token]))
+
+    def drafted_too_late(self) -> None:
+        """The draft model has drawn a token that was known by then, which helps as little as a wrong one."""
+        self._draft.miss()
+
+    def _follow(self, tokens: Sequence[int]) -> bool:
+        """Follow the answer. Returns whether the sources have caught up with it."""
         for token in tokens[self._followed : self._followed + CATCH_UP]:
             for source in self._sources:
                 source.take(_text([token]))
         self._followed = min(len(tokens), self._followed + CATCH_UP)
-        if self._followed < len(tokens):
-            return None
-        expected = _text(guessed)
-        for source in self._sources:
-            ahead = source.ahead(len(guessed) + 1)
-            if source.rate >= MIN_RATE and len(ahead) > len(guessed) and ahead.startswith(expected):
-                return ord(ahead[-1])
-        return None
+        return self._followed == len(tokens)
+
+    def _best(self, expected: str) -> "_Rated | None":
+        """The source to ask for the token after these guesses."""
+        having = [each for each in self._sources if each.rate >= MIN_RATE and each.goes_on_after(expected)]
+        return max(having, key=lambda source: source.rate, default=None)
 
 
 class _Rated:
     """A source, and the recent rate of tokens that it foretold among those for which it had a guess."""
 
-    def __init__(self, source: Prediction | Repetition, rate: float) -> None:
+    def __init__(self, source: Prediction | Repetition | Drafted, rate: float) -> None:
         self._source = source
         self.ahead = source.ahead
         self.rate = rate
 
+    def goes_on_after(self, expected: str) -> bool:
+        ahead = self.ahead(len(expected) + 1)
+        return len(ahead) > len(expected) and ahead.startswith(expected)
+
+    def miss(self) -> None:
+        self.rate *= RATE_DECAY
+
     def take(self, token: str) -> None:
         if guess := self.ahead(1):
             self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
+        else:
+            self.rate += RECOVERY * (FIRST_RATE - self.rate)
         self._source.take(token)

@@ -252,6 +252,12 @@ class Lanes:
         if lane.ahead:
             lane.ahead.filter(rows)
 
+    def trim(self, number: int, tokens: int) -> None:
+        """Take the lane's last tokens back, guesses or not. Raises PippinError if its caches can't go back."""
+        lane = self.lane(number)
+        lane.undos.clear()
+        self._trim(lane, tokens)
+
     def _trim(self, lane: Lane, tokens: int) -> None:
         if tokens == 0:
             return

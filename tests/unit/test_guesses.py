@@ -103,3 +103,68 @@ def test_ids_beyond_all_vocabularies_do_no_harm() -> None:
 
 def test_a_new_source_may_miss_some_times() -> None:
     assert FIRST_RATE * RATE_DECAY**5 > MIN_RATE
+
+
+# --- a draft model ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_draft_model_has_drawn_is_guessed_until_it_turns_out_wrong() -> None:
+    guesser, tokens = Guesser([1]), [1]
+    assert guesser.lacks_draft(tokens)
+    guesser.add_draft(tokens, [], 50)
+    assert guesser.lacks_draft(tokens, [50])
+    guesser.add_draft(tokens, [50], 51)
+    assert [guesser.after(tokens), guesser.after(tokens, [50]), guesser.after(tokens, [9])] == [50, 51, None]
+    assert [guesser.lacks_draft(tokens, path) for path in ([], [50], [50, 51], [9])] == [False, False, True, True]
+    assert guesser.after([1, 50]) == 51
+    assert guesser.after([1, 50, 7]) is None
+    assert guesser.lacks_draft([1, 50, 7])
+
+
+def test_a_draft_goes_on_after_the_guess_of_another_source() -> None:
+    guesser = Guesser([1], TEXT)
+    assert guesser.after([1]) == 100
+    guesser.add_draft([1], [100], 7)
+    assert guesser.after([1, 100]) == 101, "the prediction was right more often"
+    assert guesser.after([1, 100, 7, 8, 9, 10, 11, 12, 13, 14, 15]) is not None
+
+
+def test_the_source_that_was_right_more_often_is_asked() -> None:
+    prompt = [5, 6, 9, 5, 6, 9, 5, 6]
+    guesser = Guesser(prompt)
+    guesser.add_draft(prompt, [], 30)
+    assert guesser.after(prompt) == 9
+    assert not guesser.lacks_draft(prompt)
+    guesser.add_draft([*prompt, 30], [], 31)  # the repetition was wrong, and this one right
+    tokens = [*prompt, 30, 31]
+    guesser.after(tokens)
+    assert guesser.lacks_draft(tokens)
+
+
+def test_a_draft_model_that_is_often_wrong_is_asked_now_and_then() -> None:
+    guesser, tokens, asked = Guesser([1]), [1], list[int]()
+    for token in range(1000, 1300):
+        if guesser.lacks_draft(tokens):
+            asked.append(token)
+            guesser.add_draft(tokens, [], 7)
+        tokens.append(token)
+    assert 10 < len(asked) < 60
+    assert asked[-1] > 1250
+
+
+def test_a_draft_model_that_is_often_right_is_asked_each_time() -> None:
+    guesser, tokens = Guesser([1]), [1]
+    for token in range(1000, 1300):
+        assert guesser.lacks_draft(tokens)
+        guesser.add_draft(tokens, [], 7 if token % 5 == 0 else token)
+        tokens.append(token)
+
+
+def test_a_draft_model_that_is_always_late_is_asked_now_and_then() -> None:
+    guesser, tokens, asked = Guesser([1]), [1], 0
+    for token in range(1000, 1300):
+        if guesser.lacks_draft(tokens):
+            asked += 1
+            guesser.drafted_too_late()
+        tokens.append(token)
+    assert 10 < asked < 60

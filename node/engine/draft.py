@@ -1,0 +1,126 @@
+"""A draft model: a small model of the same tokenizer, whole on the driver, which guesses a larger one's next tokens.
+
+It draws as the larger model will: with the same sampling, and with the same random numbers, as these depend on seed and
+position alone. So the two draw the same token not only when both are sure of it. All methods run in the compute thread.
+"""
+
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from node.core.errors import PippinError
+from node.core.frames import Back, Drop, Open
+from node.core.mlx_errors import MLX_ERRORS
+from node.core.models import DRAFT_CONTEXT
+from node.engine.runner import Draw
+from node.engine.sampling import NO_TOKEN, begin_draw
+from node.engine.stage import Stage
+from node.engine.tensor_codec import token_array
+
+CHUNK_S = 0.02
+"""Target duration of a chunk of a prompt, as the ring's own steps wait for it."""
+FIRST_CHUNK = 64
+MAX_CHUNK = 1024
+_LANE = 0
+
+
+class DraftFailed(PippinError):
+    """The draft model could not compute a token."""
+
+    code = "draft_failed"
+
+
+class DraftModel:
+    """It follows one session at a time. Another one begins with what both have in common."""
+
+    def __init__(self, stage: Stage, vocabulary: int) -> None:
+        """`stage`: all layers of the draft model, with caches of its own. `vocabulary`: number of the larger model's
+        logits.
+        """
+        self._stage = stage
+        self._vocabulary = vocabulary
+        self._held: list[int] = []
+        """Tokens of which the lane has KV."""
+        self._chunk = FIRST_CHUNK
+        self.max_context = min(stage.plan.max_context, DRAFT_CONTEXT)
+        self.kv_bytes = 0
+        """May be read in any thread."""
+
+    def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+        """The token that may come after `tokens`, of which the first `verified` are certain, and the others guesses.
+
+        None as long as it has yet to compute more of them: each call computes one chunk, so ask again. Raises DraftFailed;
+        all KV is then freed.
+        """
+        try:
+            return self._guess(tokens, verified, draw)
+        except (PippinError, *MLX_ERRORS) as error:
+            self.clear()
+            raise DraftFailed(f"The draft model failed: {error}") from error
+        finally:
+            self.kv_bytes = self._stage.lanes.kv_bytes
+
+    def clear(self) -> None:
+        """Free all KV."""
+        self._held = []
+        self._stage.lanes.clear()
+        self.kv_bytes = 0
+
+    def _guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+        self._go_back_to(tokens[:-1], verified)
+        certain = tokens[len(self._held) : verified]
+        if len(certain) > self._chunk:
+            self._run_chunk(certain[: self._chunk])
+            return None
+        hidden = self._run(certain) if certain else ()
+        for place in range(len(self._held), len(tokens)):
+            hidden = self._run(tokens[place : place + 1], unverified=place + 1 - verified)
+        return self._draw(hidden, draw)
+
+    def _run(self, tokens: Sequence[int], unverified: int = 0) -> Sequence[mx.array]:
+        hidden = self._stage.begin(_LANE, token_array([tokens]), unverified=unverified)
+        self._held += tokens
+        return hidden
+
+    def _run_chunk(self, tokens: Sequence[int]) -> None:
+        began = time.monotonic()
+        self._run(tokens)
+        most = self._stage.plan.max_chunk or MAX_CHUNK
+        self._chunk = max(1, self._chunk // 2) if time.monotonic() - began > CHUNK_S else min(2 * self._chunk, most)
+
+    def _draw(self, hidden: Sequence[mx.array], draw: Draw) -> int:
+        logits = self._stage.finish(hidden)[:, : self._vocabulary]
+        if (
+            lacking := self._vocabulary - logits.shape[-1]
+        ) > 0:  # models of a family pad their vocabularies differently
+            logits = mx.pad(logits, [(0, 0), (0, lacking)], constant_values=mx.array(-mx.inf))
+        (sampled,) = begin_draw(logits, [draw.sampling], [draw.position], [draw.history]).read()
+        if sampled.token == NO_TOKEN:
+            raise PippinError("its output is not finite (NaN or infinity).")
+        return sampled.token
+
+    def _go_back_to(self, tokens: Sequence[int], verified: int) -> None:
+        """Take the lane back to what it has in common with `tokens`."""
+        lanes, common = self._stage.lanes, _common(self._held, tokens)
+        undos = len(lanes.lane(_LANE).undos) if self._held else 0
+        # What was certain in another session can't be taken back one by one where it is a guess.
+        common = min(common, verified + undos)
+        excess = len(self._held) - common
+        if excess and excess <= undos:
+            lanes.apply(Back(_LANE, excess))
+        elif excess and common and self._stage.plan.trimmable:
+            lanes.trim(_LANE, excess)
+        elif excess or not self._held:
+            lanes.apply(Drop(_LANE))
+            lanes.apply(Open(_LANE))
+            common = 0
+        del self._held[common:]
+
+
+def _common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Number of first tokens that both have."""
+    most = min(len(some), len(others))
+    if some[:most] == others[:most]:  # nearly always, and quick
+        return most
+    return next(place for place in range(most) if some[place] != others[place])
