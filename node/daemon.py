@@ -25,6 +25,7 @@ from node.cluster.heartbeats import Heartbeats
 from node.cluster.model_specs import ModelSpecs
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
+from node.core.models import DraftChoice
 from node.core.pool import Pools
 from node.core.types import Memory, NodeInfo, NodeReport
 from node.engine.compute import Compute
@@ -125,6 +126,7 @@ class Daemon:
     def _build_models(self, sandboxes: SandboxServer) -> None:
         hub = Hub()
         self._preload: tuple[str, ...] = ()
+        self._drafts: tuple[DraftChoice, ...] = ()
         self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
@@ -136,6 +138,8 @@ class Daemon:
             self._agent.holders,
             self._pools,
             self._options.kv_bits,
+            self._files.of_tokenizer,
+            sandboxes,
         )
         self._grammars = Grammars(sandboxes, self._options.grammar_timeout)
 
@@ -209,6 +213,7 @@ class Daemon:
         search = await self._upkeep.begin()
         await self._grammars.start()
         self._preload = tuple(self._full_id(name) for name in self._options.models)
+        self._drafts = tuple(DraftChoice(*map(self._full_id, names)) for names in self._options.drafts)
         await self._rpc.start(self._control, self._rings, self._files)
         discovery = self._discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
@@ -324,6 +329,7 @@ class Daemon:
             traffic=self._rings.traffic(),
             models=self._catalogue.local(),
             preload=self._preload,
+            drafts=self._drafts,
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
             speeds=self._rings.speeds(),

@@ -30,6 +30,12 @@ def name(text: str) -> str:
     return nonempty(text)
 
 
+def draft(text: str) -> tuple[str, str]:
+    """The model, empty if none is named, and its draft model."""
+    model, equals, small = text.rpartition("=")
+    return name(model) if equals else "", name(small)
+
+
 def cluster(text: str) -> str:
     """Must be a DNS label, as the head is found as <cluster>.local. It is returned in lower case, like DNS names."""
     if not re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", text.lower()):

@@ -62,6 +62,8 @@ class Options:
     """Maximum length of a sequence in tokens; None: the placement decides."""
     kv_bits: int = 0
     """Bits of a number of the KV; 0: the dtype of the activations."""
+    drafts: tuple[tuple[str, str], ...] = ()
+    """Models, and the draft models that guess their tokens."""
     max_sessions: int | None = None
     """Sequences that a ring reserves memory for; None: the placement decides."""
     max_rings: int | None = None
@@ -109,13 +111,16 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         parser.error(f"unknown argument: {rest[0]} (a model is named with --model ID)")
     if getattr(found, "check", False):
         parser.error("--check comes first, and takes options of its own: see node --check --help")
+    if not found.models and any(not model for model, _ in found.drafts):
+        parser.error("--draft ID needs --model; or name the model that it is for: --draft MODEL=ID")
     device = os.environ.get("PIPPIN_DEVICE", "")
     if device not in DEVICES:
         parser.error(f"PIPPIN_DEVICE is {device!r}; it may be cpu or gpu")
     given: dict[str, Any] = {
         name: tuple(dict.fromkeys(item)) if isinstance(item, list) else item for name, item in vars(found).items()
     }
-    return Options(**given, device=device)
+    drafts = [(model, draft) for of, draft in found.drafts for model in ([of] if of else found.models)]
+    return Options(**given | {"drafts": tuple(drafts)}, device=device)
 
 
 def _refuse_javascript(args: Sequence[str]) -> None:
@@ -171,6 +176,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     )
     bits = "keep the KV in so many bits, with less memory and less precision (default: those of the model)"
     add("--kv-bits", default=0, type=int, choices=KV_BITS, help=bits)
+    draft = "small model that guesses tokens of MODEL, or of each --model, where it is spread over nodes; repeatable"
+    add_list("--draft", dest="drafts", metavar="[MODEL=]ID", type=values.draft, help=draft)
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")

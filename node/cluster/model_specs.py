@@ -1,11 +1,12 @@
 """Finds the description of a model for the placement: on this node, on others, or on the hub."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from node.core.errors import HubUnavailable, ModelNotFound, PeerUnavailable, PippinError
-from node.core.models import ModelSpec
+from node.core.errors import HubUnavailable, ModelNotFound, ModelUnsupported, PeerUnavailable, PippinError
+from node.core.models import HeldModel, ModelSpec
 from node.core.pool import Pools
 from node.core.types import Address
 from node.engine.compute import Compute
@@ -16,6 +17,8 @@ from node.model.hub import Hub
 from node.model.scanner import Folder
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
+from node.text.same_tokens import difference
+from node.text.sandbox import SandboxServer
 
 
 class ModelSpecs:
@@ -27,11 +30,15 @@ class ModelSpecs:
         client: RpcClient,
         holders: Callable[[str], Sequence[tuple[Address, str]]],
         pools: Pools,
-        kv_bits: int = 0,
+        kv_bits: int,
+        tokenizer_of: Callable[[HeldModel, Address | None], Awaitable[Path]],
+        sandboxes: SandboxServer,
     ) -> None:
         """`holders`: returns the other nodes that have all files of a model, each with their revision. `kv_bits`: see
-        ModelSpec, for `find`.
+        ModelSpec, for `find`. `tokenizer_of`: see Files.of_tokenizer.
         """
+        self._tokenizer_of = tokenizer_of
+        self._sandboxes = sandboxes
         self._kv_bits = kv_bits
         self._pools = pools
         self._catalogue = catalogue
@@ -83,6 +90,29 @@ class ModelSpecs:
             raise
         config = await self._pools.files.run(read_config, metadata.directory)
         return await self._describe(model, metadata.directory.name, config, metadata.weights, self._kv_bits)
+
+    async def find_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
+        """Describe a model that is to guess tokens of another one.
+
+        Raises ModelUnsupported if it has other tokens or is the same model, the errors of `find`, and those of a transfer.
+        """
+        spec = await self.find(draft)
+        if (spec.id, spec.revision) == (model.id, model.revision):
+            raise ModelUnsupported(
+                f"{draft} can't be its own draft.", hint="Choose a smaller model of the same family."
+            )
+        one, other = [await self._tokenizer_of(*self._holder(each)) for each in (model, spec)]
+        if differs := await difference(self._sandboxes, one, other):
+            raise ModelUnsupported(
+                f"{draft} can't be the draft of {model.id}, as it has other tokens: {differs}.",
+                hint="Choose a smaller model of the same family, or start the nodes without this --draft.",
+            )
+        return spec
+
+    def _holder(self, spec: ModelSpec) -> tuple[HeldModel, Address | None]:
+        """The model, and another node that has its files, if there is one."""
+        holders = [peer for peer, revision in self._holders(spec.id) if revision == spec.revision]
+        return HeldModel(spec.id, spec.revision), next(iter(holders), None)
 
     async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)

@@ -127,6 +127,7 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
         "driver": ring.driver,
         "stages": [{"node": stage.node, "start": stage.start, "end": stage.end} for stage in ring.stages],
         "requests": _requests(loads),
+        "draft": ring.draft.model if ring.draft else None,
         "guesses": _guesses(loads),
     }
 

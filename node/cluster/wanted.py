@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.cluster.agent import Agent
 from node.cluster.model_specs import ModelSpecs
@@ -39,6 +39,8 @@ class WantedModel:
     """Time at which it got its ring; refreshed while it has none."""
     preload: bool = False
     spec: ModelSpec | None = None
+    draft: str = ""
+    """Id of the draft model that was last looked for; empty if none was."""
     failure: Refusal | None = None
     retry_at: float = 0.0
 
@@ -107,7 +109,11 @@ class WantedModels:
     async def _find_spec(self, model: str, wanted: WantedModel) -> Refusal | None:
         """Root of a task: any error becomes the reason why the model is refused."""
         try:
-            wanted.spec = await self._specs.find(model)
+            wanted.draft = self._draft_of(model)
+            spec = wanted.spec or await self._specs.find(model)
+            if wanted.draft:
+                spec = replace(spec, draft=await self._specs.find_draft(wanted.draft, spec))
+            wanted.spec = spec
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("describing failed")
@@ -122,6 +128,11 @@ class WantedModels:
                 del self.models[model]  # those who wait are told; a later request makes the head try again
             self._agent.head_due.notify()
         return wanted.failure
+
+    def _draft_of(self, model: str) -> str:
+        """The draft model that a node wants for a model; empty if none does."""
+        nodes = sorted(self._agent.alive(), key=lambda node: node.info.id)
+        return next((each.draft for node in nodes for each in node.drafts if each.model == model), "")
 
     def lacks_spec(self, current: Placement) -> bool:
         """Whether a placed model is not known yet, as on a new head; until it is, the placement must not change."""
@@ -155,7 +166,8 @@ class WantedModels:
             is_new = wanted.spec is None and self._agent.last_joined_at > wanted.retry_at - RETRY_S
             if wanted.failure and (is_new or wanted.retry_at < now()):
                 wanted.failure = None
-            if not wanted.spec and not wanted.failure:
+            draft = self._draft_of(model)
+            if not wanted.failure and (not wanted.spec or (draft and draft != wanted.draft)):
                 self._describe(model, wanted)
 
     def _forget_unserved(self, current: Placement) -> None:

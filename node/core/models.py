@@ -5,6 +5,11 @@ from dataclasses import dataclass
 KV_BITS = (4, 8)
 """Bits that a number of the KV may have, instead of those of the activations."""
 
+DRAFT_CONTEXT = 8192
+"""Maximum tokens of a session in which a draft model guesses: KV is set aside for one session of that length. That of
+small models is hardly smaller than that of large ones: 0.9 GB for Qwen3 0.6B.
+"""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldModel:
@@ -16,6 +21,14 @@ class HeldModel:
 
     id: str
     revision: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DraftChoice:
+    """A node's wish, from --draft, that `draft` guesses tokens of `model`. Both are ids."""
+
+    model: str
+    draft: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,9 @@ class ModelSpec:
     """Bytes of the attention scores of one chunk, for each token of the context; 0 where attention is fused."""
     kv_bits: int = 0
     """Bits of a number of the KV, 8 or 4, from the head's --kv-bits; 0: the dtype of the activations."""
+
+    draft: "ModelSpec | None" = None
+    """A small model that guesses tokens of this one, from --draft. It has no draft itself."""
 
     @property
     def layers(self) -> int:

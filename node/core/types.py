@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from node.core.models import HeldModel, ModelSpec
+from node.core.models import DraftChoice, HeldModel, ModelSpec
 
 MAX_NAME_CHARS = 512
 """Maximum characters of an id, a name or an address from a peer: a model's id consists of up to two file names of 255."""
@@ -205,6 +205,7 @@ class NodeReport:
     models: tuple[HeldModel, ...] = ()
     preload: tuple[str, ...] = ()
     """Ids of the models named by --model."""
+    drafts: tuple[DraftChoice, ...] = ()
     min_stages: int = 1
     """Minimum number of nodes for each model, from --stages."""
     links: tuple[Link, ...] = ()
@@ -270,6 +271,8 @@ class Ring:
     revision: str = ""
     kv_bits: int = 0
     """As in ModelSpec."""
+    draft: Shard | None = None
+    """All layers of a draft model, which the driver holds, too; None without one, and with one stage."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from itertools import accumulate
 
-from node.core.models import ModelSpec
+from node.core.models import DRAFT_CONTEXT, ModelSpec
 from node.core.types import Ring, StageSpec
 
 STAGE_RESERVE = 64 * 2**20
@@ -26,10 +26,13 @@ class Footprint:
         scores = spec.score_bytes * context
         self.reserve = STAGE_RESERVE + max(scores, *spec.layer_bytes) + max(cache) * sessions
         self.cache = sum(cache) * sessions
+        self._draft = _draft_bytes(spec.draft, context) if spec.draft else 0
 
     def stage(self, start: int, end: int, *, driver: bool) -> int:
-        """Bytes of layers [start, end) on one node."""
-        return self._before[end] - self._before[start] + self.reserve + (self._ends if driver or self._shared else 0)
+        """Bytes of layers [start, end) on one node. A driver has the draft model, too, unless it holds all layers."""
+        ends = self._ends if driver or self._shared else 0
+        draft = self._draft if driver and end - start < len(self._before) - 1 else 0
+        return self._before[end] - self._before[start] + self.reserve + ends + draft
 
     def work(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes that the stage reads per token, which determine its time: weights only, as KV caches are seldom full.
@@ -52,6 +55,11 @@ class Footprint:
     def whole(self) -> int:
         """Bytes of the whole model on one node."""
         return self.stage(0, len(self._before) - 1, driver=True)
+
+
+def _draft_bytes(draft: ModelSpec, context: int) -> int:
+    """Bytes of a draft model: it follows one session."""
+    return Footprint(draft, min(context, draft.max_context, DRAFT_CONTEXT), sessions=1).whole
 
 
 footprint = lru_cache(1024)(Footprint)

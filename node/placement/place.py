@@ -15,7 +15,7 @@ from node.core.models import HeldModel, ModelSpec
 from node.core.types import Fence, NodeReport, Placement, Refusal, Ring
 from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
-from node.placement.search import CONTEXTS, SESSIONS, Goal, find_ring, refusal
+from node.placement.search import CONTEXTS, SESSIONS, Goal, draft_of, find_ring, refusal
 from node.placement.speed import TOO_SLOW, is_quicker, pace, token_ms
 from node.placement.split import boundaries
 
@@ -67,6 +67,11 @@ def place(
         if not draft.unplaced or len(models) == 1:
             break
     assert best
+    if best.refused and any(spec.draft for spec in models):  # better without draft models than not at all
+        bare = [replace(spec, draft=None) for spec in models]
+        plan = place(bare, nodes, rules, fence=fence, head=head, current=current)
+        if len(plan.refused) < len(best.refused):
+            return plan
     rings = [ring for spec in models for ring in best.rings[spec.id]]
     return Placement(fence, head, tuple(rings), tuple(best.refused))
 
@@ -133,7 +138,7 @@ class _Draft:
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
         version = spec.id, spec.revision, spec.kv_bits
         of_model = [ring for ring in old if (ring.model, ring.revision, ring.kv_bits) == version]
-        found = [ring for ring in of_model if self._conforms(spec, ring)]
+        found = [ring for ring in of_model if ring.draft == draft_of(spec, ring.stages) and self._conforms(spec, ring)]
         return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 
     def _conforms(self, spec: ModelSpec, ring: Ring) -> bool:

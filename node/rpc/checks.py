@@ -51,6 +51,10 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     )
     _check_names(message.id, message.revision)
     _check_kv_bits(message.kv_bits)
+    if message.HasField("draft"):
+        if message.draft.HasField("draft"):
+            raise Incompatible(f"A peer's description of the model {message.id!r:.60} has a draft with a draft.")
+        checked_spec(message.draft)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
@@ -118,6 +122,9 @@ def _check_report(report: pb.NodeReport) -> None:
     del report.models[MAX_MODELS:]
     _check_count("preloaded models", report.preload, MAX_ITEMS)
     _check_names(*report.preload)
+    _check_count("draft models", report.drafts, MAX_ITEMS)
+    for choice in report.drafts:
+        _check_names(choice.model, choice.draft)
     for held in report.models:
         _check_names(held.id, held.revision)
     _check_count("stages", report.stages, MAX_ITEMS)
@@ -165,7 +172,8 @@ def _check_placement(placement: pb.Placement) -> None:
         refusal.message = refusal.message[: MAX_TEXT_CHARS // 2]
         refusal.hint = refusal.hint[: MAX_TEXT_CHARS // 2]
     _check_count("models", placement.specs, MAX_ITEMS)
-    _check_maximum("layers", sum(len(spec.layer_bytes) for spec in placement.specs), MAX_LAYERS)
+    layers = sum(len(spec.layer_bytes) + len(spec.draft.layer_bytes) for spec in placement.specs)
+    _check_maximum("layers", layers, MAX_LAYERS)
     for spec in placement.specs:
         checked_spec(spec)
 
@@ -174,6 +182,8 @@ def _check_ring(ring: pb.Ring) -> None:
     """Check that the stages hold each layer once, in order, each stage on a different node."""
     _check_names(ring.id, ring.model, ring.revision)
     _check_kv_bits(ring.kv_bits)
+    if ring.HasField("draft"):
+        _check_shard(ring.draft)
     _check_count("stages", ring.stages, MAX_ITEMS)
     _check_below("counters", COUNTER_LIMIT, ring.fence.term, ring.fence.epoch)
     _check_below("tokens", 1 << 31, ring.context, ring.max_sessions)

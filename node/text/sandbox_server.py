@@ -17,7 +17,7 @@ import psutil
 
 Job = Callable[[bytes], bytes]
 
-IMPORTED = ("node.text.grammar_job", "node.text.tokenizer_job")
+IMPORTED = ("node.text.grammar_job", "node.text.same_tokens", "node.text.tokenizer_job")
 """Modules of the jobs."""
 START = struct.Struct("!Q64s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the

@@ -86,6 +86,14 @@ class HeldModel(_message.Message):
     revision: str
     def __init__(self, id: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
+class DraftChoice(_message.Message):
+    __slots__ = ("model", "draft")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    draft: str
+    def __init__(self, model: _Optional[str] = ..., draft: _Optional[str] = ...) -> None: ...
+
 class KvCost(_message.Message):
     __slots__ = ("per_token", "fixed", "window")
     PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -97,7 +105,7 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits")
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits", "draft")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +117,7 @@ class ModelSpec(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SCORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     id: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
@@ -120,7 +129,8 @@ class ModelSpec(_message.Message):
     revision: str
     score_bytes: int
     kv_bits: int
-    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ...) -> None: ...
+    draft: ModelSpec
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used")
@@ -225,7 +235,7 @@ class PeerHint(_message.Message):
     def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +254,7 @@ class NodeReport(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     DISK_ERROR_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -262,7 +273,8 @@ class NodeReport(_message.Message):
     idle: _containers.RepeatedCompositeFieldContainer[Shard]
     disk_error: str
     speeds: _containers.RepeatedCompositeFieldContainer[Speed]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftChoice]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")
@@ -275,7 +287,7 @@ class StageSpec(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision", "kv_bits")
+    __slots__ = ("id", "model", "stages", "context", "max_sessions", "fence", "shared_ends", "retiring", "revision", "kv_bits", "draft")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +298,7 @@ class Ring(_message.Message):
     RETIRING_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     stages: _containers.RepeatedCompositeFieldContainer[StageSpec]
@@ -296,7 +309,8 @@ class Ring(_message.Message):
     retiring: bool
     revision: str
     kv_bits: int
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
+    draft: Shard
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSpec, _Mapping]]] = ..., context: _Optional[int] = ..., max_sessions: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., shared_ends: _Optional[bool] = ..., retiring: _Optional[bool] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("model", "code", "message", "hint")

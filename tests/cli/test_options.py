@@ -46,6 +46,8 @@ def test_defaults(monkeypatch):
         (["--max-sessions", "8"], "max_sessions", 8),
         (["--kv-bits", "4"], "kv_bits", 4),
         (["--no-guesses"], "guesses", False),
+        (["--model", "a", "--model", "b", "--draft", "c"], "drafts", (("a", "c"), ("b", "c"))),
+        (["--draft", "org/a=org/c", "--draft", "b = d"], "drafts", (("org/a", "org/c"), ("b", "d"))),
         (["--max-body", "1MB"], "max_body", 2**20),
         (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),
         (["--cors-origin", "http://localhost:3000"], "cors_origins", ("http://localhost:3000",)),

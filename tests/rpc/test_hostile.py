@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -51,6 +52,10 @@ def a_ring(message: pb.Heartbeat, *stages: tuple[str, int, int]) -> None:
         ring.stages.add(node=node, start=start, end=end)
 
 
+def a_draft(**more: Any) -> pb.ModelSpec:
+    return pb.ModelSpec(**({"id": "d", "layer_bytes": [1], "kv": [pb.KvCost()], "max_context": 1} | more))
+
+
 HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "no report at all": lambda m: m.ClearField("report"),
     "a name that moves the cursor": lambda m: setattr(m.report.info, "name", "\x1b[2J"),
@@ -74,6 +79,8 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "layers backwards": lambda m: m.report.stages.add(shard=pb.Shard(model="m", start=5, end=4)),
     "KV of bits that nothing computes with": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=1, kv_bits=3)),
     "idle layers with such KV": lambda m: m.report.idle.add(model="m", end=1, kv_bits=1 << 31),
+    "too many draft models": lambda m: [m.report.drafts.add() for _ in range(MAX_ITEMS + 1)],
+    "a draft model that moves the cursor": lambda m: m.report.drafts.add(model="m", draft="\x1b[2J"),
     "too many layers": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
     "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),
@@ -82,6 +89,16 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "a ring of nobody": a_ring,
     "a ring that lacks its first layers": lambda m: a_ring(m, ("a", 1, 8)),
     "a ring with such KV": lambda m: [a_ring(m, ("a", 0, 1)), setattr(m.placement.rings[0], "kv_bits", 16)],
+    "a ring with a draft model of no layers": lambda m: [
+        a_ring(m, ("a", 0, 1)),
+        m.placement.rings[0].draft.MergeFrom(pb.Shard(model="d")),
+    ],
+    "a draft model with a draft model": lambda m: m.placement.specs.append(
+        pb.ModelSpec(id="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(draft=a_draft()))
+    ),
+    "a draft model of no context": lambda m: m.placement.specs.append(
+        pb.ModelSpec(id="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(max_context=0))
+    ),
     "a ring with a gap": lambda m: a_ring(m, ("a", 0, 3), ("b", 4, 8)),
     "a ring that holds layers twice": lambda m: a_ring(m, ("a", 0, 5), ("b", 4, 8)),
     "a ring with an empty stage": lambda m: a_ring(m, ("a", 0, 4), ("b", 4, 4), ("c", 4, 8)),

@@ -9,8 +9,8 @@ import pytest
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
-from node.core.errors import ModelNotFound, NoCapacity, NotReady, Overloaded, ShuttingDown
-from node.core.models import KvCost, ModelSpec
+from node.core.errors import ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
+from node.core.models import DraftChoice, KvCost, ModelSpec
 from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
 from node.placement.place import place
 
@@ -37,19 +37,26 @@ class Specs:
             return ModelSpec(model, (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
+    async def find_draft(self, draft, model):
+        if draft == "other/tokens":
+            raise ModelUnsupported(f"{draft} can't be the draft of {model.id}.")
+        return await self.find(draft)
 
-def head_and(specs) -> tuple[Head, Agent]:
+
+def head_and(specs, drafts=()) -> tuple[Head, Agent]:
     nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, disconnect=lambda _: None)
-    agent = Agent(INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL)), lambda _: None)
+    agent = Agent(
+        INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL), drafts=tuple(drafts)), lambda _: None
+    )
     return Head(agent, specs, context=None, max_sessions=None), agent
 
 
 @contextlib.asynccontextmanager
-async def elected(monkeypatch):
-    """A single node as head, and its requests for descriptions of models."""
+async def elected(monkeypatch, drafts=()):
+    """A single node as head, and its requests for descriptions of models. It wants these `drafts`."""
     monkeypatch.setattr("node.cluster.election.Election.is_head", True)
     specs = Specs()
-    head, agent = head_and(specs)
+    head, agent = head_and(specs, drafts)
     agent.touch()
     task = asyncio.create_task(head.run())
     try:
@@ -123,6 +130,41 @@ async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
         monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
         with pytest.raises(NoCapacity):
             await head.want("huge/model-0")
+
+
+async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):
+    drafts = [DraftChoice("tiny/model", "tiny/draft")]
+    async with elected(monkeypatch, drafts) as (head, agent, specs):
+        specs.go_on.set()
+        await head.want("tiny/model")
+        (spec,) = agent.placement.specs
+        assert (spec.id, spec.draft.id) == ("tiny/model", "tiny/draft")
+        drafts[:] = [DraftChoice("tiny/model", "tiny/other")]
+        while agent.placement.specs[0].draft.id != "tiny/other":
+            agent.touch()
+            await planned(head, agent)
+        asked = specs.asked
+        await planned(head, agent)
+        assert specs.asked == asked
+
+
+async def test_a_draft_model_with_other_tokens_refuses_a_model_that_is_not_served_yet(monkeypatch):
+    drafts = [DraftChoice("tiny/model", "other/tokens")]
+    async with elected(monkeypatch, drafts) as (head, agent, specs):
+        specs.go_on.set()
+        with pytest.raises(ModelUnsupported, match="other/tokens can't be the draft of tiny/model"):
+            await head.want("tiny/model")
+        drafts.clear()
+        agent.touch()
+        head._wanted.models.clear()
+        await head.want("tiny/model")
+        drafts.append(DraftChoice("tiny/model", "other/tokens"))
+        agent.touch()
+        await planned(head, agent)
+        await asyncio.gather(*head._wanted.describing.values())
+        await planned(head, agent)
+        assert [ring.model for ring in agent.placement.rings] == ["tiny/model"]
+        assert not agent.placement.refused
 
 
 async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):

@@ -132,7 +132,7 @@ def made(directory):
 
 
 def specs_of(catalogue, peers, kv_bits=0):
-    return ModelSpecs(catalogue, Hub(), Compute(), peers, peers.holders, Pools(), kv_bits)
+    return ModelSpecs(catalogue, Hub(), Compute(), peers, peers.holders, Pools(), kv_bits, None, None)
 
 
 async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_here_in_part(catalogue):

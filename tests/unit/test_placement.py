@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.core.models import HeldModel, KvCost, ModelSpec
-from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, Shard, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import STAGE_RESERVE, Footprint, footprint, stage_bytes
 from node.placement.place import Rules, place
@@ -130,6 +130,37 @@ def test_a_ring_has_the_bits_of_the_kv_that_the_head_wants_now():
     after = again([spec], nodes, before)
     assert [ring.kv_bits for ring in after.rings if not ring.retiring] == [8]
     assert again([spec], nodes, after).rings[-1].id == after.rings[-1].id
+
+
+DRAFT = ModelSpec("small", (10 * MB,) * 4, 20 * MB, (KvCost(4096),) * 4, (1, 2, 3), 4096, revision="r")
+
+
+def test_the_driver_of_several_stages_has_the_draft_model_too():
+    plain, spec = model(), dataclasses.replace(model(), draft=DRAFT)
+    assert Footprint(spec, 8192, 1).whole == Footprint(plain, 8192, 1).whole
+    one, other = (Footprint(each, 8192, 1) for each in (plain, spec))
+    assert other.stage(16, 32, driver=False) == one.stage(16, 32, driver=False)
+    more = other.stage(0, 16, driver=True) - one.stage(0, 16, driver=True)
+    assert more == Footprint(DRAFT, 4096, 1).whole > 60 * MB + 4 * 4096 * 4096
+    ring = only([spec], [node("a", 6 * GB), node("b", 6 * GB)], contexts=[8192], max_sessions=[1])
+    assert ring.draft == Shard("small", 0, 4, "r")
+    assert only([spec], [node("a", 64 * GB)]).draft is None
+
+
+def test_a_ring_gets_the_draft_model_that_is_wanted_now():
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    before = placed([model()], nodes)
+    after = again([dataclasses.replace(model(), draft=DRAFT)], nodes, before)
+    assert [ring.draft for ring in after.rings if not ring.retiring] == [Shard("small", 0, 4, "r")]
+    assert again([dataclasses.replace(model(), draft=DRAFT)], nodes, after).rings[-1].id == after.rings[-1].id
+
+
+def test_a_model_that_fits_only_without_its_draft_model_has_none():
+    costs = Footprint(model(), 2048, 1)
+    nodes = [node("a", costs.stage(0, 16, driver=True) + MB), node("b", costs.stage(16, 32, driver=False) + MB)]
+    spec = dataclasses.replace(model(), draft=DRAFT)
+    before = placed([spec], nodes, contexts=[2048], max_sessions=[1])
+    assert ([ring.draft for ring in before.rings], before.refused) == ([None], ())
 
 
 def test_a_small_node_gets_what_it_can_hold():

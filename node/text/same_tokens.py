@@ -1,0 +1,53 @@
+"""Finds out whether two models have the same tokens, in a sandbox, as it reads both tokenizers."""
+
+import marshal
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from node.core.errors import ModelBroken
+from node.text.sandbox import Sandbox, SandboxFailed, SandboxServer
+from node.text.sandbox_server import Job
+from node.text.sandboxed_encoder import BOUNDS
+
+MOST_MORE = 1024
+"""Maximum tokens that one of them may have beyond the other's: families add control tokens from size to size."""
+
+
+async def difference(server: SandboxServer, one: Path, other: Path) -> str:
+    """How the tokens of the model in directory `other` differ from those of `one`; empty if they are the same.
+
+    Raises ModelBroken if a tokenizer can't be read within the limits, NotReady, Overloaded.
+    """
+    try:
+        sandbox = await Sandbox.start(server, f"{__name__}:make_job", BOUNDS)
+        try:
+            return (await sandbox.ask(marshal.dumps((str(one), str(other))))).decode()
+        finally:
+            sandbox.end()
+    except SandboxFailed as error:
+        raise ModelBroken(f"The tokenizers of {one.name} and {other.name} can't be compared: {error}.") from error
+
+
+def make_job() -> Job:
+    """Create the job. A request is marshalled: the two directories. The reply is the difference."""
+
+    def answer(request: bytes) -> bytes:
+        return _difference(*map(_tokens, marshal.loads(request))).encode()  # noqa: S302 - written by the node
+
+    return answer
+
+
+def _tokens(directory: str) -> dict[int, str]:
+    tokenizer = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
+    return {token: text for text, token in tokenizer.get_vocab().items()}
+
+
+def _difference(one: dict[int, str], other: dict[int, str]) -> str:
+    if abs(len(one) - len(other)) > MOST_MORE:
+        return f"it has {len(other):,} tokens instead of {len(one):,}"
+    different = [token for token in sorted(one.keys() & other.keys()) if one[token] != other[token]]
+    if not different:
+        return ""
+    first = different[0]
+    return f"{len(different):,} of its tokens differ, the first is {first}: {other[first]!r:.40} instead of {one[first]!r:.40}"
