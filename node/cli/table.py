@@ -42,7 +42,8 @@ def _model(model: Json) -> str:
 def _guesses(model: Json) -> str:
     guesses = [ring["guesses"] for ring in model["rings"]]
     made, right = (sum(each[name] for each in guesses) for name in ("made", "right"))
-    return f"{right / made:.0%} of guesses right" if made else ""
+    drafts = ", ".join(sorted({f" (draft {ring['draft']})" for ring in model["rings"] if ring["draft"]}))
+    return f"{right / made:.0%} of guesses right{drafts}" if made else ""
 
 
 def _table(status: Json, names: dict[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from node.core.evaluation import ChunkResult
 from node.core.frames import Frame, Held
 from node.core.types import Ring, RingTraffic
 from node.engine.compute import Compute
+from node.engine.draft import DraftFailed, DraftModel
 from node.engine.runner import Runner
 from node.engine.sampling import Sampled
 from node.ring.kv import RingLimits
@@ -47,11 +48,12 @@ class Driver:
         numbers: Iterator[int],
         leftover: Mapping[int, tuple[int, ...]],
         guesses: bool = True,
+        draft: DraftModel | None = None,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.scheduler.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
-        number. `guesses`: compute steps of guessed tokens while stages are idle.
+        number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -70,7 +72,9 @@ class Driver:
             grid=GRID if runner.plan.chunked else 0,
             ahead=next_hop is None and runner.plan.steps_back,
             guesses=guesses and next_hop is not None,
+            draft_context=draft.max_context if draft else 0,
         )
+        self._draft = draft if guesses and next_hop else None
         self._wake = asyncio.Event()
         """There may be a step to send."""
         self._ended: PippinError | None = None
@@ -93,7 +97,7 @@ class Driver:
 
     @property
     def kv_bytes(self) -> int:
-        return self.runner.kv_bytes
+        return self.runner.kv_bytes + (self._draft.kv_bytes if self._draft else 0)
 
     def give_up(self, reason: PippinError) -> None:
         """End all requests with `reason`, also later ones, and the links."""
@@ -109,6 +113,8 @@ class Driver:
         """Give up, and `keep` the KV for the next ring of these stages, or free it. Returns its tokens."""
         self.give_up(reason)
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
+        if self._draft:
+            await self._compute.run(self._draft.clear)
         return self._leftover if keep else {}
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -169,6 +175,8 @@ class Driver:
                 await pipeline.send(pipeline.frame(ops))
             elif not self._compute.waiting and (guess := self._scheduler.guess(pipeline.in_flight)):
                 await self._send(guess)
+            elif self._draft and not self._compute.waiting and (asked := self._scheduler.to_draft()):
+                await self._run_draft(self._draft, *asked)
             else:
                 return
 
@@ -187,6 +195,20 @@ class Driver:
             self._fail_step(step if step.is_due else None, error)
         else:
             await self._pipeline.send(frame, step, begun_at)
+
+    async def _run_draft(self, draft: DraftModel, slot: Slot, guessed: list[int]) -> None:
+        """Have the draft model draw a token, or compute a part of the prompt."""
+        session, verified = slot.session, len(slot.session.tokens)
+        tokens, draw = [*session.tokens, *guessed], session.draw_of_draft(guessed)
+        try:
+            token = await self._compute.run(draft.guess, tokens, verified, draw)
+        except DraftFailed as error:
+            log.warning("ring %s goes on without its draft model: %s", self.ring.id, error)
+            self._draft = None
+            await self._compute.run(draft.clear)
+        else:
+            if token is not None:
+                session.add_draft(tokens, verified, token)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         work = step.tokens, step.draws(), step.chunk_requests()

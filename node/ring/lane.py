@@ -123,7 +123,15 @@ class Lane:
 
     def guess(self) -> int | None:
         """The token that may come after the guesses in flight; None without one."""
-        return self.rows[0].session.guess([guess.token for guess in self.guesses]) if self.may_guess else None
+        return self.rows[0].session.guess(self._guessed()) if self.may_guess else None
+
+    def to_draft(self, most: int) -> list[int] | None:
+        """See Session.guesses_to_draft_after."""
+        return self.rows[0].session.guesses_to_draft_after(self._guessed(), most) if self.may_guess else None
+
+    def _guessed(self) -> list[int]:
+        """The guesses in flight."""
+        return [guess.token for guess in self.guesses]
 
     def add_guess(self, token: int) -> Step:
         guess = Guess(token)

@@ -22,6 +22,7 @@ from node.core.signal import Signal
 from node.core.types import MAX_TEXT_CHARS, Caller, Placement, Ring, RingTraffic, Shard, Speed, StageReport, StageState
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
+from node.engine.draft import DraftModel
 from node.engine.runner import Runner
 from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
@@ -97,7 +98,8 @@ class Rings:
 
     def idle(self) -> tuple[Shard, ...]:
         """Shards in memory that no ring needs."""
-        return self._shards.idle({report.shard for report in self._reports.values()})
+        used = {report.shard for report in self._reports.values()}
+        return self._shards.idle(used | self._drafts())
 
     def speeds(self) -> tuple[Speed, ...]:
         """Measured when layers were loaded."""
@@ -167,10 +169,17 @@ class Rings:
                 return Shard(ring.model, stage.start, stage.end, ring.revision, ring.kv_bits)
         return None
 
+    def _draft(self, ring: Ring) -> Shard | None:
+        """The draft model of a ring, if this node drives it."""
+        return ring.draft if ring.driver == self._agent.info.id else None
+
+    def _drafts(self) -> set[Shard]:
+        return {shard for ring in self._placement.rings if (shard := self._draft(ring))}
+
     async def _release(self) -> None:
         """Leave the rings that are not in the placement, and unload idle weights as far as their memory is needed."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
-        used = set(wanted.values())
+        used = {*wanted.values(), *self._drafts()}
         if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - used]:
             for loading in unwanted:
                 loading.cancel()
@@ -212,55 +221,71 @@ class Rings:
         shard = self._shard(ring)
         if shard and ring.id not in self._reports:
             self._reports[ring.id] = StageReport(ring.id, shard, StageState.FETCHING)
-            if shard not in self._loading:
-                ends = shard.start == 0 or ring.shared_ends
-                self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
+            self._begin_load(shard, shard.start == 0 or ring.shared_ends)
+            if draft := self._draft(ring):
+                self._begin_load(draft, ends=True)
+
+    def _begin_load(self, shard: Shard, ends: bool) -> None:
+        if shard not in self._loading:
+            self._loading[shard] = self._group.create_task(self._load(shard, ends), name=f"load {shard}")
 
     async def _load(self, shard: Shard, ends: bool) -> None:
-        """Load the stage, once for all rings that wait for it, and begin this node's part in them.
+        """Load layers, once for all rings that wait for them, and begin this node's part in those that now have all.
 
         A task's root: any error is reported as a failed load.
         """
         try:
-            loaded = self._shards.get(shard) or await self._fetch_and_load(shard, ends)
+            if not self._shards.get(shard):
+                await self._fetch_and_load(shard, ends)
             for ring in self._waiting(shard):
-                if loaded.shape != shape_of(ring):
-                    await self._shards.clear_leftover(loaded)  # of other stages, or more than is set aside now
-                self._parts[ring.id] = self._part(ring, shard, loaded)
-                self._report(ring.id, shard, StageState.READY, 1.0)
-                self._began.notify()
+                await self._begin(ring)
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("loading failed")
             failed = as_pippin_error(error)
             log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
             for ring in self._waiting(shard):
-                self._report(ring.id, shard, StageState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
+                own = self._reports[ring.id].shard
+                self._report(ring.id, own, StageState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
         finally:
             self._loading.pop(shard, None)
 
-    async def _fetch_and_load(self, shard: Shard, ends: bool) -> LoadedShard:
+    async def _begin(self, ring: Ring) -> None:
+        """Begin this node's part in a ring if its layers are loaded, and those of the draft model."""
+        shard, wanted = self._reports[ring.id].shard, self._draft(ring)
+        loaded, draft = self._shards.get(shard), self._shards.get(wanted) if wanted else None
+        if not loaded or (wanted and not draft):
+            return
+        if loaded.shape != shape_of(ring):
+            await self._shards.clear_leftover(loaded)  # of other stages, or more than is set aside now
+            if ring not in self._waiting(shard):  # it was replaced, or the other load has begun it
+                return
+        self._parts[ring.id] = self._part(ring, shard, loaded, draft)
+        self._report(ring.id, shard, StageState.READY, 1.0)
+        self._began.notify()
+
+    async def _fetch_and_load(self, shard: Shard, ends: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
         directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, StageState.FETCHING))
         self._progress(shard, StageState.LOADING, 0.0)
         self._agent.touch()
-        return await self._shards.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
+        await self._shards.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
 
     def _waiting(self, shard: Shard) -> list[Ring]:
-        """The rings that wait for this shard to be loaded."""
+        """The rings that wait for this shard to be loaded, as their stage or as their draft model."""
         return [
             ring
             for ring in self._placement.rings
             if (report := self._reports.get(ring.id))
-            and report.shard == shard
+            and shard in (report.shard, self._draft(ring))
             and report.state in (StageState.FETCHING, StageState.LOADING)
         ]
 
     def _node_before(self, ring: Ring) -> str:
         return ring.nodes[ring.nodes.index(self._agent.info.id) - 1]
 
-    def _part(self, ring: Ring, shard: Shard, loaded: LoadedShard) -> Driver | Worker:
+    def _part(self, ring: Ring, shard: Shard, loaded: LoadedShard, draft: LoadedShard | None) -> Driver | Worker:
         me = self._agent.info.id
         next_hop = NextHop(ring.after(me), self._client, self._book.address_of)
         # Another ring may use the same layers at the same time, so this one has caches of its own.
@@ -288,6 +313,7 @@ class Rings:
             numbers=self._numbers,
             leftover=loaded.leftover,
             guesses=self._guesses,
+            draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
         )
         loaded.leftover = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
@@ -303,6 +329,7 @@ class Rings:
         self._agent.touch()
 
     def _progress(self, shard: Shard, state: StageState, share: float) -> None:
-        """Sent with the next heartbeat."""
+        """Sent with the next heartbeat. That of a draft model, which is small, is not told."""
         for ring in self._waiting(shard):
-            self._reports[ring.id] = StageReport(ring.id, shard, state, share)
+            if self._reports[ring.id].shard == shard:
+                self._reports[ring.id] = StageReport(ring.id, shard, state, share)

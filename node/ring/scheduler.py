@@ -67,12 +67,14 @@ class Scheduler:
         grid: int = 0,
         ahead: bool = False,
         guesses: bool = False,
+        draft_context: int = 0,
     ) -> None:
         """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
         share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
         position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
         tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it
-        back. `guesses`: guess tokens while stages are idle.
+        back. `guesses`: guess tokens while stages are idle. `draft_context`: tokens up to which a draft model guesses; 0: there
+        is none.
         """
         self._limits = limits
         self._budget = limits.context * limits.max_sessions
@@ -83,6 +85,7 @@ class Scheduler:
         self._grid = grid
         self._ahead = ahead
         self._guesses = guesses
+        self._draft_context = draft_context
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
@@ -205,6 +208,22 @@ class Scheduler:
         for lane in sorted(self._lanes, key=lambda lane: len(lane.guesses)):
             if not lane.returned and (token := lane.guess()) is not None:
                 return lane.add_guess(token)
+        return None
+
+    def to_draft(self) -> tuple[Slot, list[int]] | None:
+        """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
+        such session, or the ring has no room for guesses.
+        """
+        room = self._stages - sum(lane.busy for lane in self._lanes)
+        if not self._guesses or room < 1 or self._waiting or self._prefills:
+            return None
+        # The oldest session first, as the draft model follows one at a time.
+        for lane in sorted(self._lanes, key=lambda lane: lane.rows[0].lane if lane.rows else 0):
+            # One more than there is room for: the job that finds the first guess right begins the step of the last one.
+            if lane.returned or (guessed := lane.to_draft(room + 1)) is None:
+                continue
+            if len(lane.rows[0].session.tokens) + len(guessed) < self._draft_context:
+                return lane.rows[0], guessed
         return None
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
@@ -71,15 +71,50 @@ class Session:
         """The token that may come after these guesses at the next ones; None if there is no guess, or it would be the
         last token.
         """
-        if self.generated + len(guessed) + 1 >= self.request.max_tokens:
+        if not self._may_guess_after(guessed):
             return None
+        if (forced := self._forced_after(guessed)) is not None:
+            return forced
+        token = self._known_guesser().after(self.tokens, guessed)
+        return None if token is None or self.ends_with(token) else token
+
+    def guesses_to_draft_after(self, guessed: Sequence[int], most: int) -> list[int] | None:
+        """These guesses at the next tokens and those that follow them, after which the draft model is to be asked.
+
+        None if it is not to be asked for any of `most` tokens.
+        """
+        path = list(guessed)
+        while len(path) < most and self._may_guess_after(path):
+            token = self.guess(path)
+            if self._forced_after(path) is None and self._known_guesser().lacks_draft(self.tokens, path):
+                return path
+            if token is None:
+                return None
+            path.append(token)
+        return None
+
+    def add_draft(self, tokens: Sequence[int], verified: int, token: int) -> None:
+        """The draft model has drawn a token after `tokens`, of which the first `verified` were this session's at that time."""
+        present = len(self.tokens)
+        if present <= len(tokens) and self.tokens[verified:] == tokens[verified:present]:
+            self._known_guesser().add_draft(self.tokens, tokens[present:], token)
+        else:
+            self._known_guesser().drafted_too_late()
+
+    def _forced_after(self, guessed: Sequence[int]) -> int | None:
+        """The token that the grammar forces after these guesses."""
         forced = self.constraint.forced if self.constraint else []
-        if len(forced) > len(guessed) and forced[: len(guessed)] == list(guessed):
-            return forced[len(guessed)]
+        is_known = len(forced) > len(guessed) and forced[: len(guessed)] == list(guessed)
+        return forced[len(guessed)] if is_known else None
+
+    def _may_guess_after(self, guessed: Sequence[int]) -> bool:
+        """Whether the token after these guesses is not the last one, of which there is no step."""
+        return self.generated + len(guessed) + 1 < self.request.max_tokens
+
+    def _known_guesser(self) -> Guesser:
         if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
             self.guesser = Guesser(self.request.prompt, self.request.prediction)
-        token = self.guesser.after(self.tokens, guessed)
-        return None if token is None or self.ends_with(token) else token
+        return self.guesser
 
     def ends_with(self, token: int) -> bool:
         """Whether this token ends the session, wherever it comes."""
@@ -92,6 +127,13 @@ class Session:
         if sampling.penalizes or self.constraint:
             history = History(self.tokens[:prompt] if sampling.penalizes else (), self.tokens[prompt:])
         return Draw(sampling, self.generated, history, self.ends_with, self.constraint)
+
+    def draw_of_draft(self, guessed: Sequence[int]) -> Draw:
+        """As `draw`, for the token after these guesses, without grammar and log-probabilities."""
+        sampling, prompt = replace(self.request.sampling, logprobs=None), len(self.request.prompt)
+        generated = [*self.tokens[prompt:], *guessed]
+        history = History(self.tokens[:prompt], generated) if sampling.penalizes else History()
+        return Draw(sampling, len(generated), history, self.ends_with)
 
     def accept(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> TokenEvent:
         """Append a sampled token. The event tells whether it is the last."""

@@ -7,10 +7,10 @@ from node.cli.table import render
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def ring(node, made=0, right=0):
+def ring(node, made=0, right=0, draft=None):
     """A ring of one node, with guesses."""
     stages = [{"node": node, "start": 0, "end": 64}]
-    return {"driver": node, "stages": stages, "guesses": {"made": made, "right": right}}
+    return {"driver": node, "stages": stages, "draft": draft, "guesses": {"made": made, "right": right}}
 
 
 def test_golden(status):
@@ -52,6 +52,8 @@ def test_model_line(status, change, text):
 def test_right_guesses_of_all_rings(status):
     status["models"][0]["rings"] = [ring("a1", 90, 70), ring("b2", 10, 10)]
     assert render(status).splitlines()[1].endswith("21.4 tok/s   80% of guesses right")
+    status["models"][0]["rings"] = [ring("a1", 10, 8, "small"), ring("b2", draft="small")]
+    assert render(status).splitlines()[1].endswith("80% of guesses right (draft small)")
 
 
 def test_replicas_are_counted_as_rings(status):

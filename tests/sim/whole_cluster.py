@@ -20,13 +20,14 @@ from unittest import mock
 from tests.sim.world.cluster import ToTimeline, World
 from tests.sim.world.loop import Violation
 from tests.sim.world.machine import Machine, Process
-from tests.sim.world.model import MB, FakeRunner, fake_load, fake_measure
+from tests.sim.world.model import MB, FakeDraft, FakeRunner, fake_load, fake_measure
 from tests.sim.world.network import Weather
 
 CALM_S = 75.0
 """Longer than a request may wait for a ring."""
 PATCHES = {
     "node.ring.lifecycle.Runner": FakeRunner,
+    "node.ring.lifecycle.DraftModel": FakeDraft,
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
@@ -43,6 +44,7 @@ class Story:
     errors: int = 0
     lost: int = 0
     steps: int = 0
+    drafted: int = 0
 
 
 @contextlib.contextmanager
@@ -81,6 +83,7 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
             sum(ask.error is not None for ask in world.asks),
             sum(world.lost(ask) for ask in world.asks),
             world.timeline.steps,
+            world.drafted,
         )
 
 
@@ -307,7 +310,7 @@ def main() -> None:
         except AssertionError as error:
             sys.exit(f"seed {seed}: {error}\nreplay: python -m tests.sim.whole_cluster {seed}")
     totals = [sum(each) for each in zip(*(astuple(story)[1:] for story in stories), strict=True)]
-    print("{} requests, {} errors, {} lost with their gateway, {} steps".format(*totals))  # noqa: T201
+    print("{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted".format(*totals))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ class FakeLeftover:
 
 
 class FakeStage:
-    plan = SimpleNamespace(kv=(), max_chunk=0)
+    plan = SimpleNamespace(kv=(), max_chunk=0, max_context=512)
+    lanes = SimpleNamespace(clear=lambda: None)
 
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
@@ -249,6 +250,43 @@ async def test_a_ring_with_other_bits_of_kv_loads_its_layers_anew(world: World) 
     (report,) = world.rings.reports()
     assert report.shard == Shard("m", 0, 2, kv_bits=8)
     assert world.loads == ["0-2", "closed", "0-2 in 8 bits", "closed"]
+
+
+async def test_a_driver_loads_the_draft_model_too_and_a_worker_does_not(world: World) -> None:
+    world.go_on.set()
+    draft = Shard("small", 0, 4)
+    world.place(replace(ring("one", FIRST), draft=draft))
+    await world.until(StageState.READY)
+    assert sorted(world.loads) == ["0-2", "0-4", "closed", "closed"]
+    (report,) = world.rings.reports()
+    assert report.shard == Shard("m", 0, 2)
+    assert world.rings.idle() == ()
+    world.place()
+    await world.until()
+    assert draft in world.rings.idle()
+    world.place(replace(ring("two", SECOND), draft=Shard("other small", 0, 3)))
+    await world.ready("two")
+    assert "0-3" not in world.loads
+
+
+async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) -> None:
+    draft = Shard("small", 0, 4)
+
+    async def fetch(shard: Shard, *_: Any) -> Any:
+        await world.go_on.wait()
+        if shard == draft:
+            raise PeerUnavailable("The hub is not reached.")
+        return Path(), SimpleNamespace(tensors={})
+
+    world.rings._fetch = fetch
+    world.place(replace(ring("one", FIRST), draft=draft))
+    await world.until(StageState.FETCHING)
+    world.go_on.set()
+    await world.until(StageState.FAILED)
+    (report,) = world.rings.reports()
+    assert report.error == "peer_unavailable: The hub is not reached."
+    world.place(ring("two", FIRST))
+    await world.ready("two")
 
 
 @pytest.mark.slow

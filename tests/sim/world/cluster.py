@@ -12,6 +12,7 @@ from typing import Any
 from node.cluster.election import MAX_TERM_LEAD
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
+from node.core.models import ModelSpec
 from node.core.types import (
     COUNTER_LIMIT,
     Fence,
@@ -26,7 +27,7 @@ from node.core.types import (
 from node.placement.place import place
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
-from tests.sim.world.model import LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
+from tests.sim.world.model import DRAFT, LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
 from tests.sim.world.network import Network
 
 PASSING = {
@@ -64,12 +65,22 @@ class World:
         speeds = random.Random(f"speeds {seed}")
         for machine in self.machines.values():
             machine.bytes_per_s = speeds.choice([25e9, 50e9, 100e9])
+        self.of_drafts = random.Random(f"drafts {seed}")
+        self.has_draft = self.of_drafts.random() < 0.3
+        self.draft_rate = self.of_drafts.choice([0.0, 0.5, 0.9])
+        """Of tokens that the draft model guesses rightly."""
+        self.drafted = 0
+        """Number of tokens that draft models have drawn."""
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []
         self.loops: list[ProcessLoop] = []
         self._accepted: dict[tuple[str, int, int], str] = {}
         self._fences: dict[tuple[str, int], Fence] = {}
         self._rings: dict[str, tuple[StageSpec, ...]] = {}
+
+    @property
+    def spec(self) -> ModelSpec:
+        return replace(SPEC, draft=DRAFT) if self.has_draft else SPEC
 
     def tell(self, event: str) -> None:
         if self.loud:
@@ -190,7 +201,7 @@ class World:
         for process in self.processes():
             info = NodeInfo(process.name, 1, process.name, "home", "1", 1, (), 1, 2)
             nodes.append(NodeReport(info, Memory(process.usable, process.usable)))
-        return bool(nodes) and not place([SPEC], nodes, fence=Fence(1, 1), head="x").refused
+        return bool(nodes) and not place([self.spec], nodes, fence=Fence(1, 1), head="x").refused
 
     def check_ends(self, *, gentle: bool) -> None:
         for ask in self.asks:

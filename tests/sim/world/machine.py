@@ -17,14 +17,14 @@ from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
-from node.core.models import HeldModel, ModelSpec
+from node.core.models import DraftChoice, HeldModel, ModelSpec
 from node.core.pool import Pools
 from node.core.types import Memory, NodeInfo, NodeReport, Ring, Shard
 from node.gateway.gateway import Gateway
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
 from tests.sim.world.loop import ProcessLoop
-from tests.sim.world.model import MODEL, SPEC, FakeCompute
+from tests.sim.world.model import DRAFT, MODEL, SPEC, FakeCompute
 from tests.sim.world.network import PORT, Pipe, SimClient
 
 if TYPE_CHECKING:
@@ -147,6 +147,10 @@ class FakeSpecs:
 
     local = find
 
+    async def find_draft(self, draft: str, _model: ModelSpec) -> ModelSpec:
+        await self.find(draft)
+        return DRAFT
+
 
 class FakeCatalogue:
     def find(self, model: str, held: Any = ()) -> str:
@@ -258,6 +262,7 @@ class Process:
             traffic=self.rings.traffic(),
             models=(HeldModel(MODEL),),
             preload=(MODEL,) if self.world.preload else (),
+            drafts=(DraftChoice(MODEL, DRAFT.id),) if self.world.has_draft else (),
             min_stages=self.world.min_stages,
             speeds=self.rings.speeds(),
         )

@@ -18,6 +18,7 @@ from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, K
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
+from node.engine.draft import DraftFailed
 from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 
@@ -35,6 +36,14 @@ SPEC = ModelSpec(
     kv=(KvCost(1000),) * LAYERS,
     cuts=(1, 2, 3),
     max_context=512,
+)
+DRAFT = ModelSpec(
+    id="draft",
+    layer_bytes=(MB,) * (LAYERS + 1),
+    ends_bytes=MB,
+    kv=(KvCost(10),) * (LAYERS + 1),
+    cuts=(),
+    max_context=256,
 )
 
 Row = list[list[int]]
@@ -59,6 +68,13 @@ def draw(state: int, sampling: Sampling, position: int) -> int:
     if sampling.temperature:
         return hash((state, sampling.seed, position)) % VOCABULARY
     return hash((state, 7)) % VOCABULARY
+
+
+def next_token(tokens: Sequence[int], sampling: Sampling, position: int) -> int:
+    states = [embed(token) for token in tokens]
+    for layer in range(LAYERS):
+        states = extend(layer, [], states)
+    return draw(states[-1], sampling, position)
 
 
 def answer(request: GenerateRequest) -> list[int]:
@@ -112,7 +128,7 @@ class FakeStage:
         self.process = process
         self.start, self.end = start, end
         self.model = None
-        self.weight_bytes = sum(SPEC.layer_bytes[start:end])
+        self.weight_bytes = sum((DRAFT if end > LAYERS else SPEC).layer_bytes[start:end])
         self.plan = SimpleNamespace(kv=SPEC.kv, max_chunk=0)
         self.lanes: dict[int, list[Row]] = {}
         self.numbers: dict[int, list[int]] = {}
@@ -401,6 +417,30 @@ class FakeRunner:
             self._stage.numbers.pop(lane, None)
             self._stage.ahead.pop(lane, None)
             raise StepFailed("The step could not be computed.")
+
+
+class FakeDraft:
+    """In place of node.engine.draft.DraftModel: often right, sometimes late, and it may fail."""
+
+    kv_bytes = 0
+    max_context = DRAFT.max_context
+
+    def __init__(self, stage: FakeStage, _vocabulary: int) -> None:
+        self._world = stage.process.world
+
+    def guess(self, tokens: Sequence[int], verified: int, draw: Draw) -> int | None:
+        rng = self._world.of_drafts
+        if rng.random() < 0.002:
+            raise DraftFailed("The draft model failed.")
+        if rng.random() < 0.1:
+            return None
+        self._world.drafted += 1
+        assert 0 < verified <= len(tokens) < self.max_context
+        right = rng.random() < self._world.draft_rate
+        return next_token(tokens, draw.sampling, draw.position) if right else rng.randrange(VOCABULARY)
+
+    def clear(self) -> None:
+        pass
 
 
 def fake_load(directory: Any, start: int, end: int, *_: Any) -> Generator[float, None, FakeStage]:
