@@ -9,6 +9,17 @@ what its about than into them can only other time new some could these two may f
 over such our man me even most made after also did many off before must well back through years much where
 your way down should
 """
+CHATS = [
+    "Tell me a story.",
+    "What is a ring?",
+    "Who are you?",
+    "Write a poem about the sea.",
+    "Tell me a joke.",
+    "Tell me a story about a robot.",
+    "Why did the node leave?",
+    "What is the capital of France?",
+]
+"""Chats that the built-in model answers."""
 WORDS = TEXT.split()
 
 _random = random.Random()

@@ -9,6 +9,7 @@ Parts:
   d  one hop between two processes, in microseconds, and its parts; needs no model
   e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
      a stage would be idle; and of one node, which can't
+  f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
   ring --preset 25m                                         bound by computing: the wheel's own, slow BLAS
@@ -56,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sessions", type=_numbers, default=[8, 16, 32], metavar="N,N", help="part b (default: 8,16,32)")
     add("--batch-tokens", type=int, default=48, metavar="N", help="part b, of each answer (default: %(default)s)")
     add("--prefill-tokens", type=int, default=2048, metavar="N", help="part c, 4000 at most (default: %(default)s)")
+    add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
+    add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
     add("--trips", type=int, default=3000, metavar="N", help="part d, round trips (default: %(default)s)")
     add("--quick", action="store_true", help="one short pair of each: a check; figures mean nothing")
     add(
@@ -87,6 +90,9 @@ def run(options: argparse.Namespace) -> None:
         report("Ring against stock mlx-lm", rows, NOTES)
     if "d" in parts:
         rows += hop.measure(options.trips)
+    if "f" in parts:
+        rows += _with_draft(options)
+        report("Ring with a draft model against stock mlx-lm", rows, NOTES)
     write_json(options.json, "ring", where, rows)
 
 
@@ -130,6 +136,22 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
             for stages in (2, 3):
                 with bare.running(stages, model, options.preload) as circle:
                     rows.append(_told(ring_parts.bare(stock, circle, options)))
+    return rows
+
+
+def _with_draft(options: argparse.Namespace) -> list[Row]:
+    if options.model is None:
+        raise SystemExit("Part f needs --model DIR.")
+    rows = []
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pippin-bench-")))
+        environment, core = processes.environment(options.preload), next(iter(processes.cores()), None)
+        stock = stack.enter_context(Child("stock_child.py", str(options.model), core=core, env=environment))
+        stock.answer()
+        stack.enter_context(processes.on_cores(_spare_cores()))
+        for what, own in (("no draft model", []), (f"draft model {options.draft}", ["--draft", options.draft])):
+            with ring_nodes.running(2, options.model, scratch, options.preload, more=own) as ring:
+                rows.append(_told(ring_parts.drafted(stock, ring, options.model, what, options)))
     return rows
 
 

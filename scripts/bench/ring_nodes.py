@@ -40,9 +40,11 @@ class NodeRing:
     pids: tuple[int, ...]
     """Process ids of the stages, in the order of the ring."""
 
-    async def stream(self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = ()) -> Answer:
+    async def stream(
+        self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = (), *, ignore_eos: bool = True
+    ) -> Answer:
         async with sse.client() as http:
-            options: Json = {"stream_options": {"include_usage": True}}
+            options: Json = {"stream_options": {"include_usage": True}, "ignore_eos": ignore_eos}
             if prediction:
                 options["prediction"] = {"type": "content", "content": prediction}
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
@@ -85,10 +87,11 @@ def running(
     context: int = 4096,
     pinned: bool = True,
     own: Sequence[Sequence[str]] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
-    `pinned`: each to a core of its own. `own`: options of each node; with them each node keeps its core, else the
+    `pinned`: each to a core of its own. `more`: options of all nodes. `own`: options of each node; with them each node keeps its core, else the
     driver gets the first one.
     """
     cores = assign(stages, processes.cores() if pinned else ())
@@ -105,6 +108,7 @@ def running(
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
                 *("--context", str(context)),
                 *(own[number] if own else ()),
+                *more,
             ]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(

@@ -26,6 +26,19 @@ def single(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
     return {"first": stamps[0] - begin, "rest": stamps[-1] - stamps[0], "tokens": found}
 
 
+def answer(model: Any, ends: set[int], prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Return the `tokens` of an answer that ends as the model ends it, without its last one, and `rest`, seconds from the
+    first token to the last.
+    """
+    stamped: list[tuple[float, int]] = []
+    for token, _ in generate.generate_step(mx.array(prompt), model, max_tokens=tokens):
+        stamped.append((time.perf_counter(), int(token)))
+        if stamped[-1][1] in ends:
+            break
+    found = [token for _, token in stamped if token not in ends]
+    return {"rest": stamped[-1][0] - stamped[0][0], "tokens": found}
+
+
 def decode(model: Any, kept: dict[str, Any], prompt: list[int], tokens: int) -> dict[str, float]:
     """Return `rest`, seconds from the first token to the last. `kept`: KV of the last prompt, which is used again."""
     if kept.get("prompt") != prompt:
@@ -55,10 +68,13 @@ def batch(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]
 
 
 def main() -> None:
-    model, _ = load_model(Path(sys.argv[1]))
+    model, config = load_model(Path(sys.argv[1]))
+    end = config.get("eos_token_id", ())
+    ends = set(end if isinstance(end, list | tuple) else [end])
     kept: dict[str, Any] = {}
     work: dict[str, Callable[..., dict[str, Any]]] = {
         "single": single,
+        "answer": partial(answer, ends=ends),
         "decode": partial(decode, kept=kept),
         "batch": batch,
     }
