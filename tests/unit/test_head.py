@@ -136,13 +136,15 @@ async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):
     drafts = [DraftChoice("tiny/model", "tiny/draft")]
     async with elected(monkeypatch, drafts) as (head, agent, specs):
         specs.go_on.set()
+        await asyncio.sleep(0)
         await head.want("tiny/model")
         (spec,) = agent.placement.specs
         assert (spec.id, spec.draft.id) == ("tiny/model", "tiny/draft")
         drafts[:] = [DraftChoice("tiny/model", "tiny/other")]
-        while agent.placement.specs[0].draft.id != "tiny/other":
-            agent.touch()
-            await planned(head, agent)
+        agent.touch()
+        await planned(head, agent)
+        await asyncio.gather(*head._wanted.describing.values())
+        assert head._wanted.models["tiny/model"].spec.draft.id == "tiny/other"
         asked = specs.asked
         await planned(head, agent)
         assert specs.asked == asked
@@ -152,6 +154,7 @@ async def test_a_draft_model_with_other_tokens_refuses_a_model_that_is_not_serve
     drafts = [DraftChoice("tiny/model", "other/tokens")]
     async with elected(monkeypatch, drafts) as (head, agent, specs):
         specs.go_on.set()
+        await asyncio.sleep(0)
         with pytest.raises(ModelUnsupported, match="other/tokens can't be the draft of tiny/model"):
             await head.want("tiny/model")
         drafts.clear()
