@@ -8,6 +8,7 @@
     scripts/bench.py gateway
     scripts/bench.py recover
     scripts/bench.py soak
+    scripts/bench.py timeline
 
 Run it with the project's own Python: .venv/bin/python scripts/bench.py.
 """
@@ -24,6 +25,7 @@ import recover
 import ring
 import serve
 import soak
+import timeline
 import unequal
 
 COMMANDS = {
@@ -34,6 +36,7 @@ COMMANDS = {
     "gateway": gateway,
     "recover": recover,
     "soak": soak,
+    "timeline": timeline,
 }
 
 

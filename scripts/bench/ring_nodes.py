@@ -20,6 +20,7 @@ from figures import ROOT
 from sse import Answer, Json
 
 START_S = 180.0
+TRACED = str(ROOT / "scripts" / "bench" / "traced_node.py")
 
 
 def make_model(preset: str, directory: Path, bits: int = 0) -> Path:
@@ -39,6 +40,8 @@ class NodeRing:
     cores: tuple[int | None, ...]
     pids: tuple[int, ...]
     """Process ids of the stages, in the order of the ring."""
+    order: tuple[int, ...]
+    """Numbers of the nodes, in the order of the ring."""
 
     async def stream(
         self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = (), *, ignore_eos: bool = True
@@ -88,11 +91,12 @@ def running(
     pinned: bool = True,
     own: Sequence[Sequence[str]] = (),
     more: Sequence[str] = (),
+    traces: Sequence[Path] = (),
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
-    `pinned`: each to a core of its own. `more`: options of all nodes. `own`: options of each node; with them each node keeps its core, else the
-    driver gets the first one.
+    `pinned`: each to a core of its own. `more`: options of all nodes. `own`: options of each node; with them each node
+    keeps its core, else the driver gets the first one. `traces`: files to which the nodes write what they did.
     """
     cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
@@ -110,10 +114,11 @@ def running(
                 *(own[number] if own else ()),
                 *more,
             ]
+            program = [TRACED, str(traces[number])] if traces else ["-m", "node"]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
                 nodes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "node", *arguments],
+                        [sys.executable, *program, *arguments],
                         cwd=ROOT,
                         env=processes.environment(preload),
                         stdout=out,
@@ -125,7 +130,7 @@ def running(
         for number, core in zip(order, cores, strict=True) if not own else ():
             processes.pin(nodes[number].pid, core)
         pids = tuple(nodes[number].pid for number in order)
-        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids)
+        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids, tuple(order))
     finally:
         processes.end(nodes)
 
