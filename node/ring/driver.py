@@ -4,15 +4,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from node.core.clock import now
 from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.evaluation import ChunkResult
+from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Frame, Held
 from node.core.types import Ring, RingTraffic
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
-from node.engine.runner import Runner
+from node.engine.runner import Behind, Runner
 from node.engine.sampling import Sampled
 from node.ring.kv import RingLimits
 from node.ring.lane import Step
@@ -30,6 +31,16 @@ RATE_S = 5.0
 
 RowResult = Sampled | ChunkResult | PippinError
 """The result of one row of a step, or the error that ended only this row."""
+Finished = tuple[Sequence[RowResult], Frame | None]
+"""The results of a step's rows, and the frame of the lane's next step if that has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """A step that came back, and whose results are yet to be delivered."""
+
+    lane: int
+    task: asyncio.Task[None]
 
 
 class Driver:
@@ -79,6 +90,8 @@ class Driver:
         """There may be a step to send."""
         self._ended: PippinError | None = None
         """Why the ring takes no requests."""
+        self._finishing: Finishing | None = None
+        """The last step that came back."""
         self._landed_at = 0.0
         self._leftover = leftover
         self._held: tuple[Held, ...] = ()
@@ -168,7 +181,7 @@ class Driver:
             if self._held and self._scheduler.queued:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
-            elif step := self._scheduler.next():
+            elif step := self._scheduler.next(pipeline.due):
                 await self._send(step)
             elif ops := self._scheduler.take_ops():
                 await self._compute.run(self.runner.apply, ops)
@@ -240,43 +253,70 @@ class Driver:
 
     async def serve_link(self, first: Frame, frames: AsyncIterator[Frame]) -> None:
         """Serve the link from the last stage until it ends."""
-        await self._receive(first)
-        async for frame in frames:
-            await self._receive(frame)
+        try:
+            await self._receive(first)
+            async for frame in frames:
+                await self._receive(frame)
+            await self._finished()
+        finally:
+            if self._finishing:
+                self._finishing.task.cancel()
 
     async def _receive(self, frame: Frame) -> None:
         due = self._pipeline.receive(frame)
+        step = due.step if due else None
+        if frame.failure or not step or (self._finishing and self._finishing.lane == step.lane):
+            await self._finished()
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
-            self._fail_step(due.step if due and due.step and due.step.is_due else None, error)
-        elif due and due.step and due.step.is_void:
+            self._fail_step(step if step and step.is_due else None, error)
+        elif due and step and step.is_void:
             self._landed_at = now()
             self._wake.set()
-        elif due and due.step:
-            await self._finish_step(due.step, due.begun_at, frame)
+        elif due and step:
+            # Its job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
+            present = now()
+            # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
+            seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
+            behind = self._scheduler.returned(step, self._pipeline.in_flight)
+            job = self._queue_finish(step, frame, behind)
+            before, finish = self._finishing, self._finish_step(step, job, seconds, behind)
+            self._finishing = Finishing(step.lane, asyncio.create_task(finish, name=f"step of {self.ring.id}"))
+            if before:
+                await before.task
         elif due:
             self._begin_with(frame.held)
 
-    async def _finish_step(self, step: Step, begun_at: float, frame: Frame) -> None:
-        # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
-        present = now()
-        seconds, self._landed_at = present - max(begun_at, self._landed_at), present
-        behind = self._scheduler.returned(step, self._pipeline.in_flight)
-        next_frame, next_guess = None, None
-        results: Sequence[RowResult] = ()
+    async def _finished(self) -> None:
+        """Wait until the results of all steps that came back are delivered."""
+        if self._finishing:
+            await self._finishing.task
+
+    def _queue_finish(self, step: Step, frame: Frame, behind: Behind | None) -> asyncio.Future[Finished] | None:
+        """Queue the job that computes the results of a step that came back; None if it has none."""
+        if step.evaluations:
+            return self._compute.queue(self._evaluate, frame, step.chunk_requests())
+        if draws := step.draws():
+            chain = self._scheduler.can_chain(step)
+            return self._compute.queue(self.runner.finish, frame, draws, chain=chain, behind=behind)
+        return None
+
+    def _evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Finished:
+        return self.runner.evaluate(frame, chunks), None
+
+    async def _finish_step(
+        self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None
+    ) -> None:
+        """Deliver the results of a step, and send the lane's next one if the job has begun it."""
         try:
-            if step.evaluations:
-                results = await self._compute.run(self.runner.evaluate, frame, step.chunk_requests())
-            elif draws := step.draws():
-                chain = self._scheduler.can_chain(step)
-                finish = self.runner.finish
-                results, next_frame = await self._compute.run(finish, frame, draws, chain=chain, behind=behind)
+            results, next_frame = await job if job else ((), None)
         except PippinError as error:
             self._fail_step(step, error)
             return
         if self._ended:
             return
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
+        next_guess = None
         if next_frame and next_frame.unverified:
             assert behind
             assert behind.following is not None

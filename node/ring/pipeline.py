@@ -57,9 +57,14 @@ class Pipeline:
         self.closed = False
 
     @property
+    def due(self) -> int:
+        """Number of steps in flight whose results are needed: all but guesses."""
+        return sum(1 for each in self._in_flight if not each.step or each.step.is_due)
+
+    @property
     def full(self) -> bool:
-        """As many steps are in flight as there are stages to compute them, apart from guesses."""
-        return sum(1 for each in self._in_flight if not each.step or each.step.is_due) >= len(self._ring.stages)
+        """One step more is in flight than there are stages: where a long step follows a short one, none waits for it."""
+        return self.due > len(self._ring.stages)
 
     @property
     def in_flight(self) -> int:

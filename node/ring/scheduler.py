@@ -173,8 +173,8 @@ class Scheduler:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def next(self) -> Step | None:
-        """The next step; None when there is none to send now."""
+    def next(self, in_flight: int = 0) -> Step | None:
+        """The next step; None when there is none to send now. `in_flight`: number of steps whose results are needed."""
         self._clear_lanes()
         self._make_room()
         self._admit()
@@ -183,7 +183,7 @@ class Scheduler:
         if lane and (prefill is None or lane.ahead or self._steps_since_chunk < self._decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
-        if prefill:
+        if prefill and (in_flight < self._stages or self._steps_since_chunk >= self._decoding):
             self._steps_since_chunk = 0
             return self._run_chunk(prefill)
         return None
@@ -340,6 +340,13 @@ class Scheduler:
         decoding = self._decoding
         return self._chunk_size.tokens(max(1, self._stages - decoding) if decoding else 0, token_s)
 
+    def _shared_chunk(self) -> int:
+        """Tokens of a step that several prompts share.
+
+        In a ring it is as short as a step between those of streams: until the first one has gone round, stages are idle.
+        """
+        return self._chunk_size.tokens(1) if self._stages > 1 and not self._decoding else self._chunk()
+
     def _join(self, prefill: Prefill) -> None:
         self._prefills.remove(prefill)
         prefill.home.join(prefill.slots, prefill.lane)
@@ -426,7 +433,7 @@ class Scheduler:
         else:
             self._ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
-        most = 0 if self._grid else self._chunk()
+        most = 0 if self._grid else self._shared_chunk()
         for prefill in self._prefills:
             if prefill.home is home and prefill.fits(slot, most, pads=self._pads):
                 prefill.slots.append(slot)
