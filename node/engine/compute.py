@@ -94,12 +94,16 @@ class Compute:
         finally:
             self.job = None
 
-    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a job and return its result, or raise its exception.
+    def queue(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Queue a job, whose result or exception the running event loop will get.
 
         Cancelling it drops a job that has not begun; a job that has begun completes, and its result is discarded.
         """
-        return await asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+        return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a job and return its result, or raise its exception. Cancelling it is as with `queue`."""
+        return await self.queue(fn, *args, **kwargs)
 
     async def iterate(self, values: Generator[V, None, None]) -> AsyncIterator[V]:
         """Run a generator as one job, and yield each value here while the job goes on. Raises its exception.

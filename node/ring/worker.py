@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
-from node.core.errors import BadRequest, PippinError, RingLost, StaleFence
+from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, as_pippin_error
 from node.core.frames import Failure, Frame
 from node.core.types import Ring
 from node.engine.compute import Compute
@@ -14,6 +14,9 @@ from node.ring.pipeline import NextHop
 from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)
+
+MAX_JOBS = 3
+"""Maximum frames in work: one is computed, one waits for the compute thread, and one is sent on."""
 
 
 class Worker:
@@ -36,6 +39,9 @@ class Worker:
         self._on_ended = on_ended
         self._seq = 0
         self._link: FrameLink | None = None
+        self._relayed: asyncio.Queue[tuple[Frame, asyncio.Future[Frame]]] = asyncio.Queue()
+        """Frames, and their jobs."""
+        self._may_queue = asyncio.Semaphore(MAX_JOBS)
         self._upstream: asyncio.Task[None] | None = None
         """Serves the link from the stage before."""
         self._ended: PippinError | None = None
@@ -54,10 +60,12 @@ class Worker:
         if self._upstream:
             raise StaleFence(f"Ring {self.ring.id} already has a link from the stage before.")
         self._upstream = asyncio.current_task()
+        sending = asyncio.create_task(self._send_relayed(), name=f"frames of {self.ring.id}")
         try:
             await self._begin(first)
             async for frame in frames:
                 await self._take(frame)
+            await self._relayed.join()
         except asyncio.CancelledError:
             # When `give_up` has cancelled this task, answer with the reason, so that it reaches the driver.
             if self._ended:
@@ -68,6 +76,9 @@ class Worker:
             raise
         finally:
             self._end(RingLost("The link from the stage before ended."))
+            sending.cancel()
+            while not self._relayed.empty():
+                self._relayed.get_nowait()[1].cancel()
 
     def give_up(self, reason: PippinError) -> None:
         """End the links: the one from the stage before, and later ones, with `reason`."""
@@ -97,14 +108,32 @@ class Worker:
         await self._take(replace(first, held=held))
 
     async def _take(self, frame: Frame) -> None:
+        """Queue the frame's job behind the one that runs, so that no thread waits while that one's frame is sent."""
         if self._ended:
             raise self._ended
         if frame.fence != self.ring.fence or frame.seq != self._seq:
             raise BadRequest(f"Frame {frame.seq} of {frame.fence} came when {self._seq} of {self.ring.fence} was due.")
         self._seq += 1
+        await self._may_queue.acquire()
+        self._relayed.put_nowait((frame, self._compute.queue(self.runner.relay, frame, last=self._last)))
+
+    async def _send_relayed(self) -> None:
+        """Send the frames on, in the order in which they came."""
+        try:
+            while True:
+                frame, job = await self._relayed.get()
+                await self._send(frame, job)
+                self._may_queue.release()
+                self._relayed.task_done()
+        except Exception as error:
+            if not isinstance(error, PippinError):
+                log.exception("a frame could not be sent on")
+            self._end(as_pippin_error(error))
+
+    async def _send(self, frame: Frame, job: asyncio.Future[Frame]) -> None:
         assert self._link
         try:
-            frame = await self._compute.run(self.runner.relay, frame, last=self._last)
+            frame = await job
         except PippinError as error:
             log.error("ring %s: frame %d failed: %s", self.ring.id, frame.seq, error)
             failure = Failure(error.code, error.message, error.hint)

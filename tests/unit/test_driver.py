@@ -29,9 +29,12 @@ ended: list[PippinError] = []
 
 
 class FakeCompute:
-    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def queue(self, fn: Callable[..., Any], *args: Any, **more: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.run(fn, *args, **more))
+
+    async def run(self, fn: Callable[..., Any], *args: Any, **more: Any) -> Any:
         await asyncio.sleep(0)
-        return fn(*args)
+        return fn(*args, **more)
 
     async def iterate(self, values: Generator[Any, None, None]) -> AsyncIterator[Any]:
         for value in values:

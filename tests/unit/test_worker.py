@@ -35,6 +35,9 @@ class Compute:
         self.free.set()
         self.asked: asyncio.Queue[Callable[..., Any]] = asyncio.Queue()
 
+    def queue(self, job: Callable[..., Any], *args: Any, **more: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.run(job, *args, **more))
+
     async def run(self, job: Callable[..., Any], *args: Any, **more: Any) -> Any:
         self.asked.put_nowait(job)
         await self.free.wait()

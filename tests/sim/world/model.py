@@ -476,8 +476,8 @@ class FakeCompute(Compute):
         loop.call_at(begin, self._work, future, self._free_at, functools.partial(fn, *args, **kwargs))
         return future
 
-    async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await self.submit(fn, *args, **kwargs)
+    def queue(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.submit(fn, *args, **kwargs)
 
     def _work(self, future: asyncio.Future[Any], ends: float, job: Callable[[], Any]) -> None:
         """Run a job, unless it was cancelled before it began. Once begun, it runs to its end."""
