@@ -89,6 +89,8 @@ class Scheduler:
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
+        self.recomputed = 0
+        """Tokens computed again for sessions that had lost their slot."""
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._lanes = deque(Lane(number) for number in range(lanes))
         self._prefills: deque[Prefill] = deque()
@@ -404,7 +406,7 @@ class Scheduler:
 
     def _preempt(self, slot: Slot, *, keep: bool) -> None:
         """Take a session's slot. The caller puts the session back into the queue."""
-        slot.gone, slot.keep, slot.session.slot = True, keep, None
+        slot.gone, slot.keep, slot.session.slot, slot.session.lost = True, keep, None, slot.sent
         self._clear_prefills()
 
     def _next_in_line(self) -> Session | None:
@@ -420,6 +422,8 @@ class Scheduler:
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)
+        self.recomputed += max(0, session.lost - reused)
+        session.lost = 0
         home.prefilling.append(slot)
         if match:
             self._reuse(match, slot)

@@ -28,6 +28,8 @@ class Session:
     slot: "Slot | None" = None
     """None while the session waits."""
     finished: bool = False
+    lost: int = 0
+    """Tokens whose KV it had when it lost its slot."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
     guesser: Guesser | None = None
