@@ -1,6 +1,6 @@
 """Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
-A session waits until there is KV for it, in an order that is fair among clients; while LONG_PROMPTS long prompts run,
+A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long prompts run,
 short ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
@@ -30,6 +30,7 @@ from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
+from node.ring.room import Room
 from node.ring.session import Session, Slot
 
 LONG_PROMPTS = 4
@@ -77,9 +78,8 @@ class Scheduler:
         is none.
         """
         self._limits = limits
-        self._budget = limits.context * limits.max_sessions
         self._stages = stages
-        self._max_rows = limits.max_rows if batchable else 1
+        self._room = Room(limits, limits.max_rows if batchable else 1)
         self._pads = pads
         self._trimmable = trimmable
         self._grid = grid
@@ -148,6 +148,7 @@ class Scheduler:
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free a session's slot; `keep` its KV for later sessions if there is room."""
         session.finished = True
+        self._room.ended(session)
         if session.slot:
             session.slot.gone, session.slot.keep = True, keep
             self._clear_prefills()
@@ -196,7 +197,7 @@ class Scheduler:
         Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
         """
         guesses = sum(len(lane.guesses) for lane in self._lanes)
-        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._budget
+        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._room.budget
         return self._guesses and in_flight < self._stages and has_room
 
     def guess(self, in_flight: int) -> Step | None:
@@ -280,7 +281,7 @@ class Scheduler:
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
         ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
-        return not changes and not others and not ends and self.tokens_held <= self._budget
+        return not changes and not others and not ends and self.tokens_held <= self._room.budget
 
     def chain(self, step: Step) -> Step:
         """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
@@ -360,34 +361,17 @@ class Scheduler:
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
-    def _size(self, lane: Lane, guest: Session | None = None) -> int:
-        """KV of a lane, with one more session if given. Rows are padded to the longest."""
-        reserved = [slot.session.reserved for slot in lane.slots()]
-        if guest:
-            reserved.append(guest.reserved)
-        return len(reserved) * self._limits.charge(max(reserved)) if reserved else 0
-
     def _used(self) -> int:
-        return sum(self._size(lane) for lane in self._lanes)
+        return self._room.used(self._lanes)
 
     def _admit(self) -> None:
         while session := self._next_in_line():
-            while (home := self._find_lane(session)) is None:
+            while (home := self._room.find(session, self._lanes)) is None:
                 if not self._preempt_for(session):
                     return
             self._waiting.admit(session)
             self._begin(session, home)
             self._evict()
-
-    def _find_lane(self, session: Session) -> Lane | None:
-        """The lane that grows least by the session; None if there is no room."""
-        homes = [lane for lane in self._lanes if len(lane.slots()) < self._max_rows]
-        home = min(
-            homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.slots())), default=None
-        )
-        if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
-            return None
-        return home
 
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
@@ -474,14 +458,14 @@ class Scheduler:
     def _make_room(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
         self._evict()
-        while self._used() > self._budget and self.running > 1:
-            last = max(self._lanes, key=self._size).slots()[-1]
+        while self._used() > self._room.budget and self.running > 1:
+            last = max(self._lanes, key=self._room.size).slots()[-1]
             self._preempt(last, keep=False)
             self._waiting.put_back(last.session)
 
     def _evict(self, room: int = 0) -> None:
         """Drop prefixes until everything and `room` more tokens are within the budget."""
-        while self._prefixes.full or self._used() + self._prefixes.charged + room > self._budget:
+        while self._prefixes.full or self._used() + self._prefixes.charged + room > self._room.budget:
             number = self._prefixes.evict()
             if number is None:
                 return
@@ -490,7 +474,7 @@ class Scheduler:
     def _keep_as(self, slot: Slot) -> int | None:
         held = slot.session.tokens[: slot.sent]
         room = self._limits.charge(len(held))
-        if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
+        if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._room.budget:
             return None
         self._evict(room)
         number = next(self._numbers)
