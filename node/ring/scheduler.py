@@ -1,7 +1,7 @@
 """Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
 A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long prompts run,
-short ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when
+short ones overtake the others. It also waits while another one computes its beginning (see sharing.py). Its prompt then runs in a lane of its own, in chunks, or with others in one step when
 they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
 and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
 streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
@@ -32,6 +32,7 @@ from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.room import Room
 from node.ring.session import Session, Slot
+from node.ring.sharing import most_shared, waits
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
@@ -97,8 +98,6 @@ class Scheduler:
         self._chunk_size = ChunkSize(limits.chunk)
         self._waiting = FairQueue()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
-        self._borrowers: dict[int, Slot] = {}
-        """Of lent prefixes, by their numbers."""
         self._ops: list[CacheOp] = []
         self._numbers = numbers
         self._steps_since_chunk = 0
@@ -378,7 +377,7 @@ class Scheduler:
 
         The KV of that slot is kept if there is room. Returns whether a slot was freed.
         """
-        slots = [slot for lane in self._lanes for slot in lane.slots()]
+        slots = self._slots()
         counts = Counter(slot.session.request.client for slot in slots)
         client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
         if most < 2 or session.request.client in counts:
@@ -394,23 +393,33 @@ class Scheduler:
         self._clear_prefills()
 
     def _next_in_line(self) -> Session | None:
-        """The session to admit next; while LONG_PROMPTS long prompts run, only one whose prompt takes a single step."""
+        """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
+        prompts run, only one whose prompt takes a single step.
+        """
         long = sum(1 for prefill in self._prefills if prefill.slots[0].unsent > self._limits.chunk)
-        return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
+        computing = [slot for prefill in self._prefills for slot in prefill.slots if not slot.gone]
+
+        def may_begin(session: Session) -> bool:
+            is_short = long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk
+            return is_short and not (self._may_share(session) and waits(session, computing))
+
+        return self._waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        self._end_loans()
-        # With a grid, the KV of another session may differ; an evaluation needs every token computed.
-        match = None if self._grid or session.evaluate_request else self._prefixes.best(session.tokens[:-1])
-        reused = match.tokens if match else 0
+        reuses = not self._grid and not session.evaluate_request
+        match = self._prefixes.best(session.tokens[:-1]) if reuses else None
+        shared = most_shared(session, self._slots()) if self._may_share(session) else None
+        reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)
         self.recomputed += max(0, session.lost - reused)
         session.lost = 0
         home.prefilling.append(slot)
-        if match:
+        if match and match.tokens == reused:
             self._reuse(match, slot)
+        elif shared:
+            self._share(shared[0], slot)
         else:
             self._ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
@@ -426,22 +435,32 @@ class Scheduler:
         """Begin the slot's lane with the KV of a prefix.
 
         A session that continues a long prefix gets it without a copy, which would take time, and memory that is not
-        set aside. Others then begin with a copy of this session's first tokens. Caches that can't go back have
-        no first tokens, so there a prefix is always copied.
+        set aside. Caches that can't go back have no first tokens for others, so there a prefix is always copied.
         """
-        if match.lent:
-            slot.number = next(self._numbers)
-            lane, row = self._row_of(self._borrowers[match.prefix])
-            self._ops += [Keep(lane, row, slot.number, match.tokens), Take(slot.lane, slot.number)]
-        elif match.tokens >= LONG_PREFIX and match.whole and match.exact and self._trimmable:
+        if match.tokens >= LONG_PREFIX and match.whole and match.exact and self._trimmable:
             slot.number = match.prefix
-            self._prefixes.lend(match.prefix)
-            self._borrowers[match.prefix] = slot
+            self._prefixes.drop(match.prefix)
             self._ops.append(Take(slot.lane, match.prefix))
         else:
             self._ops.append(Reuse(slot.lane, match.prefix, match.tokens))
             if match.tokens >= len(slot.session.request.prompt):
                 self._prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether it may begin with the KV of one that runs, at a position where that one is not.
+
+        With a grid, the KV of another session may differ; an evaluation needs every token computed.
+        """
+        return self._trimmable and not self._grid and not session.evaluate_request
+
+    def _share(self, other: Slot, slot: Slot) -> None:
+        """Begin the slot's lane with a copy of another one's first tokens."""
+        slot.number = next(self._numbers)
+        lane, row = self._row_of(other)
+        self._ops += [Keep(lane, row, slot.number, slot.cached), Take(slot.lane, slot.number)]
+
+    def _slots(self) -> list[Slot]:
+        return [slot for lane in self._lanes for slot in lane.slots()]
 
     def _row_of(self, slot: Slot) -> tuple[int, int]:
         """Lane and row of a slot that is not gone, after the operations to come."""
@@ -449,11 +468,6 @@ class Scheduler:
         for lane in self._lanes:
             lanes += [(lane.rows, lane.number), *lane.joining]
         return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
-
-    def _end_loans(self) -> None:
-        for number in [number for number, slot in self._borrowers.items() if slot.gone]:
-            del self._borrowers[number]
-            self._prefixes.end_loan(number)
 
     def _make_room(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""

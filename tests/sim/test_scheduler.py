@@ -357,7 +357,8 @@ class World:
 
 
 def run(seed: int) -> World:
-    with mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200):
+    long_prefix = mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200)
+    with long_prefix, mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30):
         return live(World(seed))
 
 
