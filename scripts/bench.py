@@ -4,6 +4,7 @@
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py one
     scripts/bench.py ring --preset 25m
+    scripts/bench.py many
     scripts/bench.py unequal
     scripts/bench.py gateway
     scripts/bench.py recover
@@ -19,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 import gateway
+import many
 import one
 import recover
 import ring
@@ -30,6 +32,7 @@ COMMANDS = {
     "serve": serve,
     "one": one,
     "ring": ring,
+    "many": many,
     "unequal": unequal,
     "gateway": gateway,
     "recover": recover,

@@ -1,12 +1,13 @@
 """Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
-A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long prompts run,
-short ones overtake the others. It also waits while another one computes its beginning (see sharing.py). Its prompt then runs in a lane of its own, in chunks, or with others in one step when
-they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
-and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
-streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
-after that step. While nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle,
-steps of guessed tokens follow those in flight, in lanes of one row; they come last.
+A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
+prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
+Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are short; these lanes take
+turns. Then it joins one of the decoding lanes, of which there are as many as stages, and whose rows step together.
+Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait. A ring of one
+stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
+nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens
+follow those in flight, in lanes of one row; they come last.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
