@@ -38,6 +38,8 @@ class RingLimits:
     """Tokens of prompts in one step, padding included, when no stream waits for it."""
     kv: tuple[KvCost, ...] = (KvCost(1),)
     """Of each layer of the model."""
+    weights: int = 1 << 20
+    """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
 
     def charge(self, tokens: int) -> int:
         """The share of the KV budget that a sequence takes, in tokens of a sequence of the whole context.
@@ -46,6 +48,11 @@ class RingLimits:
         has the same size for any number of tokens, so there every session is charged the context.
         """
         return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
+
+
+def weights_as_tokens(weight_bytes: int, kv: Sequence[KvCost], context: int) -> int:
+    """Tokens of KV of these layers that have as many bytes."""
+    return weight_bytes * context // max(1, sum(cost.bytes_for(context) for cost in kv))
 
 
 @cache

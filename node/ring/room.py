@@ -66,11 +66,12 @@ class AnswerLengths:
 class Room:
     """The KV of a ring's lanes, in tokens. A lane takes its longest row times its rows, as rows are padded."""
 
-    def __init__(self, limits: RingLimits, max_rows: int) -> None:
-        """`max_rows`: sessions in a lane."""
+    def __init__(self, limits: RingLimits, max_rows: int, lanes: int) -> None:
+        """`max_rows`: sessions in a lane. `lanes`: number of them, apart from extra ones."""
         self.budget = limits.context * limits.max_sessions
         self._limits = limits
         self._max_rows = max_rows
+        self._lanes = lanes
         self._answers = AnswerLengths()
 
     def ended(self, session: Session) -> None:
@@ -88,21 +89,26 @@ class Room:
         return self._padded([slot.session.reserved for slot in lane.slots()])
 
     def find(self, session: Session, lanes: Sequence[Lane]) -> Lane | None:
-        """The lane that grows least by the session; None if there is no room."""
+        """The lane that grows least by the session; None if there is no room.
+
+        Where rows would be padded by more than the weights that a step of one more lane reads, such a lane is begun.
+        """
         running = [slot.session for lane in lanes for slot in lane.slots()]
         if not running:
             return lanes[0]
         self._answers.estimate(each.generated for each in running)
         sizes = {lane.number: self._expected_size(lane) for lane in lanes}
-        grown = {
-            lane.number: self._expected_size(lane, session) for lane in lanes if len(lane.slots()) < self._max_rows
-        }
+        is_full = len(running) >= self._max_rows * self._lanes
+        open_lanes = [] if is_full else [lane for lane in lanes if len(lane.slots()) < self._max_rows]
+        growth = {lane.number: self._expected_size(lane, session) - sizes[lane.number] for lane in open_lanes}
+        has_enough_lanes = sum(1 for size in sizes.values() if size) >= self._lanes
 
-        def growth(lane: Lane) -> tuple[int, int]:
-            return grown[lane.number] - sizes[lane.number], len(lane.slots())
+        def cost(lane: Lane) -> tuple[int, int]:
+            is_extra = has_enough_lanes and not sizes[lane.number]
+            return growth[lane.number] + self._limits.weights * is_extra, len(lane.slots())
 
-        home = min((lane for lane in lanes if lane.number in grown), key=growth, default=None)
-        return home if home and sum(sizes.values()) + growth(home)[0] <= self.budget else None
+        home = min(open_lanes, key=cost, default=None)
+        return home if home and sum(sizes.values()) + growth[home.number] <= self.budget else None
 
     def _expected_size(self, lane: Lane, guest: Session | None = None) -> int:
         """KV of a lane when its answers have ended, with one more session if given."""

@@ -3,7 +3,7 @@
 A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
 prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
 Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are short; these lanes take
-turns. Then it joins one of the decoding lanes, of which there are as many as stages, and whose rows step together.
+turns. Then it joins one of the decoding lanes, of which there are as many as stages, and more if sessions differ much in length, and whose rows step together.
 Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait. A ring of one
 stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
 nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens
@@ -39,6 +39,8 @@ LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
 MAX_STEPS = 16
 """Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
+EXTRA_LANES = 2
+"""For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 FIRST_NUMBER = 1 << 16
@@ -81,7 +83,8 @@ class Scheduler:
         """
         self._limits = limits
         self._stages = stages
-        self._room = Room(limits, limits.max_rows if batchable else 1)
+        lanes = stages if batchable else max(stages, limits.max_sessions)
+        self._room = Room(limits, limits.max_rows if batchable else 1, lanes)
         self._pads = pads
         self._trimmable = trimmable
         self._grid = grid
@@ -93,8 +96,7 @@ class Scheduler:
         self.guessed_right = 0
         self.recomputed = 0
         """Tokens computed again for sessions that had lost their slot."""
-        lanes = stages if batchable else max(stages, limits.max_sessions)
-        self._lanes = deque(Lane(number) for number in range(lanes))
+        self._lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
         self._prefills: deque[Prefill] = deque()
         self._chunk_size = ChunkSize(limits.chunk)
         self._waiting = FairQueue()

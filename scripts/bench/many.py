@@ -6,8 +6,8 @@ read the same files, with the same ends, and reserve up to the whole context for
 cores. mlx_lm.server is as it starts by default, but for --max-tokens, whose default ends answers at 512 tokens.
 
 `recomputed` is the share of all tokens, of prompts and answers, that a node computed again for requests that had made
-room for others. `alike` is a run in which all clients have one system prompt of --system-tokens and a short question:
-`prompt tokens` are those that were computed of all prompts, as told by usage.
+room for others. `alike` is a run of the nodes alone, in which all clients have one system prompt of --system-tokens and
+a short question: `prompt tokens` are those that were computed of all prompts, as told by usage.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WORDS = (5, 20, 60, 200, 600)
 QUESTION_WORDS = 12
 START_S = 60.0
 NOTES = (
-    "ratio       tokens/s of the node or ring / those of mlx_lm.server with as many streams",
+    "ratio       tokens/s of the node or ring / those of mlx_lm.server with as many streams; of alike ones, one node's",
     "recomputed  target: <= 2 %",
 )
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--streams", type=_numbers, default=[64, 256], metavar="N,N", help="default: 64,256")
     add("--answer-tokens", type=int, default=100, metavar="N", help="mean of an answer (default: %(default)s)")
     add("--system-tokens", type=int, default=2000, metavar="N", help="of all clients (default: %(default)s)")
-    add("--alike", type=int, default=64, metavar="N", help="clients with one system prompt (default: %(default)s)")
+    add("--alike", type=int, default=64, metavar="N", help="clients with one system prompt, 0: none (default: 64)")
     add("--context", type=int, default=4096, metavar="N", help="of the nodes (default: %(default)s)")
     add("--rounds", type=int, default=1, metavar="N", help="runs of each side; the median counts (default: 1)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -154,8 +154,12 @@ async def _measure(sides: Sequence[Side], options: argparse.Namespace) -> list[R
                 for side in sides:
                     runs[side].append(await _ask_all(http, side, _ragged(streams)))
             rows += _compare(f"{streams} streams", runs)
-        alike = {side: [await _ask_all(http, side, _alike(options.alike, options.system_tokens))] for side in sides}
-        rows += _compare(f"{options.alike} alike", alike)
+        if options.alike:
+            chats = options.alike, options.system_tokens
+            nodes = [side for side in sides if side.status_url]
+            rows += _compare(
+                f"{options.alike} alike", {side: [await _ask_all(http, side, _alike(*chats))] for side in nodes}
+            )
     return rows
 
 

@@ -1,9 +1,12 @@
 """A session is admitted when the answers of all fit, if they become as long as the last ones did."""
 
+from dataclasses import replace
+
 import pytest
 
 from node.core.generation import GenerateRequest
-from node.ring.kv import RingLimits
+from node.core.models import KvCost
+from node.ring.kv import RingLimits, weights_as_tokens
 from node.ring.lane import Lane
 from node.ring.room import ENOUGH, FIRST, RECENT, AnswerLengths, Room
 from node.ring.session import Session, Slot
@@ -80,25 +83,25 @@ def admitted(room: Room, guest: Session) -> int:
 
 
 def test_a_new_ring_admits_few() -> None:
-    room = Room(limits(), 64)
+    room = Room(limits(), 64, 1)
     assert admitted(room, session()) == 8192 // 2304
     assert admitted(room, session(max_tokens=100)) == 8192 // 256, "a limit of the client counts"
 
 
 def test_with_short_answers_a_ring_admits_many() -> None:
-    assert admitted(learned(Room(limits(), 64), 50), session()) == 8192 // 256
+    assert admitted(learned(Room(limits(), 64, 1), 50), session()) == 8192 // 256
 
 
 def test_a_session_may_run_alone_whatever_is_expected() -> None:
-    assert admitted(Room(limits(max_sessions=1), 64), session(prompt=1000, max_tokens=3096)) == 1
+    assert admitted(Room(limits(max_sessions=1), 64, 1), session(prompt=1000, max_tokens=3096)) == 1
 
 
 def test_a_lane_is_full_at_its_rows() -> None:
-    assert admitted(learned(Room(limits(), 5), 50), session()) == 5
+    assert admitted(learned(Room(limits(), 5, 1), 50), session()) == 5
 
 
 def test_a_session_joins_the_lane_that_grows_least() -> None:
-    room = learned(Room(limits(max_sessions=8), 64), 50)
+    room = learned(Room(limits(max_sessions=8), 64, 2), 50)
     short, long = lanes(3, 1)
     long.rows[0].session = session(prompt=3000)
     assert room.find(session(), [short, long]) is short
@@ -108,7 +111,7 @@ def test_a_session_joins_the_lane_that_grows_least() -> None:
 @pytest.mark.parametrize(("max_tokens", "expected"), [(50, FIRST), (4096 - 100, 50)])
 def test_an_answer_at_the_end_of_the_context_has_ended(max_tokens: int, expected: int) -> None:
     """Not one that its client has limited."""
-    room = Room(limits(), 64)
+    room = Room(limits(), 64, 1)
     answer = session(max_tokens=max_tokens, generated=49)
     answer.accept(7)
     for _ in range(ENOUGH):
@@ -117,5 +120,26 @@ def test_an_answer_at_the_end_of_the_context_has_ended(max_tokens: int, expected
 
 
 def test_used_is_what_the_sessions_hold_now() -> None:
-    room = Room(limits(), 64)
+    room = Room(limits(), 64, 1)
     assert room.used(lanes(3, 1)) == 4 * 256
+
+
+@pytest.mark.parametrize(("weights", "lane"), [(20_000, 0), (5_000, 1)])
+def test_much_longer_sessions_get_a_lane_of_their_own(weights: int, lane: int) -> None:
+    """If it saves more padding than the weights that its steps read: here 3 x 3,072 tokens."""
+    room = learned(Room(replace(limits(max_sessions=8), weights=weights), 64, 1), 50)
+    found = room.find(session(prompt=3100), lanes(3, 0))
+    assert found
+    assert found.number == lane
+
+
+def test_extra_lanes_do_not_add_rows() -> None:
+    room = learned(Room(replace(limits(max_sessions=8), weights=0), 3, 1), 50)
+    assert room.find(session(prompt=3000), lanes(2, 0))
+    assert room.find(session(prompt=3000), lanes(2, 1)) is None
+
+
+def test_weights_as_tokens() -> None:
+    """A recurrent layer's state counts as spread over the context."""
+    assert weights_as_tokens(64_000, (KvCost(8), KvCost(8)), 1000) == 4000
+    assert weights_as_tokens(64_000, (KvCost(8), KvCost(0, fixed=8000)), 1000) == 4000
