@@ -135,6 +135,14 @@ class _BackendGauges(Collector):
             guesses.add_metric([ring.ring, "right"], ring.right_guesses)
             guesses.add_metric([ring.ring, "wrong"], ring.guesses - ring.right_guesses)
         yield guesses
+        recomputed = CounterMetricFamily(
+            "pippin_ring_recomputed_tokens",
+            "Tokens computed again for requests that had made room for others",
+            labels=["ring"],
+        )
+        for ring in node.rings:
+            recomputed.add_metric([ring.ring], ring.recomputed)
+        yield recomputed
         for kind in ("models", "nodes"):
             family = GaugeMetricFamily(f"pippin_cluster_{kind}", f"{kind.title()} in each state", labels=["state"])
             states = [each["state"] for each in status.get(kind, [])]

@@ -4,6 +4,7 @@
     scripts/bench.py serve --base-url http://localhost:52415/v1
     scripts/bench.py one
     scripts/bench.py ring --preset 25m
+    scripts/bench.py many
     scripts/bench.py unequal
     scripts/bench.py gateway
     scripts/bench.py recover
@@ -20,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 import gateway
+import many
 import one
 import recover
 import ring
@@ -32,6 +34,7 @@ COMMANDS = {
     "serve": serve,
     "one": one,
     "ring": ring,
+    "many": many,
     "unequal": unequal,
     "gateway": gateway,
     "recover": recover,

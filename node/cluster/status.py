@@ -129,6 +129,7 @@ def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
         "requests": _requests(loads),
         "draft": ring.draft.model if ring.draft else None,
         "guesses": _guesses(loads),
+        "recomputed_tokens": sum(load.recomputed for load in loads),
     }
 
 

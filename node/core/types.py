@@ -112,6 +112,8 @@ class RingTraffic:
     guesses: int = 0
     """Guessed tokens that were compared with the token that came, since the ring began."""
     right_guesses: int = 0
+    recomputed: int = 0
+    """Tokens computed again for sessions that had made room for others, since the ring began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,13 @@ class Driver:
         scheduler = self._scheduler
         rate = len(self._sampled_at) / RATE_S
         return RingTraffic(
-            self.ring.id, scheduler.running, scheduler.queued, rate, scheduler.guessed, scheduler.guessed_right
+            self.ring.id,
+            scheduler.running,
+            scheduler.queued,
+            rate,
+            scheduler.guessed,
+            scheduler.guessed_right,
+            scheduler.recomputed,
         )
 
     @property

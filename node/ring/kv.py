@@ -16,6 +16,8 @@ ALLOCATED = 256
 """Tokens by which mlx-lm's caches grow."""
 MIN_TOKENS = 16
 """A shorter prefix is not worth a copy of its KV."""
+BYTES = array("I").itemsize
+"""Of a packed token."""
 MAX_PREFIXES = 1024
 """Bounds the caches at the stages, and the comparisons for each new prompt."""
 
@@ -36,6 +38,8 @@ class RingLimits:
     """Tokens of prompts in one step, padding included, when no stream waits for it."""
     kv: tuple[KvCost, ...] = (KvCost(1),)
     """Of each layer of the model."""
+    weights: int = 1 << 20
+    """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
 
     def charge(self, tokens: int) -> int:
         """The share of the KV budget that a sequence takes, in tokens of a sequence of the whole context.
@@ -44,6 +48,11 @@ class RingLimits:
         has the same size for any number of tokens, so there every session is charged the context.
         """
         return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
+
+
+def weights_as_tokens(weight_bytes: int, kv: Sequence[KvCost], context: int) -> int:
+    """Tokens of KV of these layers that have as many bytes."""
+    return weight_bytes * context // max(1, sum(cost.bytes_for(context) for cost in kv))
 
 
 @cache
@@ -61,15 +70,10 @@ class Match:
     """Whether all of them do."""
     exact: bool
     """Whether no stage has more tokens of it."""
-    lent: bool
-    """Whether a session has the prefix as its own KV."""
 
 
 class Prefixes:
     """Ordered by last use. `charged` is the sum of their charges.
-
-    A prefix may be lent to a session that continues it, so that it is not copied: then the first tokens of that
-    session's KV are the prefix, which is found as before, but is not charged.
 
     `charge`: see RingLimits. `trimmable`: whether the caches can go back to an earlier position.
     """
@@ -79,7 +83,6 @@ class Prefixes:
         self._charge = charge
         self._trimmable = trimmable
         self._held: OrderedDict[int, bytes] = OrderedDict()
-        self._lent: dict[int, bytes] = {}
         self._inherited: set[int] = set()
 
     @property
@@ -88,36 +91,24 @@ class Prefixes:
 
     def best(self, tokens: Sequence[int]) -> Match | None:
         """The prefix with the most of the first `tokens`; counts as its use."""
-        wanted = _pack(tokens)
-        matches = [self._match(number, wanted) for number in (*self._held, *self._lent)]
+        wanted = pack(tokens)
+        matches = [self._match(number, wanted) for number in self._held]
         if not self._trimmable:
             matches = [match for match in matches if match.whole]
         match = max(matches, key=lambda match: match.tokens, default=None)
         if match is None or match.tokens < MIN_TOKENS:
             return None
-        if not match.lent:
-            self._held.move_to_end(match.prefix)
+        self._held.move_to_end(match.prefix)
         return match
 
     def _match(self, number: int, wanted: bytes) -> Match:
-        lent = number in self._lent
-        prefix = self._lent[number] if lent else self._held[number]
-        tokens = _common(prefix, wanted)
-        return Match(number, tokens, tokens == _count(prefix), number not in self._inherited, lent)
-
-    def lend(self, number: int) -> None:
-        """A session begins with this prefix as its own KV."""
-        held = self._held[number]
-        self.drop(number)
-        self._lent[number] = held
-
-    def end_loan(self, number: int) -> None:
-        """The session is gone."""
-        del self._lent[number]
+        prefix = self._held[number]
+        tokens = common_tokens(prefix, wanted)
+        return Match(number, tokens, tokens == _count(prefix), number not in self._inherited)
 
     def add(self, number: int, tokens: Sequence[int]) -> list[int]:
         """Add a prefix and drop those that it continues. Returns the numbers of the dropped ones."""
-        new = _pack(tokens)
+        new = pack(tokens)
         needless = [number for number, held in self._held.items() if new.startswith(held)]
         for other in needless:
             self.drop(other)
@@ -127,17 +118,17 @@ class Prefixes:
 
     def inherit(self, number: int, tokens: Sequence[int]) -> None:
         """Add a prefix of an earlier ring, of which some stages may have more tokens, and drop none."""
-        self._held[number] = _pack(tokens)
+        self._held[number] = pack(tokens)
         self._inherited.add(number)
         self.charged += self._charge(len(tokens))
 
     def all(self) -> dict[int, tuple[int, ...]]:
-        """The tokens of each that is not lent, in order of last use."""
+        """The tokens of each, in order of last use."""
         return {number: tuple(array("I", held)) for number, held in self._held.items()}
 
     def worth_adding(self, tokens: Sequence[int]) -> bool:
         """Whether the sequence is long enough and not the beginning of a prefix."""
-        new = _pack(tokens)
+        new = pack(tokens)
         return len(tokens) >= MIN_TOKENS and not any(held.startswith(new) for held in self._held.values())
 
     def evict_next(self, number: int) -> None:
@@ -156,20 +147,21 @@ class Prefixes:
         self.charged -= self._charge(_count(self._held.pop(number)))
 
 
-def _pack(tokens: Sequence[int]) -> bytes:
+def pack(tokens: Sequence[int]) -> bytes:
+    """The form in which sequences are compared."""
     return array("I", tokens).tobytes()
 
 
 def _count(packed: bytes) -> int:
-    return len(packed) // 4
+    return len(packed) // BYTES
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Tokens that both begin with."""
+def common_tokens(one: bytes, other: bytes) -> int:
+    """Number of tokens with which both begin."""
     low, high = 0, min(_count(one), _count(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[: middle * 4] == other[: middle * 4]:
+        if one[: middle * BYTES] == other[: middle * BYTES]:
             low = middle
         else:
             high = middle - 1

@@ -28,7 +28,7 @@ from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
 from node.ring import requests
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
+from node.ring.kv import RingLimits, weights_as_tokens
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
 from node.ring.pipeline import NextHop
 from node.ring.scheduler import sequence_numbers
@@ -301,6 +301,7 @@ class Rings:
             max_rows=max(1, self._max_batch // len(ring.nodes)),
             chunk=prefill_chunk(len(ring.nodes), plan.max_chunk),
             kv=plan.kv,
+            weights=weights_as_tokens(loaded.stage.weight_bytes, plan.kv[shard.start : shard.end], ring.context),
         )
         driver = Driver(
             ring,

@@ -1,12 +1,13 @@
 """Decides the next step of a ring: which sessions share a lane, which prompt advances, and which KV is kept. Pure.
 
-A session waits until there is KV for it, in an order that is fair among clients; while LONG_PROMPTS long prompts run,
-short ones overtake the others. Its prompt then runs in a lane of its own, in chunks, or with others in one step when
-they are short; these lanes take turns. Then it joins one of the decoding lanes, of which there are as many as stages,
-and whose rows step together. Between two chunks every decoding lane steps once, and the size of a chunk limits how long
-streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes
-after that step. While nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle,
-steps of guessed tokens follow those in flight, in lanes of one row; they come last.
+A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
+prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
+Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are short; these lanes take
+turns. Then it joins one of the decoding lanes, of which there are as many as stages, and more if sessions differ much in length, and whose rows step together.
+Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait. A ring of one
+stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
+nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens
+follow those in flight, in lanes of one row; they come last.
 
 KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
 that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
@@ -30,12 +31,16 @@ from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.prefill import ChunkSize, Prefill
+from node.ring.room import Room
 from node.ring.session import Session, Slot
+from node.ring.sharing import most_shared, waits
 
 LONG_PROMPTS = 4
 """Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
 MAX_STEPS = 16
 """Maximum number of steps of a lane in one job. KV is set aside for more: see HEADROOM."""
+EXTRA_LANES = 2
+"""For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
 FIRST_NUMBER = 1 << 16
@@ -77,9 +82,9 @@ class Scheduler:
         is none.
         """
         self._limits = limits
-        self._budget = limits.context * limits.max_sessions
         self._stages = stages
-        self._max_rows = limits.max_rows if batchable else 1
+        lanes = stages if batchable else max(stages, limits.max_sessions)
+        self._room = Room(limits, limits.max_rows if batchable else 1, lanes)
         self._pads = pads
         self._trimmable = trimmable
         self._grid = grid
@@ -89,14 +94,13 @@ class Scheduler:
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
-        lanes = stages if batchable else max(stages, limits.max_sessions)
-        self._lanes = deque(Lane(number) for number in range(lanes))
+        self.recomputed = 0
+        """Tokens computed again for sessions that had lost their slot."""
+        self._lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
         self._prefills: deque[Prefill] = deque()
         self._chunk_size = ChunkSize(limits.chunk)
         self._waiting = FairQueue()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
-        self._borrowers: dict[int, Slot] = {}
-        """Of lent prefixes, by their numbers."""
         self._ops: list[CacheOp] = []
         self._numbers = numbers
         self._steps_since_chunk = 0
@@ -146,6 +150,7 @@ class Scheduler:
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free a session's slot; `keep` its KV for later sessions if there is room."""
         session.finished = True
+        self._room.ended(session)
         if session.slot:
             session.slot.gone, session.slot.keep = True, keep
             self._clear_prefills()
@@ -194,7 +199,7 @@ class Scheduler:
         Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
         """
         guesses = sum(len(lane.guesses) for lane in self._lanes)
-        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._budget
+        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._room.budget
         return self._guesses and in_flight < self._stages and has_room
 
     def guess(self, in_flight: int) -> Step | None:
@@ -278,7 +283,7 @@ class Scheduler:
         changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
         others = self._waiting or self._prefills or self._ops
         ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
-        return not changes and not others and not ends and self.tokens_held <= self._budget
+        return not changes and not others and not ends and self.tokens_held <= self._room.budget
 
     def chain(self, step: Step) -> Step:
         """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
@@ -365,41 +370,24 @@ class Scheduler:
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
-    def _size(self, lane: Lane, guest: Session | None = None) -> int:
-        """KV of a lane, with one more session if given. Rows are padded to the longest."""
-        reserved = [slot.session.reserved for slot in lane.slots()]
-        if guest:
-            reserved.append(guest.reserved)
-        return len(reserved) * self._limits.charge(max(reserved)) if reserved else 0
-
     def _used(self) -> int:
-        return sum(self._size(lane) for lane in self._lanes)
+        return self._room.used(self._lanes)
 
     def _admit(self) -> None:
         while session := self._next_in_line():
-            while (home := self._find_lane(session)) is None:
+            while (home := self._room.find(session, self._lanes)) is None:
                 if not self._preempt_for(session):
                     return
             self._waiting.admit(session)
             self._begin(session, home)
             self._evict()
 
-    def _find_lane(self, session: Session) -> Lane | None:
-        """The lane that grows least by the session; None if there is no room."""
-        homes = [lane for lane in self._lanes if len(lane.slots()) < self._max_rows]
-        home = min(
-            homes, key=lambda lane: (self._size(lane, session) - self._size(lane), len(lane.slots())), default=None
-        )
-        if home is None or self._used() - self._size(home) + self._size(home, session) > self._budget:
-            return None
-        return home
-
     def _preempt_for(self, session: Session) -> bool:
         """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
 
         The KV of that slot is kept if there is room. Returns whether a slot was freed.
         """
-        slots = [slot for lane in self._lanes for slot in lane.slots()]
+        slots = self._slots()
         counts = Counter(slot.session.request.client for slot in slots)
         client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
         if most < 2 or session.request.client in counts:
@@ -411,25 +399,37 @@ class Scheduler:
 
     def _preempt(self, slot: Slot, *, keep: bool) -> None:
         """Take a session's slot. The caller puts the session back into the queue."""
-        slot.gone, slot.keep, slot.session.slot = True, keep, None
+        slot.gone, slot.keep, slot.session.slot, slot.session.lost = True, keep, None, slot.sent
         self._clear_prefills()
 
     def _next_in_line(self) -> Session | None:
-        """The session to admit next; while LONG_PROMPTS long prompts run, only one whose prompt takes a single step."""
+        """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
+        prompts run, only one whose prompt takes a single step.
+        """
         long = sum(1 for prefill in self._prefills if prefill.slots[0].unsent > self._limits.chunk)
-        return self._waiting.next(lambda session: long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk)
+        computing = [slot for prefill in self._prefills for slot in prefill.slots if not slot.gone]
+
+        def may_begin(session: Session) -> bool:
+            is_short = long < LONG_PROMPTS or len(session.tokens) <= self._limits.chunk
+            return is_short and not (self._may_share(session) and waits(session, computing))
+
+        return self._waiting.next(may_begin)
 
     def _begin(self, session: Session, home: Lane) -> None:
-        self._end_loans()
-        # With a grid, the KV of another session may differ; an evaluation needs every token computed.
-        match = None if self._grid or session.evaluate_request else self._prefixes.best(session.tokens[:-1])
-        reused = match.tokens if match else 0
+        reuses = not self._grid and not session.evaluate_request
+        match = self._prefixes.best(session.tokens[:-1]) if reuses else None
+        shared = most_shared(session, self._slots()) if self._may_share(session) else None
+        reused = max(match.tokens if match else 0, shared[1] if shared else 0)
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)
+        self.recomputed += max(0, session.lost - reused)
+        session.lost = 0
         home.prefilling.append(slot)
-        if match:
+        if match and match.tokens == reused:
             self._reuse(match, slot)
+        elif shared:
+            self._share(shared[0], slot)
         else:
             self._ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
@@ -445,22 +445,32 @@ class Scheduler:
         """Begin the slot's lane with the KV of a prefix.
 
         A session that continues a long prefix gets it without a copy, which would take time, and memory that is not
-        set aside. Others then begin with a copy of this session's first tokens. Caches that can't go back have
-        no first tokens, so there a prefix is always copied.
+        set aside. Caches that can't go back have no first tokens for others, so there a prefix is always copied.
         """
-        if match.lent:
-            slot.number = next(self._numbers)
-            lane, row = self._row_of(self._borrowers[match.prefix])
-            self._ops += [Keep(lane, row, slot.number, match.tokens), Take(slot.lane, slot.number)]
-        elif match.tokens >= LONG_PREFIX and match.whole and match.exact and self._trimmable:
+        if match.tokens >= LONG_PREFIX and match.whole and match.exact and self._trimmable:
             slot.number = match.prefix
-            self._prefixes.lend(match.prefix)
-            self._borrowers[match.prefix] = slot
+            self._prefixes.drop(match.prefix)
             self._ops.append(Take(slot.lane, match.prefix))
         else:
             self._ops.append(Reuse(slot.lane, match.prefix, match.tokens))
             if match.tokens >= len(slot.session.request.prompt):
                 self._prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether it may begin with the KV of one that runs, at a position where that one is not.
+
+        With a grid, the KV of another session may differ; an evaluation needs every token computed.
+        """
+        return self._trimmable and not self._grid and not session.evaluate_request
+
+    def _share(self, other: Slot, slot: Slot) -> None:
+        """Begin the slot's lane with a copy of another one's first tokens."""
+        slot.number = next(self._numbers)
+        lane, row = self._row_of(other)
+        self._ops += [Keep(lane, row, slot.number, slot.cached), Take(slot.lane, slot.number)]
+
+    def _slots(self) -> list[Slot]:
+        return [slot for lane in self._lanes for slot in lane.slots()]
 
     def _row_of(self, slot: Slot) -> tuple[int, int]:
         """Lane and row of a slot that is not gone, after the operations to come."""
@@ -469,22 +479,17 @@ class Scheduler:
             lanes += [(lane.rows, lane.number), *lane.joining]
         return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
 
-    def _end_loans(self) -> None:
-        for number in [number for number, slot in self._borrowers.items() if slot.gone]:
-            del self._borrowers[number]
-            self._prefixes.end_loan(number)
-
     def _make_room(self) -> None:
         """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
         self._evict()
-        while self._used() > self._budget and self.running > 1:
-            last = max(self._lanes, key=self._size).slots()[-1]
+        while self._used() > self._room.budget and self.running > 1:
+            last = max(self._lanes, key=self._room.size).slots()[-1]
             self._preempt(last, keep=False)
             self._waiting.put_back(last.session)
 
     def _evict(self, room: int = 0) -> None:
         """Drop prefixes until everything and `room` more tokens are within the budget."""
-        while self._prefixes.full or self._used() + self._prefixes.charged + room > self._budget:
+        while self._prefixes.full or self._used() + self._prefixes.charged + room > self._room.budget:
             number = self._prefixes.evict()
             if number is None:
                 return
@@ -493,7 +498,7 @@ class Scheduler:
     def _keep_as(self, slot: Slot) -> int | None:
         held = slot.session.tokens[: slot.sent]
         room = self._limits.charge(len(held))
-        if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._budget:
+        if self._grid or not self._prefixes.worth_adding(held) or self._used() + room > self._room.budget:
             return None
         self._evict(room)
         number = next(self._numbers)

@@ -11,6 +11,7 @@ from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.core.guesses import Guesser
 from node.engine.runner import Draw
 from node.engine.sampling import History
+from node.ring.kv import BYTES, pack
 from node.text.constraint import Constraint
 
 HEADROOM = 64
@@ -25,9 +26,13 @@ class Session:
     constraint: Constraint | None = None
     """Made of the request's grammar; used in the compute thread."""
     tokens: list[int] = field(init=False)
+    beginning: bytes = field(init=False)
+    """The tokens at its start, packed."""
     slot: "Slot | None" = None
     """None while the session waits."""
     finished: bool = False
+    lost: int = 0
+    """Tokens whose KV it had when it lost its slot."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
     guesser: Guesser | None = None
@@ -38,6 +43,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt, *self.request.resume]
+        self.beginning = pack(self.tokens)
 
     @classmethod
     def of_evaluation(cls, request: EvaluateRequest) -> "Session":
@@ -58,6 +64,12 @@ class Session:
     def reserved(self) -> int:
         """Tokens of KV set aside for the session; grows with it."""
         return min(len(self.tokens) + HEADROOM, self.max_length)
+
+    def begins_with(self, other: "Slot", tokens: int) -> bool:
+        """Whether it begins with so many tokens of another session, and has more."""
+        beginning = other.session.beginning[: tokens * BYTES]
+        has_more = tokens < len(self.tokens) and tokens * BYTES == len(beginning)
+        return has_more and self.beginning.startswith(beginning)
 
     @property
     def tokens_ahead(self) -> int:

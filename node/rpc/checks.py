@@ -144,7 +144,7 @@ def _check_report(report: pb.NodeReport) -> None:
     for ring in report.traffic:
         _check_names(ring.ring)
         _check_finite(ring.tokens_per_second)
-        _check_below("guesses", COUNTER_LIMIT, ring.guesses, ring.right_guesses)
+        _check_below("counted tokens", COUNTER_LIMIT, ring.guesses, ring.right_guesses, ring.recomputed)
     _check_finite(report.lag_s, report.job_s)
     _check_count("links", report.links, MAX_ITEMS)
     for link in report.links:

@@ -193,20 +193,22 @@ class Speed(_message.Message):
     def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     RIGHT_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
     tokens_per_second: float
     guesses: int
     right_guesses: int
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ...) -> None: ...
+    recomputed: int
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")

@@ -42,6 +42,8 @@ class Answer:
     tokens: int = 0
     """The server's own count of tokens, or the number of events with text if it reports none."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompt that were not computed."""
 
     @property
     def first(self) -> float:
@@ -69,6 +71,7 @@ class Answer:
             usage = event.get("usage") or {}
             self.tokens = usage.get("completion_tokens", self.tokens)
             self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", self.cached_tokens)
             for choice in event.get("choices", ()):
                 if text := _text(choice):
                     self.texts.append(at)

@@ -285,6 +285,7 @@ async def test_metrics(server):
     assert found[("pippin_loop_lag_seconds",)] == 0.25
     assert found[("pippin_tasks",)] >= 1
     assert found["pippin_ring_running", "r1"] == 0
+    assert found["pippin_ring_recomputed_tokens_total", "r1"] == 0
 
 
 async def test_figures_of_two_gateways_are_apart(serve):

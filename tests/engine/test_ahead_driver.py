@@ -63,14 +63,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def served(directory: Path, *, ahead: bool) -> AsyncIterator[Served]:
+async def served(directory: Path, *, ahead: bool, weights: int = 1 << 20) -> AsyncIterator[Served]:
     compute = Compute()
     compute.start()
     try:
         stage = await compute.run(load, directory, 0, 4)
         runner = Runner(stage, directory)
         runner.plan = replace(stage.plan, steps_back=ahead)
-        limits = RingLimits(context=4096, max_sessions=4, max_queue=100, max_rows=4, chunk=16)
+        limits = RingLimits(context=4096, max_sessions=4, max_queue=100, max_rows=4, chunk=16, weights=weights)
         driver = Driver(
             RING, limits, compute, runner, None, print, step_timeout_s=60, numbers=count(1 << 16), leftover={}
         )
@@ -132,6 +132,25 @@ async def test_side_by_side_each_request_gets_its_own_tokens(directory: Path) ->
     for number, (events, alone) in enumerate(zip(found, expected, strict=True)):
         assert [event.token for event in events] == [event.token for event in alone][: 9 if number == 3 else None]
         assert [event.position for event in events] == list(range(len(events)))
+
+
+async def test_a_beginning_that_requests_share_is_computed_once(directory: Path) -> None:
+    """The others copy it from the first one, while its prompt is being computed and while its answer is."""
+    system = request(300, GREEDY).prompt
+    requests = [
+        replace(request(length, GREEDY if length % 2 else SEEDED), prompt=(*system, *request(length, GREEDY).prompt))
+        for length in (5, 20, 7, 34)
+    ]
+    expected = [(await one_by_one(directory, [each], ahead=True))[0] for each in requests]
+    async with served(directory, ahead=True, weights=0) as side:
+        streaming = asyncio.Event()
+        *early, last = requests
+        answers = [asyncio.create_task(side.answer(each, third=streaming)) for each in early]
+        await streaming.wait()
+        found = [await side.answer(last), *(await asyncio.gather(*answers))]
+    for events, alone in zip(found, [expected[-1], *expected[:-1]], strict=True):
+        assert [event.token for event in events] == [event.token for event in alone]
+    assert sorted(events[0].cached_tokens for events in found) == [0, 300, 300, 300]
 
 
 async def test_a_chat_reuses_what_its_last_turn_left(directory: Path) -> None:

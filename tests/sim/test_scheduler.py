@@ -144,6 +144,7 @@ class World:
             max_queue=self.random.choice([4, 100]),
             max_rows=self.random.choice([1, 3, 8, 16]),
             chunk=self.random.choice([4, 64, 256]),
+            weights=random.Random(seed).choice([0, 50, 500, 1 << 20]),
         )
         self.trimmable = self.random.random() < 0.7
         self.pads = self.random.random() < 0.7
@@ -357,7 +358,8 @@ class World:
 
 
 def run(seed: int) -> World:
-    with mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200):
+    long_prefix = mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200)
+    with long_prefix, mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30):
         return live(World(seed))
 
 

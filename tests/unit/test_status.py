@@ -248,6 +248,12 @@ def test_each_ring_tells_how_many_guesses_were_right():
     ]
 
 
+def test_each_ring_tells_how_many_tokens_were_computed_again():
+    peers = (peer("1", rings=(RingTraffic("r1", recomputed=70),)),)
+    (model,) = build_status(view(*peers, rings=(ring("1"), ring("1", name="r2"))))["models"]
+    assert [each["recomputed_tokens"] for each in model["rings"]] == [70, 0]
+
+
 def test_each_ring_tells_its_state_and_its_work():
     peers = (
         peer("1", loads=(load(0), load(0, name="r2")), rings=(RingTraffic("r1", 2, 1), RingTraffic("r2", 1, 0))),
