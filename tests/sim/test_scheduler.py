@@ -217,9 +217,10 @@ class World:
             self.replaced += 1
 
     def send(self) -> bool:
-        if sum(step.is_due for step, _ in self.in_flight) >= self.stages:
+        due = sum(step.is_due for step, _ in self.in_flight)
+        if due > self.stages:
             return False
-        step = self.scheduler.next()
+        step = self.scheduler.next(due)
         if step is None:
             for op in self.scheduler.take_ops():
                 self.fake.apply(op)
@@ -767,6 +768,40 @@ def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> No
     assert not {*one.rows} & {*other.rows}
     assert one.samples
     assert other.samples
+
+
+def test_in_a_ring_prompts_share_short_steps() -> None:
+    """Until the first step has gone round, the stages behind are idle. A single stage loses nothing by a long step."""
+    for stages, together in ((1, [16]), (2, [2] * 8)):
+        scheduler = Scheduler(
+            limits(max_sessions=8, max_rows=16, chunk=512),
+            itertools.count(FIRST_NUMBER),
+            stages=stages,
+            batchable=True,
+            pads=True,
+            trimmable=True,
+        )
+        scheduler.submit(request(8, 1))
+        (step,) = prompts_of(scheduler, 1)
+        scheduler.finish(step.rows[0].session, keep=False)
+        scheduler.landed(step, 0.008 * 8)
+        for number in range(16):
+            scheduler.submit(request(8, 5, first=number * 10))
+        steps = prompts_of(scheduler, len(together))
+        assert [len(step.rows) for step in steps] == together
+
+
+def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() -> None:
+    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler.submit(request(5, 500))
+    turn(scheduler)
+    scheduler.submit(request(300, 5, first=1000))
+    kinds = []
+    for in_flight in range(4):
+        step = scheduler.next(in_flight)
+        kinds.append(step and ("prompt" if step.lane >= FIRST_NUMBER else "answer"))
+    assert kinds == ["answer", "prompt", None, None]
+    assert scheduler.next(1) is not None
 
 
 @pytest.mark.parametrize(

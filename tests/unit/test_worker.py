@@ -9,7 +9,7 @@ import pytest
 from node.core.errors import BadRequest, PeerUnavailable, PippinError, RingLost, StaleFence
 from node.core.frames import Frame, Held, Open
 from node.core.types import Fence, Ring, StageSpec
-from node.ring.worker import Worker
+from node.ring.worker import MAX_JOBS, Worker
 
 RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
 
@@ -96,6 +96,29 @@ async def test_the_stage_before_gets_the_reason_although_the_node_leaves_the_rin
         await asyncio.wait_for(serving, 5)
     await asyncio.wait_for(closing, 5)
     assert ended.reasons == [gone]
+
+
+async def test_jobs_of_later_frames_are_queued_while_one_is_computed():
+    """As many as MAX_JOBS in all; the frames go on in their order."""
+    compute, next_hop = Compute(), NextHop()
+
+    async def frames() -> AsyncIterator[Frame]:
+        compute.free.clear()
+        for seq in range(1, 8):
+            yield frame(seq)
+        await asyncio.Event().wait()
+
+    serving = asyncio.create_task(Worker(RING, compute, Runner(), next_hop, Ended()).serve_link(frame(0), frames()))
+    for _ in range(1 + MAX_JOBS):  # one to inherit KV
+        await asyncio.wait_for(compute.asked.get(), 5)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert compute.asked.empty()
+    assert next_hop.sent.empty()
+    compute.free.set()
+    assert [(await asyncio.wait_for(next_hop.sent.get(), 5)).seq for _ in range(8)] == list(range(8))
+    serving.cancel()
+    await asyncio.wait([serving])
 
 
 async def test_a_ring_inherits_kv_and_leaves_its_own():
