@@ -1,4 +1,7 @@
-"""Exchanges heartbeats with every node of the address book, and watches its connection."""
+"""Exchanges heartbeats with every node of the address book, and watches its connection.
+
+`node/cluster/rhythm.py` decides how often; news is sent at once. `node/cluster/membership.py` decides what silence means.
+"""
 
 import asyncio
 import logging
@@ -13,6 +16,7 @@ from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.probes import Probes
+from node.cluster.rhythm import HEARTBEAT_S
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
@@ -24,8 +28,6 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 EXCHANGE_TIMEOUT_S = 1.0
-HEARTBEAT_S = 0.5
-"""Interval of heartbeats; news is sent at once. `node/cluster/membership.py` decides what silence means."""
 SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
 GONE_INTERVAL_S = 2.0
@@ -95,8 +97,8 @@ class Heartbeats:
                 told.add(str(error))
             else:
                 told.clear()
-                info = answer.report.info
-                if info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
+                info = answer.report.info if answer.report else None
+                if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
                     self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
             await asyncio.sleep(GONE_INTERVAL_S)
 
@@ -132,10 +134,24 @@ class Heartbeats:
             elif state in (NodeState.ALIVE, None):
                 if state is None and len(self._book.entries) > UNHEARD_AT_ONCE:
                     self._book.disconnect(node)  # many connections to nowhere take much memory
-                if news == agent.news.count:  # later news must not wait for the next heartbeat
-                    await agent.news.wait(HEARTBEAT_S)
+                await self._until_due(node, news)
             else:
                 await self._until_back(node)
+
+    async def _until_due(self, node: str, told: int) -> None:
+        """Wait until a node is due, by its silence or by news after number `told` that it has not heard by its own call."""
+        agent, again_at = self._agent, now() + HEARTBEAT_S
+        answered = agent.due_in_s(node) > 0
+        while True:
+            lacks_news = agent.lacks_news(node)
+            if lacks_news and told != agent.news.count:
+                return
+            told = agent.news.count
+            left = agent.due_in_s(node) if answered else again_at - now()
+            left = min(left, again_at - now()) if lacks_news else left
+            if left <= 0:
+                return
+            await agent.news.wait(left)
 
     async def _turn(self) -> None:
         """Wait until another node that was never heard may be tried."""
@@ -192,22 +208,33 @@ class _Exchange:
         node, peer = self.hint.id, address_at(self.hint, address)
         with self.tried:
             try:
-                answer = await self.client.exchange(peer, self.agent.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
+                if not await self._talk(peer):
+                    return False
             except PippinError as error:
                 log.debug("heartbeat to %s: %s", peer, error)
                 self.refused |= not isinstance(error, PeerTimeout)
                 if self.book.paths.failed(node, address) and self.answered:
                     self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
                 return False
-            if answer.report.info.id != node:
+            return True
+        return False
+
+    async def _talk(self, peer: Address) -> bool:
+        """Whether the node is the one that answers: once, or twice if one of the two lacked the other's state."""
+        for _ in range(2):
+            sent = self.agent.heartbeat_for(self.hint.id)
+            answer = await self.client.exchange(peer, sent, EXCHANGE_TIMEOUT_S)
+            if answer.sender != self.hint.id:
                 return False
             self.answered = True
             try:
-                self.agent.heard(answer)
+                lacking = self.agent.heard(answer)
             except PippinError as error:
                 log.warning("heartbeat: %s", error)
-            return True
-        return False
+                break
+            if not lacking and (sent.report or answer.held == sent.digest):
+                break
+        return True
 
 
 async def _addresses_of(host: str) -> list[str]:

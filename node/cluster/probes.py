@@ -5,10 +5,11 @@ import logging
 
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
+from node.cluster.rhythm import is_quiet
 from node.core.clock import now
 from node.core.errors import PippinError
 from node.core.retried import Retried
-from node.core.types import NodeReport, PeerHint, StageState
+from node.core.types import PeerHint
 from node.host.interfaces import interface_towards
 from node.rpc.client import RpcClient
 
@@ -68,10 +69,3 @@ class Probes:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0
             self._book.paths.observe_bandwidth(hint.id, address, rate, now())
-
-
-def is_quiet(nodes: tuple[NodeReport, ...]) -> bool:
-    """Whether no node has requests, and none is loading a model, which may come from another node."""
-    busy = any(ring.running or ring.queued for node in nodes for ring in node.traffic)
-    loading = (StageState.FETCHING, StageState.LOADING)
-    return not busy and not any(stage.state in loading for node in nodes for stage in node.stages)

@@ -169,6 +169,8 @@ class World:
     def observe(self, process: Process, heartbeat: Heartbeat) -> None:
         """Check a node's own report."""
         report = heartbeat.report
+        if report is None:  # it was checked when it was told
+            return
         name, term = report.info.id, report.term
         if report.head:
             first = self._accepted.setdefault((name, report.info.incarnation, term), report.head)
