@@ -6,6 +6,7 @@
     scripts/bench.py ring --preset 25m
     scripts/bench.py unequal
     scripts/bench.py gateway
+    scripts/bench.py control
     scripts/bench.py recover
     scripts/bench.py soak
 
@@ -18,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
+import control
 import gateway
 import one
 import recover
@@ -32,6 +34,7 @@ COMMANDS = {
     "ring": ring,
     "unequal": unequal,
     "gateway": gateway,
+    "control": control,
     "recover": recover,
     "soak": soak,
 }

@@ -5,7 +5,6 @@
 
 import asyncio
 import logging
-import math
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.probes import Probes
-from node.cluster.rhythm import HEARTBEAT_S
+from node.cluster.rhythm import HEARTBEAT_S, RESTING_S
+from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
@@ -34,8 +34,8 @@ GONE_INTERVAL_S = 2.0
 """Interval for a node that is gone: it may come back at its old address without an advert."""
 UNHEARD_AT_ONCE = 16
 UNHEARD_INTERVAL_S = 0.5
-"""Of the nodes that were never heard, so many are tried at once, then one per interval. This limits the cost of adverts of
-nodes that do not exist.
+"""Of the nodes that were never heard and do not answer, so many are tried at once, then one per interval. This limits the
+cost of adverts of nodes that do not exist.
 """
 
 
@@ -45,10 +45,8 @@ class Heartbeats:
         self._book = book
         self._client = client
         self._probes = Probes(agent, book, client)
-        self._queue = asyncio.Lock()
-        """Held by the attempt whose turn is next, among those to nodes that were never heard; the others wait in order."""
-        self._turn_at = -math.inf
-        """Time of the last turn."""
+        self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
+        """Of attempts to reach nodes that were never heard."""
 
     async def run(self, peers: Sequence[tuple[str, int]]) -> None:
         """`peers`: host and port of nodes to contact without discovery."""
@@ -89,6 +87,7 @@ class Heartbeats:
         """
         told: set[str] = set()
         while True:
+            found_alive = False
             try:
                 address, answer = await self._call_any(host, port)
             except PippinError as error:
@@ -100,7 +99,8 @@ class Heartbeats:
                 info = answer.report.info if answer.report else None
                 if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
                     self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
-            await asyncio.sleep(GONE_INTERVAL_S)
+                found_alive = self._agent.state_of(answer.sender) is NodeState.ALIVE
+            await asyncio.sleep(RESTING_S if found_alive else GONE_INTERVAL_S)
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""
@@ -124,11 +124,15 @@ class Heartbeats:
         """Exchange heartbeats as long as the node is in the address book."""
         agent, tried = self._agent, Retried(f"The exchange with node {node} failed")
         while hint := self._book.hint_of(node):
-            if agent.state_of(node) is None:
-                await self._turn()
+            unheard = agent.state_of(node) is None
+            if unheard:
+                await self._turns.take()
             news = agent.news.count
-            await _Exchange(hint, agent, self._book, self._client, tried).run(group)
+            if not unheard or agent.state_of(node) is None:  # else it called meanwhile
+                await _Exchange(hint, agent, self._book, self._client, tried).run(group)
             state = agent.state_of(node)
+            if unheard and state is not None:
+                self._turns.give_back()
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):
@@ -152,13 +156,6 @@ class Heartbeats:
             if left <= 0:
                 return
             await agent.news.wait(left)
-
-    async def _turn(self) -> None:
-        """Wait until another node that was never heard may be tried."""
-        async with self._queue:
-            earliest = now() - (UNHEARD_AT_ONCE - 1) * UNHEARD_INTERVAL_S
-            self._turn_at = max(self._turn_at + UNHEARD_INTERVAL_S, earliest)
-            await asyncio.sleep(self._turn_at - now())
 
     async def _until_back(self, node: str) -> None:
         """Wait GONE_INTERVAL_S, or until the node calls this one."""

@@ -71,6 +71,8 @@ class World:
         """Of tokens that the draft model guesses rightly."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
+        self.given_peers: tuple[str, ...] = ()
+        """The machines whose addresses all nodes are given; empty: all."""
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []
         self.loops: list[ProcessLoop] = []
