@@ -20,7 +20,7 @@ from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Jo
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.cluster.term_store import TermStore
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
 from node.core.types import (
@@ -40,11 +40,11 @@ from node.host.interfaces import Interface
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.2
-"""Interval of checks: a ninth of the silence after which a node has failed."""
+TICK_S = 0.5
+"""Maximum interval of checks. A node that is silent is checked when its silence is long enough to matter."""
 DUPLICATE_SHOWN_S = 300.0
 """Time for which the status shows another process with this node's key after it was last seen."""
-LAG_DECAY = 0.995
+LAG_DECAY = 0.99
 """Factor per tick, for about a minute: a loop that was late once may be late again."""
 
 
@@ -133,8 +133,8 @@ class Agent:
     async def run(self) -> None:
         while True:
             self._step()
-            due = now() + TICK_S
-            await asyncio.sleep(TICK_S)
+            due = now() + min(in_step(TICK_S), max(0.0, self._membership.next_change() - now()))
+            await asyncio.sleep(due - now())
             self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 
     def touch(self) -> None:

@@ -18,7 +18,7 @@ from node.cluster.probes import Probes
 from node.cluster.rhythm import HEARTBEAT_S, RESTING_S
 from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, NodeState, PeerHint
@@ -100,7 +100,7 @@ class Heartbeats:
                 if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
                     self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
                 found_alive = self._agent.state_of(answer.sender) is NodeState.ALIVE
-            await asyncio.sleep(RESTING_S if found_alive else GONE_INTERVAL_S)
+            await asyncio.sleep(in_step(RESTING_S if found_alive else GONE_INTERVAL_S))
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""
@@ -155,7 +155,7 @@ class Heartbeats:
             left = min(left, again_at - now()) if lacks_news else left
             if left <= 0:
                 return
-            await agent.news.wait(left)
+            await agent.news.wait(in_step(left))
 
     async def _until_back(self, node: str) -> None:
         """Wait GONE_INTERVAL_S, or until the node calls this one."""
@@ -171,7 +171,7 @@ class Heartbeats:
                 with watched:
                     await self._client.disconnected(peer)
                     self._agent.news.notify()
-            await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
+            await asyncio.sleep(in_step(HEARTBEAT_S))  # it may come back at another port
 
 
 @dataclass(slots=True)

@@ -172,6 +172,11 @@ class Membership:
                 changes.append(Forgotten(node))
         return changes
 
+    def next_change(self) -> float:
+        """Time of the tick by which a node that stays silent becomes suspect or failed."""
+        present = (peer for peer in self._peers.values() if peer.state in PRESENT)
+        return min((_suspect_at(p) if p.state is NodeState.ALIVE else p.fail_at for p in present), default=math.inf)
+
     def view(self, now: float) -> tuple[PeerView, ...]:
         """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
@@ -224,7 +229,7 @@ class Membership:
         if now >= peer.fail_at:
             reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
             peer.state, peer.reason = NodeState.FAILED, reason
-        elif peer.state is NodeState.ALIVE and now >= (peer.silent_from + peer.fail_at) / 2:
+        elif peer.state is NodeState.ALIVE and now >= _suspect_at(peer):
             peer.state = NodeState.SUSPECT
         else:
             return []
@@ -237,6 +242,10 @@ class Membership:
             for peer in self._peers.values():
                 peer.fail_at += stalled
         self._ticked = now
+
+
+def _suspect_at(peer: _Peer) -> float:
+    return (peer.silent_from + peer.fail_at) / 2
 
 
 def _count_from(peer: _Peer, time: float) -> None:

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import processes
@@ -71,9 +72,7 @@ def _nodes(directory: Path, count: int) -> Iterator[list[int]]:
     try:
         for number in range(count):
             started.append(_launch(directory, number))
-            victims.wait(
-                lambda number=number: _says_port(directory / f"{number}.log"), START_S, f"node {number} starts"
-            )
+            victims.wait(partial(_says_port, directory / f"{number}.log"), START_S, f"node {number} starts")
         port = _says_port(log)
         victims.wait(lambda: _sees(port, count), START_S, f"node 0 sees {count} nodes")
         yield [process.pid for process in started]
