@@ -47,6 +47,8 @@ class Heartbeats:
         self._probes = Probes(agent, book, client)
         self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
         """Of attempts to reach nodes that were never heard."""
+        self._lost: set[str] = set()
+        """Nodes whose connection broke since they were called last."""
 
     async def run(self, peers: Sequence[tuple[str, int]]) -> None:
         """`peers`: host and port of nodes to contact without discovery."""
@@ -128,6 +130,7 @@ class Heartbeats:
             if unheard:
                 await self._turns.take()
             news = agent.news.count
+            self._lost.discard(node)
             if not unheard or agent.state_of(node) is None:  # else it called meanwhile
                 await _Exchange(hint, agent, self._book, self._client, tried).run(group)
             state = agent.state_of(node)
@@ -143,12 +146,14 @@ class Heartbeats:
                 await self._until_back(node)
 
     async def _until_due(self, node: str, told: int) -> None:
-        """Wait until a node is due, by its silence or by news after number `told` that it has not heard by its own call."""
+        """Wait until a node is due: by its silence, a broken connection, or news after number `told` that it has not heard by a
+        call of its own.
+        """
         agent, again_at = self._agent, now() + HEARTBEAT_S
         answered = agent.due_in_s(node) > 0
         while True:
             lacks_news = agent.lacks_news(node)
-            if lacks_news and told != agent.news.count:
+            if node in self._lost or (lacks_news and told != agent.news.count):
                 return
             told = agent.news.count
             left = agent.due_in_s(node) if answered else again_at - now()
@@ -170,6 +175,7 @@ class Heartbeats:
             if self._agent.state_of(node) is NodeState.ALIVE:
                 with watched:
                     await self._client.disconnected(peer)
+                    self._lost.add(node)
                     self._agent.news.notify()
             await asyncio.sleep(in_step(HEARTBEAT_S))  # it may come back at another port
 
