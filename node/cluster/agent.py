@@ -44,6 +44,8 @@ TICK_S = 0.5
 """Maximum interval of checks. A node that is silent is checked when its silence is long enough to matter."""
 DUPLICATE_SHOWN_S = 300.0
 """Time for which the status shows another process with this node's key after it was last seen."""
+LAG_STEP_S = 0.05
+"""Lag is reported in such steps, so that a report seldom changes."""
 LAG_DECAY = 0.99
 """Factor per tick, for about a minute: a loop that was late once may be late again."""
 
@@ -252,8 +254,10 @@ class Agent:
     def _step(self) -> None:
         present = now()
         self._term_store.retry(present)
-        self._handle_changes(self._membership.heard(self._report(), present) + self._membership.tick(present))
-        for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
+        own = self._report()
+        self._handle_changes(self._membership.heard(own, present) + self._membership.tick(present))
+        effects = self._election.tick(present, self._membership.alive(), self._membership.ended())
+        for effect in effects:
             if isinstance(effect, PersistTerm):
                 if self._term_store.save(effect.term, present) or not self._election.is_head:
                     continue
@@ -261,16 +265,15 @@ class Agent:
                     self._handle_effect(withdrawn)
                 break
             self._handle_effect(effect)
-        self._tell(present)
+        self._tell(self._report() if effects else own, present)
 
-    def _tell(self, present: float) -> None:
+    def _tell(self, report: NodeReport, present: float) -> None:
         """Have the others told at once what they have to know at once."""
         quiet = is_quiet(self.alive())
         if self._quiet and not quiet:
             self._membership.wake(present)
             self.news.notify()
         self._quiet = quiet
-        report = self._report()
         if self._told is None or is_news(report, self._told):
             self._told = report
             self._states.news += 1
@@ -356,7 +359,7 @@ class Agent:
             draining=self.draining,
             links=self._book.links(),
             peers=tuple(hint for hint in hints if hint),
-            lag_s=self.lag_s,
+            lag_s=math.ceil(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
             disk_error=self._term_store.error,
             suspects=self._membership.suspects(),
         )

@@ -1,5 +1,6 @@
 """Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, links out."""
 
+import math
 from dataclasses import dataclass, replace
 
 from node.core.addresses import is_self_assigned
@@ -19,6 +20,8 @@ _WIDER = 1.5
 """A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
+_STEP = 1.15
+"""Factor between round trips as reported: a smaller difference is noise."""
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0
@@ -106,6 +109,12 @@ class Paths:
         """The best path to each reachable peer; for this node's report."""
         found = (self.best(peer, now) for peer in sorted(self._paths))
         return tuple(link for link in found if link)
+
+
+def in_steps(link: Link) -> Link:
+    """The link with a rounded round trip, so that a report seldom changes."""
+    rtt_ms = float(f"{_STEP ** round(math.log(link.rtt_ms, _STEP)):.2g}") if link.rtt_ms > 0 else 0.0
+    return replace(link, rtt_ms=rtt_ms)
 
 
 def _bandwidth(link: Link) -> float:
