@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from node.core.addresses import is_self_assigned
 from node.core.types import Link
@@ -111,6 +112,7 @@ class Paths:
         return tuple(link for link in found if link)
 
 
+@lru_cache(maxsize=1024)
 def in_steps(link: Link) -> Link:
     """The link with a rounded round trip, so that a report seldom changes."""
     rtt_ms = float(f"{_STEP ** round(math.log(link.rtt_ms, _STEP)):.2g}") if link.rtt_ms > 0 else 0.0
