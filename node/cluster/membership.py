@@ -181,7 +181,7 @@ class Membership:
         """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
         peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
-        return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
+        return own + tuple(PeerView(p.report, p.state, _silent_s(p, now), p.reason) for p in peers)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
@@ -225,7 +225,7 @@ class Membership:
         return [Changed(theirs.id, NodeState.REFUSED, reason)]
 
     def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
-        silent = now - max(peer.seen, peer.silent_from)
+        silent = _silent_s(peer, now)
         if now >= peer.fail_at:
             reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
             peer.state, peer.reason = NodeState.FAILED, reason
@@ -242,6 +242,10 @@ class Membership:
             for peer in self._peers.values():
                 peer.fail_at += stalled
         self._ticked = now
+
+
+def _silent_s(peer: _Peer, now: float) -> float:
+    return max(0.0, now - max(peer.seen, peer.silent_from))
 
 
 def _suspect_at(peer: _Peer) -> float:

@@ -33,7 +33,7 @@ SIMULATED = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nodes", default="1,2,4,16", metavar="N,N", help="sizes of the clusters (default: %(default)s)")
-    add("--rest", type=float, default=30.0, metavar="S", help="seconds before a measurement (default: %(default)g)")
+    add("--rest", type=float, default=90.0, metavar="S", help="seconds before a measurement (default: %(default)g)")
     add("--measure", type=float, default=60.0, metavar="S", help="seconds of a measurement (default: %(default)g)")
     add("--seeds", type=int, default=3, metavar="N", help="simulations (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
