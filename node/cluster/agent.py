@@ -40,8 +40,8 @@ from node.host.interfaces import Interface
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5
-"""Maximum interval of checks. A node that is silent is checked when its silence is long enough to matter."""
+TICK_S = 0.3
+"""Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
 DUPLICATE_SHOWN_S = 300.0
 """Time for which the status shows another process with this node's key after it was last seen."""
 LAG_STEP_S = 0.05
@@ -359,7 +359,7 @@ class Agent:
             draining=self.draining,
             links=self._book.links(),
             peers=tuple(hint for hint in hints if hint),
-            lag_s=math.ceil(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
+            lag_s=round(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
             disk_error=self._term_store.error,
             suspects=self._membership.suspects(),
         )

@@ -15,7 +15,7 @@ from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.probes import Probes
-from node.cluster.rhythm import HEARTBEAT_S, RESTING_S
+from node.cluster.rhythm import HEARTBEAT_S
 from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import in_step, now
@@ -88,21 +88,22 @@ class Heartbeats:
         exchanged with a node that proves its id.
         """
         told: set[str] = set()
+        found = ""
         while True:
-            found_alive = False
-            try:
-                address, answer = await self._call_any(host, port)
-            except PippinError as error:
-                level = logging.DEBUG if str(error) in told else logging.WARNING
-                log.log(level, "--peer %s: %s", join_host_port(host, port), error)
-                told.add(str(error))
-            else:
-                told.clear()
-                info = answer.report.info if answer.report else None
-                if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
-                    self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
-                found_alive = self._agent.state_of(answer.sender) is NodeState.ALIVE
-            await asyncio.sleep(in_step(RESTING_S if found_alive else GONE_INTERVAL_S))
+            if not found or self._agent.state_of(found) is not NodeState.ALIVE:
+                try:
+                    address, answer = await self._call_any(host, port)
+                except PippinError as error:
+                    level = logging.DEBUG if str(error) in told else logging.WARNING
+                    log.log(level, "--peer %s: %s", join_host_port(host, port), error)
+                    told.add(str(error))
+                else:
+                    told.clear()
+                    info = answer.report.info if answer.report else None
+                    if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
+                        self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
+                    found = answer.sender if answer.sender != self._agent.info.id else ""  # a duplicate is looked for
+            await asyncio.sleep(in_step(GONE_INTERVAL_S))
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""
@@ -223,13 +224,17 @@ class _Exchange:
         return False
 
     async def _talk(self, peer: Address) -> bool:
-        """Whether the node is the one that answers: once, or twice if one of the two lacked the other's state."""
-        for _ in range(2):
+        """Whether the node is the one that answers. Asked again if one of the two lacked the other's state, or if a call of the
+        node crossed this one, so that the state in the answer may be older than the one in that call.
+        """
+        for left in (2, 1, 0):
             sent = self.agent.heartbeat_for(self.hint.id)
             answer = await self.client.exchange(peer, sent, EXCHANGE_TIMEOUT_S)
             if answer.sender != self.hint.id:
                 return False
             self.answered = True
+            if left and answer.report and self.agent.heartbeat_for(self.hint.id).held != sent.held:
+                continue
             try:
                 lacking = self.agent.heard(answer)
             except PippinError as error:

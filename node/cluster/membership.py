@@ -43,10 +43,10 @@ Change = Joined | Changed | Forgotten
 
 FAIL_AFTER_S = 1.8
 """Silence after which a node has failed; after half of it, it is suspect. With five checks per second, a hang is
-detected within 2 s. A node that does not rest is asked twice in half of it, and ten times a second when it is suspect, so
+detected within 2 s. A node that does not rest is asked every 0.6 s, and ten times a second when it is suspect, so
 that the loss of three messages in a row, as on bad Wi-Fi, changes nothing.
 """
-JUST_HEARD_S = 0.5
+JUST_HEARD_S = 0.6
 """A node that was heard within this time is not suspect because a peer says so."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 PROBE_S = 5.0
 """Interval at which each address is measured after the addresses or the path in use have changed, and least interval."""
-RARELY_S = 120.0
-"""Longest interval: it doubles with each measurement. What is plugged in changes an address; a path that is lost is noticed by
+RARELY_S = 300.0
+"""Longest interval: it grows fourfold with each measurement. What is plugged in changes an address; a path that is lost is noticed by
 heartbeats if it is in use, and tried in vain if it is not.
 """
 PROBE_TIMEOUT_S = 1.0
@@ -52,7 +52,7 @@ class Probes:
             with probes:
                 if now() >= due_at:
                     await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
-                    due_at, interval_s = now() + interval_s, min(2 * interval_s, RARELY_S)
+                    due_at, interval_s = now() + interval_s, min(4 * interval_s, RARELY_S)
                 await self._measure_bandwidth(hint)
             await asyncio.sleep(in_step(PROBE_S))
 

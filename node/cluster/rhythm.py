@@ -1,6 +1,6 @@
 """How often two nodes exchange heartbeats. Pure.
 
-While requests run or models load, all do so twice a second: whatever breaks then has to be noticed at once, by everybody.
+While requests run or models load, all do so every 0.6 s: whatever breaks then has to be noticed at once, by everybody.
 At rest, each node keeps watch over two others only, its neighbours in the order of ids; all others rest for RESTING_S.
 Whoever misses a neighbour tells all nodes, and each asks all others at once. So a quiet cluster notices a loss as soon
 as a busy one, and the cost for each node hardly grows with their number.
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from node.core.types import NodeReport, StageState
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.6
 """Interval of heartbeats with a node that does not rest."""
-RESTING_S = 10.0
+RESTING_S = 15.0
 """Interval of heartbeats with a node that rests."""
 PATIENCE = 1.25
 """Of a pair, the node of the smaller id calls. The other one calls if that is late by this factor of HEARTBEAT_S."""

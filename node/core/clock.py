@@ -9,14 +9,14 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-_GRID_S = 0.25
+_GRID_S = 0.3
 _SOON_S = 0.05
 
 
 def in_step(delay_s: float) -> float:
     """A delay for a periodic task, so adjusted that all of them wake the process together.
 
-    To wake an idle process costs more than most of what it then does. The delay becomes up to 0.2 s longer, or 0.05 s shorter.
+    To wake an idle process costs more than most of what it then does. The delay becomes up to 0.25 s longer, or 0.05 s shorter.
     Short delays stay as they are.
     """
     if delay_s < _GRID_S:

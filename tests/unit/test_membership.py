@@ -241,10 +241,10 @@ def test_a_node_that_rests_is_silent_only_afterwards(members):
 def test_when_rest_ends_early_silence_counts_from_then(members):
     members.heard(report(), 0.0, rest_s=10.0)
     members.wake(5.0)
-    assert members.silent_from("peer") == 4.5
+    assert members.silent_from("peer") == 4.4
     assert quiet(members, 5.0, 7.0) == [
         (5.5, Changed("peer", NodeState.SUSPECT)),
-        (6.5, Changed("peer", NodeState.FAILED, "no answer for 2.0 s")),
+        (6.25, Changed("peer", NodeState.FAILED, "no answer for 1.8 s")),
     ]
 
 
