@@ -8,6 +8,7 @@ from collections.abc import Callable
 from node.cluster.agent import Agent
 from node.cluster.discovery import Discovery
 from node.core.addresses import people_first, without_zone
+from node.core.clock import in_step
 from node.core.pool import Pool
 from node.core.retried import Retried
 from node.host import memory
@@ -47,7 +48,7 @@ class Upkeep:
         begun = time.monotonic()
         while True:
             await search
-            await asyncio.sleep(max(CATALOGUE_S, CATALOGUE_SHARE * (time.monotonic() - begun)))
+            await asyncio.sleep(in_step(max(CATALOGUE_S, CATALOGUE_SHARE * (time.monotonic() - begun))))
             begun = time.monotonic()
             search = asyncio.create_task(self._search())
 
@@ -62,7 +63,7 @@ class Upkeep:
         """Tell peers this machine's new addresses when a cable is plugged in or a Wi-Fi is joined."""
         retried = Retried("The look at this machine's addresses failed")
         while True:
-            await asyncio.sleep(ADDRESSES_S)
+            await asyncio.sleep(in_step(ADDRESSES_S))
             with retried:
                 interfaces = await self._pool.run(read)
                 found = addresses(interfaces)
@@ -74,7 +75,7 @@ class Upkeep:
     async def keep_memory(self) -> None:
         """Return the heap memory that large requests freed to the system."""
         while True:
-            await asyncio.sleep(MEMORY_S)
+            await asyncio.sleep(in_step(MEMORY_S))
             await self._pool.run(memory.release_free_heap)
 
 

@@ -7,6 +7,7 @@
     scripts/bench.py many
     scripts/bench.py unequal
     scripts/bench.py gateway
+    scripts/bench.py control
     scripts/bench.py recover
     scripts/bench.py soak
     scripts/bench.py timeline
@@ -20,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
+import control
 import gateway
 import many
 import one
@@ -37,6 +39,7 @@ COMMANDS = {
     "many": many,
     "unequal": unequal,
     "gateway": gateway,
+    "control": control,
     "recover": recover,
     "soak": soak,
     "timeline": timeline,

@@ -1,7 +1,7 @@
 """This node's state in the cluster: membership, election, and the current placement.
 
-All nodes exchange their whole state twice a second, and at once when it changes. The head adds its placement for nodes
-that have an older one. A placement is state, not a command, so a lost message does no harm: the next one repeats it.
+All nodes exchange heartbeats, at once when their state changes, and have each other's whole state. The head adds its placement
+for nodes that have an older one. A placement is state, not a command, so a lost message does no harm: the next one repeats it.
 
 A node that joins a new head sends it the old head's placement. The new head takes over rings of it that still work, so that
 a healed partition interrupts nothing; until it has decided, it sends the node no placement.
@@ -15,10 +15,12 @@ from dataclasses import replace
 
 from node.cluster.address_book import AddressBook
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
+from node.cluster.held_states import HeldStates
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
+from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.cluster.term_store import TermStore
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
 from node.core.types import (
@@ -38,11 +40,13 @@ from node.host.interfaces import Interface
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.2
-"""Interval of checks: a ninth of the silence after which a node has failed."""
+TICK_S = 0.3
+"""Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
 DUPLICATE_SHOWN_S = 300.0
 """Time for which the status shows another process with this node's key after it was last seen."""
-LAG_DECAY = 0.995
+LAG_STEP_S = 0.05
+"""Lag is reported in such steps, so that a report seldom changes."""
+LAG_DECAY = 0.99
 """Factor per tick, for about a minute: a loop that was late once may be late again."""
 
 
@@ -84,6 +88,10 @@ class Agent:
         self.lag_s = 0.0
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
+        self._states = HeldStates()
+        self._told: NodeReport | None = None
+        """This node's report when the others were last told at once."""
+        self._quiet = True
         self._duplicate = ""
         self._duplicate_until = -math.inf
 
@@ -127,8 +135,8 @@ class Agent:
     async def run(self) -> None:
         while True:
             self._step()
-            due = now() + TICK_S
-            await asyncio.sleep(TICK_S)
+            due = now() + min(in_step(TICK_S), max(0.0, self._membership.next_change() - now()))
+            await asyncio.sleep(due - now())
             self.lag_s = max(now() - due, self.lag_s * LAG_DECAY)
 
     def touch(self) -> None:
@@ -170,27 +178,41 @@ class Agent:
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         """Process a peer's heartbeat and return this node's. Raises Incompatible for a node of another cluster."""
-        info = heartbeat.report.info
-        if info.cluster != self.info.cluster:
-            raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
-        hint = PeerHint(info.id, info.addresses, info.grpc_port)
-        if not self._book.knows(hint):
-            self._book.add(hint)
-        if info.id == self.info.id:  # this node itself, or a duplicate, whose report does not count
+        if heartbeat.report:
+            info = heartbeat.report.info
+            if info.cluster != self.info.cluster:
+                raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
+            hint = PeerHint(info.id, info.addresses, info.grpc_port)
+            if not self._book.knows(hint):
+                self._book.add(hint)
+        if heartbeat.sender == self.info.id:  # this node itself, or a duplicate, whose report does not count
             return self.heartbeat_for(None)
-        self._book.note_caller(info.id, caller.address)
+        self._book.note_caller(heartbeat.sender, caller.address)
         self.heard(heartbeat)
-        return self.heartbeat_for(info.id)
+        return self.heartbeat_for(heartbeat.sender)
 
-    def heard(self, heartbeat: Heartbeat) -> None:
-        """Process a peer's heartbeat, received in a call or in an answer."""
-        self._handle_changes(self._membership.heard(cap_term(heartbeat.report, self.term), now()))
-        for hint in heartbeat.report.peers:
+    def heard(self, heartbeat: Heartbeat) -> bool:
+        """Process a peer's heartbeat, received in a call or in an answer. Returns whether this node lacks the report of it."""
+        complete = self._states.incoming(heartbeat)
+        if not complete or not complete.report:
+            return True
+        report, present = complete.report, now()
+        rest = rest_s(self.info.id, report.info.id, self.alive())
+        changes = self._membership.heard(cap_term(report, self.term), present, rest)
+        self._handle_changes(changes)
+        if changes or heartbeat.report or heartbeat.placement or report.term > self.term:
+            self._learn(report, complete.placement)
+        return False
+
+    def _learn(self, report: NodeReport, offered: Placement | None) -> None:
+        """Take note of what is new in a peer's heartbeat."""
+        for hint in report.peers:
             if self._book.hint_of(hint.id) is None:
                 self._book.add(hint)
+        for node in report.suspects:
+            self._membership.doubt(node, now())
         self._step()
-        offered = heartbeat.placement
-        sender = heartbeat.report.info.id
+        sender = report.info.id
         # Only the head itself may announce its placement.
         is_of_head = offered and sender == offered.head == self.head and offered.fence.term == self.term
         if offered and is_of_head and offered.fence > self.placement.fence:
@@ -198,7 +220,7 @@ class Agent:
         elif offered and self.is_head and offered.fence.term < self.term:
             self.reconciliation.offer(offered)
             self.head_due.notify()
-        if any(report.state is StageState.ENDED for report in heartbeat.report.stages):
+        if any(stage.state is StageState.ENDED for stage in report.stages):
             self.head_due.notify()
         self.changed.notify()
 
@@ -232,15 +254,30 @@ class Agent:
     def _step(self) -> None:
         present = now()
         self._term_store.retry(present)
-        self._handle_changes(self._membership.heard(self._report(), present) + self._membership.tick(present))
-        for effect in self._election.tick(present, self._membership.alive(), self._membership.ended()):
+        own = self._report()
+        self._handle_changes(self._membership.heard(own, present) + self._membership.tick(present))
+        effects = self._election.tick(present, self._membership.alive(), self._membership.ended())
+        for effect in effects:
             if isinstance(effect, PersistTerm):
                 if self._term_store.save(effect.term, present) or not self._election.is_head:
                     continue
                 for withdrawn in self._election.withdraw():
                     self._handle_effect(withdrawn)
-                return
+                break
             self._handle_effect(effect)
+        self._tell(self._report() if effects else own, present)
+
+    def _tell(self, report: NodeReport, present: float) -> None:
+        """Have the others told at once what they have to know at once."""
+        quiet = is_quiet(self.alive())
+        if self._quiet and not quiet:
+            self._membership.wake(present)
+            self.news.notify()
+        self._quiet = quiet
+        if self._told is None or is_news(report, self._told):
+            self._told = report
+            self._states.news += 1
+            self.news.notify()
 
     def _handle_effect(self, effect: Effect) -> None:
         match effect:
@@ -265,8 +302,11 @@ class Agent:
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
                     if state in (NodeState.FAILED, NodeState.LEFT):
                         self._book.disconnect(node)
+                    if state in (NodeState.SUSPECT, NodeState.FAILED, NodeState.LEFT):
+                        self._membership.wake(now())  # others may be lost, too, or have a new neighbour
                 case Forgotten(node):
                     self._book.forget(node)
+                    self._states.forget(node)
                     self.reconciliation.forget(node)
             self._notify()
 
@@ -291,7 +331,16 @@ class Agent:
     def heartbeat_for(self, node: str | None) -> Heartbeat:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
-        return Heartbeat(self._report(), self.placement if theirs and self._needs_placement(theirs) else None)
+        placement = self.placement if theirs and self._needs_placement(theirs) else None
+        return self._states.outgoing(self._report(), placement, node)
+
+    def due_in_s(self, node: str) -> float:
+        """Seconds until a node is to be called, if there is no news."""
+        return max(0.0, self._membership.silent_from(node) + interval_s(self.info.id, node) - now())
+
+    def lacks_news(self, node: str) -> bool:
+        """Whether a node has to be told something at once."""
+        return self._states.lacks_news(node)
 
     def _needs_placement(self, theirs: NodeReport) -> bool:
         is_current = self.placement.fence.term == self.term
@@ -310,6 +359,7 @@ class Agent:
             draining=self.draining,
             links=self._book.links(),
             peers=tuple(hint for hint in hints if hint),
-            lag_s=self.lag_s,
+            lag_s=round(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
             disk_error=self._term_store.error,
+            suspects=self._membership.suspects(),
         )

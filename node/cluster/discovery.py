@@ -19,7 +19,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from node.cluster.cluster_name import ClusterName
 from node.cluster.multicast_limiter import MulticastLimiter
 from node.core.addresses import without_zone
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.retried import Retried
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
@@ -113,7 +113,7 @@ class Discovery:
             if is_head() != named:
                 named = is_head()
                 await (self.name.serve(self._info) if named else self.name.drop())
-            await changed.wait(_LOOK_S)
+            await changed.wait(in_step(_LOOK_S))
         return f"there are {self._limiter.excess}"
 
     def _fail(self, why: str) -> None:

@@ -13,7 +13,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.cluster.reconciliation import MEET_S
 from node.cluster.wanted import WantedModels
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import NoCapacity, NotReady, error_from
 from node.core.signal import Signal
 from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
@@ -72,7 +72,7 @@ class Head:
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
                     await asyncio.sleep(min(PAUSE_SHARE * took, MAX_PAUSE_S))
-                await self._agent.head_due.wait(REPLAN_S)
+                await self._agent.head_due.wait(in_step(REPLAN_S))
 
     async def want(self, model: str) -> None:
         """Have a model loaded; returns when the placement has a ring for it, which may still be loading.

@@ -1,8 +1,10 @@
-"""Exchanges heartbeats with every node of the address book, and watches its connection."""
+"""Exchanges heartbeats with every node of the address book, and watches its connection.
+
+`node/cluster/rhythm.py` decides how often; news is sent at once. `node/cluster/membership.py` decides what silence means.
+"""
 
 import asyncio
 import logging
-import math
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +15,10 @@ from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.probes import Probes
+from node.cluster.rhythm import HEARTBEAT_S
+from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, NodeState, PeerHint
@@ -24,16 +28,14 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 EXCHANGE_TIMEOUT_S = 1.0
-HEARTBEAT_S = 0.5
-"""Interval of heartbeats; news is sent at once. `node/cluster/membership.py` decides what silence means."""
 SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
 GONE_INTERVAL_S = 2.0
 """Interval for a node that is gone: it may come back at its old address without an advert."""
 UNHEARD_AT_ONCE = 16
 UNHEARD_INTERVAL_S = 0.5
-"""Of the nodes that were never heard, so many are tried at once, then one per interval. This limits the cost of adverts of
-nodes that do not exist.
+"""Of the nodes that were never heard and do not answer, so many are tried at once, then one per interval. This limits the
+cost of adverts of nodes that do not exist.
 """
 
 
@@ -43,10 +45,10 @@ class Heartbeats:
         self._book = book
         self._client = client
         self._probes = Probes(agent, book, client)
-        self._queue = asyncio.Lock()
-        """Held by the attempt whose turn is next, among those to nodes that were never heard; the others wait in order."""
-        self._turn_at = -math.inf
-        """Time of the last turn."""
+        self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
+        """Of attempts to reach nodes that were never heard."""
+        self._lost: set[str] = set()
+        """Nodes whose connection broke since they were called last."""
 
     async def run(self, peers: Sequence[tuple[str, int]]) -> None:
         """`peers`: host and port of nodes to contact without discovery."""
@@ -86,19 +88,22 @@ class Heartbeats:
         exchanged with a node that proves its id.
         """
         told: set[str] = set()
+        found = ""
         while True:
-            try:
-                address, answer = await self._call_any(host, port)
-            except PippinError as error:
-                level = logging.DEBUG if str(error) in told else logging.WARNING
-                log.log(level, "--peer %s: %s", join_host_port(host, port), error)
-                told.add(str(error))
-            else:
-                told.clear()
-                info = answer.report.info
-                if info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
-                    self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
-            await asyncio.sleep(GONE_INTERVAL_S)
+            if not found or self._agent.state_of(found) is not NodeState.ALIVE:
+                try:
+                    address, answer = await self._call_any(host, port)
+                except PippinError as error:
+                    level = logging.DEBUG if str(error) in told else logging.WARNING
+                    log.log(level, "--peer %s: %s", join_host_port(host, port), error)
+                    told.add(str(error))
+                else:
+                    told.clear()
+                    info = answer.report.info if answer.report else None
+                    if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
+                        self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
+                    found = answer.sender if answer.sender != self._agent.info.id else ""  # a duplicate is looked for
+            await asyncio.sleep(in_step(GONE_INTERVAL_S))
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""
@@ -122,27 +127,41 @@ class Heartbeats:
         """Exchange heartbeats as long as the node is in the address book."""
         agent, tried = self._agent, Retried(f"The exchange with node {node} failed")
         while hint := self._book.hint_of(node):
-            if agent.state_of(node) is None:
-                await self._turn()
+            unheard = agent.state_of(node) is None
+            if unheard:
+                await self._turns.take()
             news = agent.news.count
-            await _Exchange(hint, agent, self._book, self._client, tried).run(group)
+            self._lost.discard(node)
+            if not unheard or agent.state_of(node) is None:  # else it called meanwhile
+                await _Exchange(hint, agent, self._book, self._client, tried).run(group)
             state = agent.state_of(node)
+            if unheard and state is not None:
+                self._turns.give_back()
             if state is NodeState.SUSPECT:
                 await asyncio.sleep(SUSPECT_HEARTBEAT_S)
             elif state in (NodeState.ALIVE, None):
                 if state is None and len(self._book.entries) > UNHEARD_AT_ONCE:
                     self._book.disconnect(node)  # many connections to nowhere take much memory
-                if news == agent.news.count:  # later news must not wait for the next heartbeat
-                    await agent.news.wait(HEARTBEAT_S)
+                await self._until_due(node, news)
             else:
                 await self._until_back(node)
 
-    async def _turn(self) -> None:
-        """Wait until another node that was never heard may be tried."""
-        async with self._queue:
-            earliest = now() - (UNHEARD_AT_ONCE - 1) * UNHEARD_INTERVAL_S
-            self._turn_at = max(self._turn_at + UNHEARD_INTERVAL_S, earliest)
-            await asyncio.sleep(self._turn_at - now())
+    async def _until_due(self, node: str, told: int) -> None:
+        """Wait until a node is due: by its silence, a broken connection, or news after number `told` that it has not heard by a
+        call of its own.
+        """
+        agent, again_at = self._agent, now() + HEARTBEAT_S
+        answered = agent.due_in_s(node) > 0
+        while True:
+            lacks_news = agent.lacks_news(node)
+            if node in self._lost or (lacks_news and told != agent.news.count):
+                return
+            told = agent.news.count
+            left = agent.due_in_s(node) if answered else again_at - now()
+            left = min(left, again_at - now()) if lacks_news else left
+            if left <= 0:
+                return
+            await agent.news.wait(in_step(left))
 
     async def _until_back(self, node: str) -> None:
         """Wait GONE_INTERVAL_S, or until the node calls this one."""
@@ -157,8 +176,9 @@ class Heartbeats:
             if self._agent.state_of(node) is NodeState.ALIVE:
                 with watched:
                     await self._client.disconnected(peer)
+                    self._lost.add(node)
                     self._agent.news.notify()
-            await asyncio.sleep(HEARTBEAT_S)  # it may come back at another port
+            await asyncio.sleep(in_step(HEARTBEAT_S))  # it may come back at another port
 
 
 @dataclass(slots=True)
@@ -192,22 +212,37 @@ class _Exchange:
         node, peer = self.hint.id, address_at(self.hint, address)
         with self.tried:
             try:
-                answer = await self.client.exchange(peer, self.agent.heartbeat_for(node), EXCHANGE_TIMEOUT_S)
+                if not await self._talk(peer):
+                    return False
             except PippinError as error:
                 log.debug("heartbeat to %s: %s", peer, error)
                 self.refused |= not isinstance(error, PeerTimeout)
                 if self.book.paths.failed(node, address) and self.answered:
                     self.client.drop(peer)  # so that what waits there, such as a ring's frames, takes a path that works
                 return False
-            if answer.report.info.id != node:
-                return False
-            self.answered = True
-            try:
-                self.agent.heard(answer)
-            except PippinError as error:
-                log.warning("heartbeat: %s", error)
             return True
         return False
+
+    async def _talk(self, peer: Address) -> bool:
+        """Whether the node is the one that answers. Asked again if one of the two lacked the other's state, or if a call of the
+        node crossed this one, so that the state in the answer may be older than the one in that call.
+        """
+        for left in (2, 1, 0):
+            sent = self.agent.heartbeat_for(self.hint.id)
+            answer = await self.client.exchange(peer, sent, EXCHANGE_TIMEOUT_S)
+            if answer.sender != self.hint.id:
+                return False
+            self.answered = True
+            if left and answer.report and self.agent.heartbeat_for(self.hint.id).held != sent.held:
+                continue
+            try:
+                lacking = self.agent.heard(answer)
+            except PippinError as error:
+                log.warning("heartbeat: %s", error)
+                break
+            if not lacking and (sent.report or answer.held == sent.digest):
+                break
+        return True
 
 
 async def _addresses_of(host: str) -> list[str]:

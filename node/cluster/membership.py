@@ -4,8 +4,12 @@ A node is alive while it is heard. Silence makes it suspect, longer silence fail
 at once, and failed if it cannot be reached again a moment later, or as soon as its machine refuses connections to its
 port. A node leaves by sending a goodbye. Nodes that are gone stay visible for a while, with the time they were last
 seen.
+
+A node that is seldom asked rests in between: its silence counts from when it is due to be asked again. A peer that suspects
+a node ends the rest of all: that node is suspect here, too, unless it was just heard, and the others are asked at once.
 """
 
+import math
 from dataclasses import dataclass
 
 from node.core.types import MAX_NODES, PRESENT, NodeInfo, NodeReport, NodeState, PeerView
@@ -39,9 +43,11 @@ Change = Joined | Changed | Forgotten
 
 FAIL_AFTER_S = 1.8
 """Silence after which a node has failed; after half of it, it is suspect. With five checks per second, a hang is
-detected within 2 s. Each pair of nodes exchanges four messages in half of it (two heartbeats of 0.5 s each way), so
-that the loss of three in a row, as on bad Wi-Fi, changes nothing.
+detected within 2 s. A node that does not rest is asked every 0.6 s, and ten times a second when it is suspect, so
+that the loss of three messages in a row, as on bad Wi-Fi, changes nothing.
 """
+JUST_HEARD_S = 0.6
+"""A node that was heard within this time is not suspect because a peer says so."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
 OWN_STALL_S = 0.5
@@ -59,11 +65,15 @@ class _Peer:
     state: NodeState
     seen: float
     """Time at which it was last heard."""
+    silent_from: float
+    """Time from which its silence counts: when it was last heard, or when its rest ends."""
     fail_at: float
     """Time at which it has failed, unless it is heard before."""
     reason: str = ""
     ended: bool = False
     """Whether its process is known to have ended, so that its silence is not due to the network."""
+    doubted: bool = False
+    """Whether it is suspect because a peer said so."""
 
 
 class Membership:
@@ -85,8 +95,11 @@ class Membership:
         self._own: NodeReport | None = None
         self._ticked: float | None = None
 
-    def heard(self, report: NodeReport, now: float) -> list[Change]:
-        """Process a report. One of a lower incarnation or of another cluster is ignored."""
+    def heard(self, report: NodeReport, now: float, rest_s: float = 0.0) -> list[Change]:
+        """Process a report. One of a lower incarnation or of another cluster is ignored.
+
+        `rest_s`: time for which the node need not be heard again.
+        """
         info = report.info
         if info.cluster != self._info.cluster:
             return []
@@ -106,7 +119,7 @@ class Membership:
             forgotten = [Forgotten(oldest)]
         if info.protocol != self._info.protocol:
             return forgotten + self._refuse(report, now)
-        return forgotten + self._admit(report, peer, now)
+        return forgotten + self._admit(report, peer, now, rest_s)
 
     def unreachable(self, node: str, now: float, gone_at: float | None = None) -> list[Change]:
         """Process a reset or refused connection: the node is suspect at once, and failed unless it is heard soon.
@@ -124,6 +137,18 @@ class Membership:
         peer.state, peer.reason = NodeState.SUSPECT, "connection lost"
         peer.fail_at = min(peer.fail_at, now + RETURN_S)
         return [Changed(node, peer.state, peer.reason)]
+
+    def doubt(self, node: str, now: float) -> None:
+        """Process a peer's suspicion: unless the node was just heard, it is suspect with the next tick."""
+        peer = self._peers.get(node)
+        if peer and peer.state is NodeState.ALIVE and now - peer.seen >= JUST_HEARD_S:
+            _count_from(peer, now - (peer.fail_at - peer.silent_from) / 2)
+            peer.doubted = True
+
+    def wake(self, now: float) -> None:
+        """End the rest of all nodes: each is asked at once, and its silence counts."""
+        for peer in self._peers.values():
+            _count_from(peer, max(peer.seen, now - JUST_HEARD_S))
 
     def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
         """Process a goodbye. With `incarnation`, a goodbye that arrives after the node's restart is ignored."""
@@ -147,11 +172,16 @@ class Membership:
                 changes.append(Forgotten(node))
         return changes
 
+    def next_change(self) -> float:
+        """Time of the tick by which a node that stays silent becomes suspect or failed."""
+        present = (peer for peer in self._peers.values() if peer.state in PRESENT)
+        return min((_suspect_at(p) if p.state is NodeState.ALIVE else p.fail_at for p in present), default=math.inf)
+
     def view(self, now: float) -> tuple[PeerView, ...]:
         """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
         peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
-        return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
+        return own + tuple(PeerView(p.report, p.state, _silent_s(p, now), p.reason) for p in peers)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
@@ -162,10 +192,19 @@ class Membership:
         """Nodes whose processes are known to have ended and that have not restarted."""
         return {node for node, peer in self._peers.items() if peer.ended}
 
-    def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
+    def suspects(self) -> tuple[str, ...]:
+        """Nodes that this one does not hear; without those of which it only knows a peer's suspicion."""
+        return tuple(sorted(n for n, p in self._peers.items() if p.state is NodeState.SUSPECT and not p.doubted))
+
+    def silent_from(self, node: str) -> float:
+        """Time from which a node's silence counts; it is due to be asked soon after. In the past for an unknown node."""
+        peer = self._peers.get(node)
+        return peer.silent_from if peer else -math.inf
+
+    def _admit(self, report: NodeReport, before: _Peer | None, now: float, rest_s: float) -> list[Change]:
         info = report.info
         wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
-        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
+        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + rest_s, now + rest_s + wait)
         joined = Joined(info.id, info.incarnation)
         if not before or before.state not in PRESENT:
             return [joined]
@@ -180,17 +219,17 @@ class Membership:
             f"this node runs {ours.version} (protocol {ours.protocol}); update the older one"
         )
         known = self._peers.get(theirs.id)
-        self._peers[theirs.id] = _Peer(report, NodeState.REFUSED, now, now, reason)
+        self._peers[theirs.id] = _Peer(report, NodeState.REFUSED, now, now, now, reason)
         if known and known.state is NodeState.REFUSED and known.reason == reason:
             return []
         return [Changed(theirs.id, NodeState.REFUSED, reason)]
 
     def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
-        silent = now - peer.seen
+        silent = _silent_s(peer, now)
         if now >= peer.fail_at:
             reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
             peer.state, peer.reason = NodeState.FAILED, reason
-        elif peer.state is NodeState.ALIVE and now >= (peer.seen + peer.fail_at) / 2:
+        elif peer.state is NodeState.ALIVE and now >= _suspect_at(peer):
             peer.state = NodeState.SUSPECT
         else:
             return []
@@ -203,6 +242,21 @@ class Membership:
             for peer in self._peers.values():
                 peer.fail_at += stalled
         self._ticked = now
+
+
+def _silent_s(peer: _Peer, now: float) -> float:
+    return max(0.0, now - max(peer.seen, peer.silent_from))
+
+
+def _suspect_at(peer: _Peer) -> float:
+    return (peer.silent_from + peer.fail_at) / 2
+
+
+def _count_from(peer: _Peer, time: float) -> None:
+    """Count a peer's silence from `time` if that is earlier."""
+    if time < peer.silent_from:
+        peer.fail_at -= peer.silent_from - time
+        peer.silent_from = time
 
 
 def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:

@@ -1,6 +1,8 @@
 """Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, links out."""
 
+import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from node.core.addresses import is_self_assigned
 from node.core.types import Link
@@ -19,6 +21,8 @@ _WIDER = 1.5
 """A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
+_STEP = 1.15
+"""Factor between round trips as reported: a smaller difference is noise."""
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0
@@ -39,7 +43,7 @@ class _Path:
 class Paths:
     """Measured paths to each peer. Feed it every probe of every address that the peer advertises."""
 
-    def __init__(self, *, stale_after_s: float = 15.0) -> None:  # a few rounds of probes; after a sleep all are redone
+    def __init__(self, *, stale_after_s: float = 700.0) -> None:  # two rounds of probes; after a sleep all are redone
         self._stale_after = stale_after_s
         self._paths: dict[str, dict[str, _Path]] = {}
         self._chosen: dict[str, str] = {}
@@ -106,6 +110,13 @@ class Paths:
         """The best path to each reachable peer; for this node's report."""
         found = (self.best(peer, now) for peer in sorted(self._paths))
         return tuple(link for link in found if link)
+
+
+@lru_cache(maxsize=1024)
+def in_steps(link: Link) -> Link:
+    """The link with a rounded round trip, so that a report seldom changes."""
+    rtt_ms = float(f"{_STEP ** round(math.log(link.rtt_ms, _STEP)):.2g}") if link.rtt_ms > 0 else 0.0
+    return replace(link, rtt_ms=rtt_ms)
 
 
 def _bandwidth(link: Link) -> float:

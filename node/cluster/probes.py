@@ -5,17 +5,22 @@ import logging
 
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
-from node.core.clock import now
+from node.cluster.rhythm import is_quiet
+from node.core.clock import in_step, now
 from node.core.errors import PippinError
 from node.core.retried import Retried
-from node.core.types import NodeReport, PeerHint, StageState
+from node.core.types import PRESENT, PeerHint
 from node.host.interfaces import interface_towards
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
 PROBE_S = 5.0
-"""Interval of the measurements of each address: a cable that is plugged or pulled is noticed within two rounds."""
+"""Interval at which each address is measured after the addresses or the path in use have changed, and least interval."""
+RARELY_S = 300.0
+"""Longest interval: it grows fourfold with each measurement. What is plugged in changes an address; a path that is lost is noticed by
+heartbeats if it is in use, and tried in vain if it is not.
+"""
 PROBE_TIMEOUT_S = 1.0
 FIRST_S = 0.5
 """Interval at which a node that was never heard is looked at."""
@@ -37,11 +42,19 @@ class Probes:
         probes = Retried(f"The measurement of the paths to node {node} failed")
         while self._agent.state_of(node) is None:
             await self._agent.news.wait(FIRST_S)
+        seen: object = None
+        interval_s = due_at = 0.0
         while hint := self._book.hint_of(node):
+            best = self._book.paths.best(node, now())
+            found = hint, best and best.address, self._agent.state_of(node) in PRESENT
+            if found != seen:
+                seen, interval_s, due_at = found, PROBE_S, now()
             with probes:
-                await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+                if now() >= due_at:
+                    await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
+                    due_at, interval_s = now() + interval_s, min(4 * interval_s, RARELY_S)
                 await self._measure_bandwidth(hint)
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(in_step(PROBE_S))
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
         peer = address_at(hint, address)
@@ -68,10 +81,3 @@ class Probes:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0
             self._book.paths.observe_bandwidth(hint.id, address, rate, now())
-
-
-def is_quiet(nodes: tuple[NodeReport, ...]) -> bool:
-    """Whether no node has requests, and none is loading a model, which may come from another node."""
-    busy = any(ring.running or ring.queued for node in nodes for ring in node.traffic)
-    loading = (StageState.FETCHING, StageState.LOADING)
-    return not busy and not any(stage.state in loading for node in nodes for stage in node.stages)

@@ -181,13 +181,24 @@ class PeerHint:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Message that two nodes exchange.
+    """Message that two nodes exchange. It has only what the receiver lacks.
 
     It includes the head's placement if the receiver's is older, and to a new head the placement of the previous head.
     """
 
-    report: "NodeReport"
+    report: "NodeReport | None" = None
+    """None if the receiver has it."""
     placement: "Placement | None" = None
+    node: str = ""
+    """Id of the sender, if there is no report."""
+    digest: int = 0
+    """Of the sender's report; 0 if it is not to be kept."""
+    held: int = 0
+    """Digest of the receiver's report that the sender has; 0 if it has none."""
+
+    @property
+    def sender(self) -> str:
+        return self.report.info.id if self.report else self.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +235,8 @@ class NodeReport:
     """Why it can't save the terms of elections; empty if it can. While it can't, it does not become head."""
     speeds: tuple[Speed, ...] = ()
     """One for each model that it loaded since its start."""
+    suspects: tuple[str, ...] = ()
+    """Ids of nodes that it does not hear at present."""
 
 
 class NodeState(StrEnum):
@@ -328,7 +341,7 @@ class PeerView:
     report: NodeReport
     state: NodeState
     last_seen_s: float = 0.0
-    """Seconds since its last message; 0 for this node itself."""
+    """Seconds since its last message, or since it was due to be asked if it rested; 0 for this node itself."""
     reason: str = ""
     """Why it is refused or failed, for users."""
 

@@ -4,7 +4,7 @@ import asyncio
 import faulthandler
 import logging
 
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import PippinError
 from node.engine.compute import Compute
 
@@ -37,7 +37,7 @@ class Watchdog:
         """Wait until a job exceeds its time limit. Logs the stacks of all threads."""
         job, looked_at = self._compute.job, now()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(in_step(LOOK_S))
             since, looked_at = now() - looked_at, now()
             if job is None or self._compute.job is not job:
                 job, self.age_s = self._compute.job, 0.0

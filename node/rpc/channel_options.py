@@ -25,11 +25,10 @@ HANDSHAKE_S = 10
 IDLE_S = 300
 """Timeout after which a connection without calls is closed. A node's next call reconnects by itself."""
 
-_Options = tuple[tuple[str, int | str], ...]
-_COMMON: _Options = (
+Options = tuple[tuple[str, int | str], ...]
+_COMMON: Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that lost power sends no reset: ping every 5 s, give up after 5 s.
-    ("grpc.keepalive_time_ms", 5_000),
+    # A peer that lost power sends no reset: ping, give up after 5 s.
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -44,12 +43,24 @@ _COMMON: _Options = (
     ("grpc.enable_http_proxy", 0),
 )
 
-CHANNEL_OPTIONS: _Options = (*_COMMON, ("grpc.max_receive_message_length", MAX_CONTROL_BYTES))
-"""Answers are never as large as a frame."""
+CHANNEL_OPTIONS: Options = (
+    *_COMMON,
+    ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),  # answers are never as large as a frame
+    ("grpc.keepalive_time_ms", 5_000),
+)
+"""Of channels for frames, requests and files."""
 
-SERVER_OPTIONS: _Options = (
+CONTROL_OPTIONS: Options = (
+    *_COMMON,
+    ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
+    ("grpc.keepalive_time_ms", 60_000),
+)
+"""Of channels for heartbeats, which notice a lost peer before any ping does; and each ping wakes both processes."""
+
+SERVER_OPTIONS: Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),  # membership notices the loss of a node; this one ends what still serves it
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
     ("grpc.max_connection_idle_ms", 1000 * IDLE_S),

@@ -34,7 +34,9 @@ def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
 
 def checked_heartbeat(message: pb.Heartbeat) -> pb.Heartbeat:
     """Raises Incompatible."""
-    _check_report(message.report)
+    _check_names(message.node)
+    if message.HasField("report") or not message.node:
+        _check_report(message.report)
     if message.HasField("placement"):
         _check_placement(message.placement)
     return message
@@ -150,6 +152,9 @@ def _check_report(report: pb.NodeReport) -> None:
     for link in report.links:
         _check_names(link.to, link.address, link.interface, link.kind)
         _check_finite(link.rtt_ms, link.bytes_per_s)
+    _check_count("suspects", report.suspects, MAX_ITEMS)
+    del report.suspects[MAX_NODES:]
+    _check_names(*report.suspects)
     _check_count("peers", report.peers, MAX_ITEMS)
     del report.peers[MAX_NODES:]
     for hint in report.peers:

@@ -15,7 +15,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelSpec
 from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
-from node.rpc.channel_options import CHANNEL_OPTIONS
+from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
 from node.rpc.checks import checked_heartbeat, checked_proof, checked_spec
 from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
@@ -82,16 +82,16 @@ class RpcClient:
     def _channel(self, peer: Address, purpose: str) -> grpc.aio.Channel:
         key = (peer, purpose)
         if key not in self._channels:
-            self._channels[key] = self._connect(peer)
+            self._channels[key] = self._connect(peer, CONTROL_OPTIONS if purpose == "control" else CHANNEL_OPTIONS)
         return self._channels[key]
 
-    def _connect(self, peer: Address) -> grpc.aio.Channel:
+    def _connect(self, peer: Address, options: Options) -> grpc.aio.Channel:
         """Open a channel. Raises PeerUnavailable for an invalid node id."""
-        options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a separate connection
+        options = (*options, ("grpc.use_local_subchannel_pool", 1))  # a separate connection
         target = peer.target.replace("%", "%25")  # gRPC decodes it: the zone of fe80::1%ab0 would be a byte
         if self._security is None:
             return grpc.aio.insecure_channel(target, options=options)
-        options.append(("grpc.ssl_target_name_override", self._security.server_name))
+        options = (*options, ("grpc.ssl_target_name_override", self._security.server_name))
         return grpc.aio.secure_channel(target, self._security.channel_credentials(peer.node), options=options)
 
     def _control(self, peer: Address) -> ControlStub:

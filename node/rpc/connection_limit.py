@@ -13,6 +13,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from node.core.clock import in_step
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
@@ -37,7 +39,7 @@ class ConnectionLimit:
             for address in excess - warned:
                 log.warning("%s has more than %d connections to this node: the newest are closed", address, self._most)
             warned = excess
-            await asyncio.sleep(EXCESS_LOOK_S if excess else LOOK_S)
+            await asyncio.sleep(EXCESS_LOOK_S if excess else in_step(LOOK_S))
 
     def shut_excess(self) -> set[str]:
         """Shut down excess connections, and return the addresses that had too many.

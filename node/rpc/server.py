@@ -98,7 +98,7 @@ class _Control(ControlServicer):
 
     async def Exchange(self, request: control_pb2.Heartbeat, context: Context) -> control_pb2.Heartbeat:
         caller = caller_of(context)
-        check_sender(request.report.info.id, caller)
+        check_sender(request.report.info.id or request.node, caller)
         answer = self._handler.exchange(from_message(checked_heartbeat(request), Heartbeat), caller)
         return to_message(answer, control_pb2.Heartbeat)
 

@@ -237,7 +237,7 @@ class PeerHint(_message.Message):
     def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "suspects")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,7 @@ class NodeReport(_message.Message):
     DISK_ERROR_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -276,7 +277,8 @@ class NodeReport(_message.Message):
     disk_error: str
     speeds: _containers.RepeatedCompositeFieldContainer[Speed]
     drafts: _containers.RepeatedCompositeFieldContainer[DraftChoice]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ...) -> None: ...
+    suspects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")
@@ -341,9 +343,15 @@ class Placement(_message.Message):
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., head: _Optional[str] = ..., rings: _Optional[_Iterable[_Union[Ring, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[ModelSpec, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("report", "placement")
+    __slots__ = ("report", "placement", "node", "digest", "held")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     report: NodeReport
     placement: Placement
-    def __init__(self, report: _Optional[_Union[NodeReport, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+    node: str
+    digest: int
+    held: int
+    def __init__(self, report: _Optional[_Union[NodeReport, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., node: _Optional[str] = ..., digest: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...

@@ -86,7 +86,8 @@ class ControlServicer:
     """
 
     def Exchange(self, request, context):
-        """Both sides tell their state; called by each node on each other twice a second.
+        """Each side tells its state if the other lacks it, else only its digest. Called by one node of each pair, as often as
+        node/cluster/rhythm.py says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,6 +70,7 @@ reports = st.builds(
     idle=tuples(shards),
     disk_error=texts,
     speeds=tuples(st.builds(Speed, shards, floats, floats)),
+    suspects=tuples(texts),
 )
 rings = st.builds(
     Ring,
@@ -124,7 +125,7 @@ def test_same_fields(name: str) -> None:
     assert fields == {field.name for field in control_pb2.DESCRIPTOR.message_types_by_name[name].fields}
 
 
-@given(st.builds(Heartbeat, reports, st.none() | placements))
+@given(st.builds(Heartbeat, st.none() | reports, st.none() | placements, texts, small, st.integers(0, 2**64 - 1)))
 def test_heartbeat(heartbeat: Heartbeat) -> None:
     data = to_message(heartbeat, control_pb2.Heartbeat).SerializeToString()
     assert from_message(control_pb2.Heartbeat.FromString(data), Heartbeat) == heartbeat

@@ -126,6 +126,8 @@ async def test_a_member_is_not_heard_as_another_node(ours: Security) -> None:
         for posed in (node(member()), node(ours), "head", ""):
             with pytest.raises(PippinError) as error:
                 await client.exchange(peer, Heartbeat(report(posed)), 5)
+            with pytest.raises(PippinError):
+                await client.exchange(peer, Heartbeat(node=posed, digest=1), 5)
             assert error.value.code in {"not_admitted", "incompatible"}
         with pytest.raises(NotAdmitted):
             await client.leave(peer, node(member()), 1, 5)

@@ -21,6 +21,7 @@ def world() -> Iterator[World]:
         world.run(1.0)
         assert world.until(lambda: ready(world), 10.0)
         yield world
+        world.run(0.1)  # frames of the last answer may be on their way
         world.check_left_over()
         assert not world.timeline.violations
 

@@ -12,6 +12,7 @@ from node.cluster import heartbeats as module
 from node.cluster.address_book import AddressBook
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.heartbeats import Heartbeats
+from node.core.clock import now
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
 from node.core.signal import Signal
 from node.core.types import (
@@ -84,11 +85,19 @@ def book(client=None, *, interfaces=(ETHERNET,), anywhere=False):
 
 
 def agent(**more):
-    """In place of an Agent; by default all nodes are alive."""
+    """In place of an Agent; by default all nodes are alive, and due after HEARTBEAT_S or news."""
+    news, told = Signal(), {}
+
+    def heartbeat_for(node):
+        told[node] = news.count, now()
+        return Heartbeat(report("me"))
+
     usual = {
         "info": report("me").info,
-        "news": Signal(),
-        "heartbeat_for": lambda _: Heartbeat(report("me")),
+        "news": news,
+        "heartbeat_for": heartbeat_for,
+        "lacks_news": lambda node: told[node][0] != news.count,
+        "due_in_s": lambda node: max(0.0, told[node][1] + module.HEARTBEAT_S - now()),
         "heard": lambda _: None,
         "unreachable": lambda _, gone_at=None: None,
         "state_of": lambda _: NodeState.ALIVE,

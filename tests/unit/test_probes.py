@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from node.cluster.address_book import AddressBook
-from node.cluster.probes import Probes, is_quiet
+from node.cluster.probes import Probes
+from node.cluster.rhythm import is_quiet
 from node.core.errors import PeerTimeout
 from node.core.signal import Signal
 from node.core.types import (

@@ -71,6 +71,8 @@ class World:
         """Of tokens that the draft model guesses rightly."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
+        self.given_peers: tuple[str, ...] = ()
+        """The machines whose addresses all nodes are given; empty: all."""
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
         self.asks: list[Ask] = []
         self.loops: list[ProcessLoop] = []
@@ -169,6 +171,8 @@ class World:
     def observe(self, process: Process, heartbeat: Heartbeat) -> None:
         """Check a node's own report."""
         report = heartbeat.report
+        if report is None:  # it was checked when it was told
+            return
         name, term = report.info.id, report.term
         if report.head:
             first = self._accepted.setdefault((name, report.info.incarnation, term), report.head)

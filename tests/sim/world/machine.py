@@ -232,7 +232,8 @@ class Process:
         self.main.add_done_callback(self._ended)
 
     async def _run(self) -> None:
-        peers = [(m.address, PORT) for m in self.world.machines.values() if m is not self.machine]
+        given = self.world.given_peers or self.world.machines
+        peers = [(self.world.machines[name].address, PORT) for name in given if name != self.name]
         async with asyncio.TaskGroup() as group:
             group.create_task(self.agent.run(), name="agent")
             group.create_task(self.heartbeats.run(peers), name="heartbeats")

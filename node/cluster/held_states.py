@@ -1,0 +1,73 @@
+"""Which reports this node and its peers have of each other, so that heartbeats carry only those that are missing. Pure.
+
+A report has a digest. Each heartbeat tells the digest of the sender's own report, and which one the sender has of the
+receiver. If that is not the receiver's present one, the receiver's next heartbeat has the report. Nothing depends on the order
+of messages: what one side believes of the other is corrected by the next message.
+"""
+
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TypeVar
+
+from node.core.types import MAX_NODES, Heartbeat, NodeReport, Placement
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+RECENT = 64
+"""Number of this node's last reports whose digests are remembered."""
+
+
+class HeldStates:
+    def __init__(self) -> None:
+        self.news = 0
+        """Number of times that this node had something to tell at once."""
+        self._theirs: dict[str, tuple[int, NodeReport]] = {}
+        """Last report of each peer, with its digest."""
+        self._ours: dict[str, int] = {}
+        """Digest of this node's report that each peer said it has."""
+        self._own: tuple[int, NodeReport] | None = None
+        self._recent: dict[int, int] = {}
+        """Digest of each of this node's last reports -> `news` at that time."""
+
+    def outgoing(self, report: NodeReport, placement: Placement | None, to: str | None) -> Heartbeat:
+        """This node's heartbeat for a peer. With the whole report, if the peer lacks it or is not known."""
+        digest, held = self._digest(report), self._theirs.get(to or "", (0, None))[0]
+        if to and self._ours.get(to) == digest:
+            return Heartbeat(None, placement, report.info.id, digest, held)
+        return Heartbeat(report, placement, "", digest, held)
+
+    def incoming(self, heartbeat: Heartbeat) -> Heartbeat | None:
+        """A peer's heartbeat with its report; None if this node lacks the report."""
+        node = heartbeat.sender
+        _keep(self._ours, node, heartbeat.held, MAX_NODES)
+        if heartbeat.report:
+            _keep(self._theirs, node, (heartbeat.digest, heartbeat.report), MAX_NODES)
+            return heartbeat
+        digest, report = self._theirs.get(node, (0, None))
+        return replace(heartbeat, report=report) if report and digest and digest == heartbeat.digest else None
+
+    def lacks_news(self, node: str) -> bool:
+        """Whether a peer has no report of this node since it had news last."""
+        return self._recent.get(self._ours.get(node, 0), -1) < self.news
+
+    def forget(self, node: str) -> None:
+        self._theirs.pop(node, None)
+        self._ours.pop(node, None)
+
+    def _digest(self, report: NodeReport) -> int:
+        """Eight bytes that only the sender computes; never 0."""
+        if self._own is None or self._own[1] != report:
+            text = repr(report).encode(errors="surrogatepass")
+            self._own = int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1, report
+        _keep(self._recent, self._own[0], self.news, RECENT)
+        return self._own[0]
+
+
+def _keep(table: dict[K, V], key: K, value: V, most: int) -> None:
+    """Set an entry and drop the oldest ones: anybody can invent ids."""
+    table.pop(key, None)
+    table[key] = value
+    if len(table) > most:
+        del table[next(iter(table))]

@@ -1,0 +1,26 @@
+"""Delays that make periodic tasks due together."""
+
+import pytest
+
+from node.core import clock
+from node.core.clock import in_step
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.4, 0.6, 1.0, 7.3])
+@pytest.mark.parametrize("present", [0.0, 0.01, 0.2, 0.249, 100.13])
+def test_delays_end_at_moments_that_they_share(monkeypatch, delay_s, present):
+    monkeypatch.setattr(clock, "now", lambda: present)
+    adjusted = in_step(delay_s)
+    ended = (present + adjusted) / clock._GRID_S
+    assert ended == pytest.approx(round(ended))
+    assert -0.0501 <= adjusted - delay_s <= 0.2501
+
+
+def test_what_begins_just_after_such_a_moment_keeps_its_pace(monkeypatch):
+    monkeypatch.setattr(clock, "now", lambda: 9.002)
+    assert in_step(0.6) == pytest.approx(0.598)
+
+
+def test_short_delays_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(clock, "now", lambda: 10.1)
+    assert (in_step(0.0), in_step(0.1)) == (0.0, 0.1)

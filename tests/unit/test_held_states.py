@@ -1,0 +1,110 @@
+"""Which heartbeats carry a report, and that both sides end with each other's present one whatever is lost."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from node.cluster.held_states import RECENT, HeldStates
+from node.core.types import MAX_NODES, Heartbeat, Memory, NodeInfo, NodeReport
+
+
+def report(node: str, term: int = 0) -> NodeReport:
+    return NodeReport(NodeInfo(node, 1, node, "home", "1", 1, (), 1, 2), Memory(1, 1), term=term)
+
+
+def exchange(a: HeldStates, b: HeldStates, of_a: NodeReport, of_b: NodeReport) -> tuple[Heartbeat, Heartbeat]:
+    """A call of node a at node b, and the answer."""
+    asked = a.outgoing(of_a, None, "b")
+    b.incoming(asked)
+    answer = b.outgoing(of_b, None, "a")
+    a.incoming(answer)
+    return asked, answer
+
+
+def test_a_report_goes_once():
+    a, b = HeldStates(), HeldStates()
+    first, answer = exchange(a, b, report("a"), report("b"))
+    assert (first.report, answer.report) == (report("a"), report("b"))
+    asked, answer = exchange(a, b, report("a"), report("b"))
+    assert (asked.report, asked.sender, answer.report) == (None, "a", None)
+    assert b.incoming(asked) == replace(asked, report=report("a"))
+    assert a.incoming(answer) == replace(answer, report=report("b"))
+
+
+def test_a_report_goes_again_when_it_changed():
+    a, b = HeldStates(), HeldStates()
+    exchange(a, b, report("a"), report("b"))
+    asked, answer = exchange(a, b, report("a", 1), report("b"))
+    assert (asked.report, answer.report) == (report("a", 1), None)
+
+
+def test_a_node_that_forgot_all_gets_all():
+    a, b = HeldStates(), HeldStates()
+    exchange(a, b, report("a"), report("b"))
+    b = HeldStates()
+    asked = a.outgoing(report("a"), None, "b")
+    assert b.incoming(asked) is None
+    answer = b.outgoing(report("b", 7), None, "a")
+    assert answer.held != asked.digest
+    assert a.incoming(answer) == answer
+    asked, _ = exchange(a, b, report("a"), report("b", 7))
+    assert asked.report == report("a")
+
+
+def test_an_unknown_receiver_gets_the_whole_report_and_keeps_none():
+    a = HeldStates()
+    assert a.outgoing(report("a"), None, None).report
+    assert a.incoming(Heartbeat(report("old"))) == Heartbeat(report("old"))
+    assert a.incoming(Heartbeat(node="old")) is None, "a report without a digest is not kept"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_after_lost_late_and_doubled_messages_one_call_and_a_repetition_bring_both_up_to_date(seed):
+    rng = random.Random(seed)
+    states, reports = {"a": HeldStates(), "b": HeldStates()}, {"a": report("a"), "b": report("b")}
+    on_the_way: list[tuple[str, Heartbeat]] = []
+    for _ in range(200):
+        node = rng.choice("ab")
+        other = "b" if node == "a" else "a"
+        match rng.choice(["change", "send", "send", "arrive", "arrive", "double", "lose", "restart"]):
+            case "change":
+                reports[node] = report(node, rng.randrange(4))
+            case "send":
+                on_the_way.append((other, states[node].outgoing(reports[node], None, other)))
+            case "restart" if rng.random() < 0.2:
+                states[node] = HeldStates()
+            case kind if on_the_way:
+                to, heartbeat = on_the_way.pop(rng.randrange(len(on_the_way)))
+                if kind != "lose":
+                    states[to].incoming(heartbeat)
+                if kind == "double":
+                    on_the_way.append((to, heartbeat))
+    for _ in range(2):
+        asked, answer = exchange(states["a"], states["b"], reports["a"], reports["b"])
+    complete = states["b"].incoming(asked), states["a"].incoming(answer)
+    assert [each and each.report for each in complete] == [reports["a"], reports["b"]]
+
+
+def test_news_is_lacked_until_the_other_says_that_it_has_it():
+    a, b = HeldStates(), HeldStates()
+    exchange(a, b, report("a"), report("b"))
+    assert not a.lacks_news("b")
+    a.news += 1
+    assert a.lacks_news("b")
+    asked = a.outgoing(report("a", 1), None, "b")
+    assert a.lacks_news("b"), "it may be lost"
+    b.incoming(asked)
+    a.outgoing(report("a", 2), None, "c")  # a measurement changed meanwhile, which is no news
+    a.incoming(b.outgoing(report("b"), None, "a"))
+    assert not a.lacks_news("b")
+    assert a.lacks_news("c")
+
+
+def test_what_strangers_say_is_kept_within_bounds():
+    a = HeldStates()
+    for number in range(2 * MAX_NODES):
+        a.incoming(Heartbeat(report(f"x{number}"), digest=1))
+        a.outgoing(report("a", number), None, None)
+    assert len(a._theirs) == len(a._ours) == MAX_NODES
+    assert len(a._recent) == RECENT
