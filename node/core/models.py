@@ -75,6 +75,17 @@ class ModelSpec:
     def layers(self) -> int:
         return len(self.layer_bytes)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of weights that are read for each token."""
+        return sum(self.layer_bytes) + self.head_bytes
+
+    def driver_bytes(self, stages: int) -> int:
+        """Bytes that a ring's driver reads for each token beside its layers: the head, and the draft model if there are
+        several stages.
+        """
+        return self.head_bytes + (self.draft.bytes_per_token if self.draft and stages > 1 else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:

@@ -19,7 +19,7 @@ class Footprint:
         self._before = list(accumulate(held, initial=0))
         self._weights = list(accumulate(spec.layer_bytes, initial=0))
         self._ends = spec.ends_bytes
-        self._head = spec.head_bytes
+        self._driver_work = {whole: spec.driver_bytes(1 if whole else 2) for whole in (True, False)}
         self._shared = spec.shared_ends
         # Working memory, one of each at a time: a layer is read before the copy it replaces is freed, or the scores of
         # a chunk are computed; and the KV cache of a layer grows by copying all sessions of a lane.
@@ -37,10 +37,11 @@ class Footprint:
     def work(self, start: int, end: int, *, driver: bool) -> int:
         """Bytes that the stage reads per token, which determine its time: weights only, as KV caches are seldom full.
 
-        Of the ends, only the head is read. Compute time is proportional to the same number: each weight is used in one
-        multiplication per token.
+        Of the ends, only the head is read; a driver also computes a guess with the draft model. Compute time is proportional
+        to the same number: each weight is used in one multiplication per token.
         """
-        return self._weights[end] - self._weights[start] + (self._head if driver else 0)
+        whole = end - start == len(self._weights) - 1
+        return self._weights[end] - self._weights[start] + (self._driver_work[whole] if driver else 0)
 
     @property
     def work_of_all(self) -> int:

@@ -78,7 +78,7 @@ def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, N
     there are stages. Plus the time on the wire.
     """
     work = [sum(spec.layer_bytes[stage.start : stage.end]) for stage in stages]
-    work[0] += spec.head_bytes
+    work[0] += spec.driver_bytes(len(stages))
     slowest = max(bytes_ * pace[stage.node] for bytes_, stage in zip(work, stages, strict=True))
     return len(stages) * slowest + latency(tuple(nodes[stage.node] for stage in stages))
 

@@ -64,7 +64,7 @@ def best_orders(
             balanced[group] = _balanced_ms([(pace[node], costs.work_in(free[node])) for node in ids], costs.work_of_all)
         # A slow node delays the round with its least work: one layer, and at the driver the head.
         slowest = max(
-            balanced[group], (spec.head_bytes + layer) * pace[ids[0]], layer * max(pace[node] for node in ids)
+            balanced[group], (spec.driver_bytes(count) + layer) * pace[ids[0]], layer * max(pace[node] for node in ids)
         )
         times += [(ms + count * slowest, ms, order)] if isfinite(ms) else []
     limit = (1 + _ALIKE) * min((time for time, *_ in times), default=0.0)

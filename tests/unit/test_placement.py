@@ -147,6 +147,17 @@ def test_the_driver_of_several_stages_has_the_draft_model_too():
     assert only([spec], [node("a", 64 * GB)]).draft is None
 
 
+def test_a_driver_with_a_draft_model_gets_fewer_layers():
+    """By the bytes that it reads for a guess: here those of four layers."""
+    draft = dataclasses.replace(DRAFT, layer_bytes=(200 * MB,) * 4)
+    nodes = [node("a", 6 * GB), node("b", 6 * GB)]
+    rings = [
+        only([dataclasses.replace(model(), draft=each)], nodes, contexts=[8192], max_sessions=[1])
+        for each in (None, draft)
+    ]
+    assert [shape(ring)[0] for ring in rings] == [("a", 0, 15), ("a", 0, 13)]
+
+
 def test_a_ring_gets_the_draft_model_that_is_wanted_now():
     nodes = [node("a", 6 * GB), node("b", 6 * GB)]
     before = placed([model()], nodes)
