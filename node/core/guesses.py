@@ -78,10 +78,13 @@ class Prediction:
 
 
 class Repetition:
-    """The prompt and the answer so far: a passage that has occurred before may go on as it did then."""
+    """The prompt and the answer so far: a passage that has occurred before may go on as it did then.
 
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self._text = _text(tokens)
+    `earlier`: how another session with the same beginning went on, such as an earlier answer to the same prompt.
+    """
+
+    def __init__(self, tokens: Sequence[int], earlier: Sequence[int] = ()) -> None:
+        self._text = _text([*earlier, *tokens])
         self._place = -1
         """Where the next token is expected; -1: nowhere."""
         self._find()
@@ -133,11 +136,16 @@ class Guesser:
     Each source is followed along the answer whether it is asked or not; it is asked as long as it was often right.
     """
 
-    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = ()) -> None:
+    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = (), earlier: Sequence[int] = ()) -> None:
+        """`earlier`: see Repetition."""
         self._draft = _Rated(drafted := Drafted(), FIRST_RATE)
         self._drafted = drafted
         rate = 1.0 if prediction else 0.0
-        self._sources = [_Rated(Prediction(prediction), rate), _Rated(Repetition(prompt), FIRST_RATE), self._draft]
+        self._sources = [
+            _Rated(Prediction(prediction), rate),
+            _Rated(Repetition(prompt, earlier), FIRST_RATE),
+            self._draft,
+        ]
         self._followed = len(prompt)
 
     def after(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> int | None:

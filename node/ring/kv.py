@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from node.core.guesses import LONGEST
 from node.core.models import KvCost
 
 ALLOCATED = 256
@@ -18,6 +19,8 @@ MIN_TOKENS = 16
 """A shorter prefix is not worth a copy of its KV."""
 BYTES = array("I").itemsize
 """Of a packed token."""
+MAX_REST = 8192
+"""Tokens of a prefix that may tell how an answer goes on."""
 MAX_PREFIXES = 1024
 """Bounds the caches at the stages, and the comparisons for each new prompt."""
 
@@ -100,6 +103,14 @@ class Prefixes:
             return None
         self._held.move_to_end(match.prefix)
         return match
+
+    def rest(self, match: Match) -> tuple[int, ...]:
+        """What follows in the prefix, such as an earlier answer to the same prompt; at most MAX_REST tokens.
+
+        It begins with a few tokens in common, by which a guess finds it.
+        """
+        begin = max(0, match.tokens - LONGEST) * BYTES
+        return tuple(array("I", self._held[match.prefix][begin : begin + MAX_REST * BYTES]))
 
     def _match(self, number: int, wanted: bytes) -> Match:
         prefix = self._held[number]

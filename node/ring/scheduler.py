@@ -420,6 +420,7 @@ class Scheduler:
         match = self._prefixes.best(session.tokens[:-1]) if reuses else None
         shared = most_shared(session, self._slots()) if self._may_share(session) else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
+        session.earlier = self._prefixes.rest(match) if match else ()
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)

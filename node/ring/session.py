@@ -35,6 +35,8 @@ class Session:
     """Tokens whose KV it had when it lost its slot."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
+    earlier: Sequence[int] = ()
+    """How an earlier session with the same beginning went on."""
     guesser: Guesser | None = None
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""
@@ -125,7 +127,7 @@ class Session:
 
     def _known_guesser(self) -> Guesser:
         if self.guesser is None:  # made when it is needed first: most sessions of a busy ring guess nothing
-            self.guesser = Guesser(self.request.prompt, self.request.prediction)
+            self.guesser = Guesser(self.request.prompt, self.request.prediction, self.earlier)
         return self.guesser
 
     def ends_with(self, token: int) -> bool:

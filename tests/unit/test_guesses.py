@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from node.core.guesses import CATCH_UP, FIRST_RATE, MIN_RATE, RATE_DECAY, Guesser, Prediction
+from node.core.guesses import CATCH_UP, FIRST_RATE, LONGEST, MIN_RATE, RATE_DECAY, Guesser, Prediction
 
 TEXT = [*range(100, 140)]
 
@@ -168,3 +168,13 @@ def test_a_draft_model_that_is_always_late_is_asked_now_and_then() -> None:
             guesser.drafted_too_late()
         tokens.append(token)
     assert 10 < asked < 60
+
+
+def test_an_earlier_answer_to_the_same_prompt_is_expected() -> None:
+    """From its first token on; where the new answer goes another way, it is found again after two tokens."""
+    prompt, answer = [7, 8, 9, 10, 11, 12], list(range(100, 140))
+    guesser = Guesser(prompt, earlier=[*prompt[-LONGEST:], *answer])
+    assert foretold(guesser, prompt, answer) == list(range(40))
+    changed = [*answer[:20], 50, 51, *answer[22:]]
+    guesser = Guesser(prompt, earlier=[*prompt[-LONGEST:], *answer])
+    assert foretold(guesser, prompt, changed) == [*range(20), *range(24, 40)]
