@@ -21,6 +21,7 @@ class Clock:
         self.looks = 0
         self._compute, self._jobs, self._late = compute, jobs, late
         monkeypatch.setattr(module, "now", lambda: self.time)
+        monkeypatch.setattr(module, "in_step", lambda delay_s: delay_s)
         monkeypatch.setattr(module.asyncio, "sleep", self._sleep)
         monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda: None)
 
