@@ -43,7 +43,7 @@ class _Path:
 class Paths:
     """Measured paths to each peer. Feed it every probe of every address that the peer advertises."""
 
-    def __init__(self, *, stale_after_s: float = 700.0) -> None:  # two rounds of probes; after a sleep all are redone
+    def __init__(self, *, stale_after_s: float = 75.0) -> None:  # two rounds of probes; after a sleep all are redone
         self._stale_after = stale_after_s
         self._paths: dict[str, dict[str, _Path]] = {}
         self._chosen: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 
 from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
@@ -16,10 +17,12 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 PROBE_S = 5.0
-"""Interval at which each address is measured after the addresses or the path in use have changed, and least interval."""
-RARELY_S = 300.0
-"""Longest interval: it grows fourfold with each measurement. What is plugged in changes an address; a path that is lost is noticed by
-heartbeats if it is in use, and tried in vain if it is not.
+"""Interval at which each address is measured after the addresses, the path in use or its round trip have changed, and least
+interval.
+"""
+RARELY_S = 30.0
+"""Longest interval: it grows fourfold with each measurement. What is plugged in usually changes an address; a path that is lost is
+noticed by heartbeats if it is in use, and tried in vain if it is not.
 """
 PROBE_TIMEOUT_S = 1.0
 FIRST_S = 0.5
@@ -46,7 +49,7 @@ class Probes:
         interval_s = due_at = 0.0
         while hint := self._book.hint_of(node):
             best = self._book.paths.best(node, now())
-            found = hint, best and best.address, self._agent.state_of(node) in PRESENT
+            found = hint, best and (best.address, _magnitude(best.rtt_ms)), self._agent.state_of(node) in PRESENT
             if found != seen:
                 seen, interval_s, due_at = found, PROBE_S, now()
             with probes:
@@ -81,3 +84,8 @@ class Probes:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0
             self._book.paths.observe_bandwidth(hint.id, address, rate, now())
+
+
+def _magnitude(rtt_ms: float) -> int:
+    """A number that changes when a round trip doubles: one that a busy machine has delayed is soon measured again."""
+    return round(math.log2(max(1.0, rtt_ms)))
