@@ -14,7 +14,7 @@ from node.cluster.readiness import ready_rings
 from node.cluster.reconciliation import MEET_S
 from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
-from node.core.errors import NoCapacity, NotReady, error_from
+from node.core.errors import NoCapacity, NotReady, PippinError, error_from
 from node.core.signal import Signal
 from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
 from node.placement.normalize import Normalizer
@@ -81,7 +81,11 @@ class Head:
         the model's own error.
         """
         self._agent.check_head()
-        await self._wanted.ask(model)
+        try:
+            await self._wanted.ask(model)
+        except PippinError:
+            self._agent.check_head()  # another head, if there is one by now, may know the model from its nodes
+            raise
         self._agent.head_due.notify()
         await self._planned.wait()
         while refusal := next((each for each in self._agent.placement.refused if each.model == model), None):
