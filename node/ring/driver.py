@@ -63,7 +63,7 @@ class Driver:
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
-        node.ring.scheduler.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
+        node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
         number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
         """
         self.ring = ring
@@ -286,7 +286,7 @@ class Driver:
             seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
             behind = self._scheduler.returned(step, self._pipeline.in_flight)
             job = self._queue_finish(step, frame, behind)
-            before, finish = self._finishing, self._finish_step(step, job, seconds, behind)
+            before, finish = self._finishing, self._finish(step, job, seconds, behind)
             self._finishing = Finishing(step.lane, asyncio.create_task(finish, name=f"step of {self.ring.id}"))
             if before:
                 await before.task
@@ -309,6 +309,16 @@ class Driver:
 
     def _evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Finished:
         return self.runner.evaluate(frame, chunks), None
+
+    async def _finish(
+        self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None
+    ) -> None:
+        """Root of a task: any error ends the ring, as no step would follow, and nobody would notice."""
+        try:
+            await self._finish_step(step, job, seconds, behind)
+        except Exception as error:
+            log.exception("a step's results could not be delivered")
+            self._end(as_pippin_error(error))
 
     async def _finish_step(
         self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None

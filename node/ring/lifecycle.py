@@ -30,8 +30,8 @@ from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.kv import RingLimits, weights_as_tokens
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
+from node.ring.numbers import sequence_numbers
 from node.ring.pipeline import NextHop
-from node.ring.scheduler import sequence_numbers
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars

@@ -3,9 +3,9 @@
 A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
 prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
 Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are short; these lanes take
-turns. Then it joins one of the decoding lanes, of which there are as many as stages, and more if sessions differ much in length, and whose rows step together.
-Between two chunks every decoding lane steps once, and the size of a chunk limits how long streams wait. A ring of one
-stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
+turns. Then it joins one of the decoding lanes, whose rows step together; there are as many lanes as stages, and more if
+sessions differ much in length. Between two chunks every decoding lane steps once, and the size of a chunk limits how
+long streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
 nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens
 follow those in flight, in lanes of one row; they come last.
 
@@ -19,13 +19,10 @@ slot, the client with the most slots gives up its last one in the same way.
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
-from itertools import count
 from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
-from node.core.types import NodeInfo
 from node.engine.runner import Behind
 from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
@@ -43,18 +40,6 @@ EXTRA_LANES = 2
 """For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
 LONG_PREFIX = 2048
 """Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
-FIRST_NUMBER = 1 << 16
-"""First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""
-
-
-def sequence_numbers(info: NodeInfo) -> Iterator[int]:
-    """Numbers for the sequences of all rings that a node's process drives.
-
-    They begin at a hash of 62 bits, so that no two processes use the same: stages keep KV under numbers of earlier
-    drivers.
-    """
-    digest = sha256(f"{info.id} {info.incarnation} {info.started_at}".encode()).digest()
-    return count(max(FIRST_NUMBER, int.from_bytes(digest[:8]) >> 2))
 
 
 class Scheduler:
@@ -74,7 +59,7 @@ class Scheduler:
         guesses: bool = False,
         draft_context: int = 0,
     ) -> None:
-        """`numbers`: see `sequence_numbers`. `stages`: number of the ring's stages. `batchable`: sessions of the model can
+        """`numbers`: see node.ring.numbers. `stages`: number of the ring's stages. `batchable`: sessions of the model can
         share a lane. `pads`: prompts of different lengths can share a step. `trimmable`: caches can go back to an earlier
         position. `grid`: where the answer depends on how a prompt is divided, it is divided only at multiples of so many
         tokens; else 0. `ahead`: the ring can begin a lane's step before the tokens of the last one are read, and take it

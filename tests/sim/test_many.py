@@ -11,7 +11,8 @@ import pytest
 from node.core.generation import GenerateRequest, Sampling
 from node.ring.kv import RingLimits
 from node.ring.lane import Step
-from node.ring.scheduler import FIRST_NUMBER, Scheduler
+from node.ring.numbers import FIRST_NUMBER
+from node.ring.scheduler import Scheduler
 from node.ring.session import Session
 from node.ring.sharing import WORTH_SHARING
 from tests.sim.test_scheduler import FakeStages, next_token

@@ -18,8 +18,9 @@ from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Me
 from node.core.generation import GenerateRequest, Sampling
 from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
+from node.ring.numbers import FIRST_NUMBER
 from node.ring.prefill import MIN_CHUNK, STALL_S
-from node.ring.scheduler import FIRST_NUMBER, LONG_PROMPTS, MAX_STEPS, Scheduler
+from node.ring.scheduler import LONG_PROMPTS, MAX_STEPS, Scheduler
 from node.ring.session import Session
 
 Row = tuple[int, ...]

@@ -1,8 +1,9 @@
-"""A driver of a ring of one node, with a runner that fails at chosen tokens."""
+"""A driver of a ring of one node, with a runner that fails at chosen tokens; and of two, with one that breaks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -175,3 +176,50 @@ async def test_kv_that_no_request_used_is_left_for_the_next_ring() -> None:
         await asyncio.sleep(0)
         assert await driver.close(RingLost("replaced"), keep=True) == left
     assert not ended
+
+
+async def test_an_unexpected_error_while_a_step_is_finished_ends_the_ring() -> None:
+    """Else its sessions would wait for ever, as no step would be in flight."""
+
+    class Broken(FakeRunner):
+        def begin(self, frame: Frame, _tokens: Sequence[Sequence[int]]) -> Frame:
+            return frame
+
+        def finish(self, *_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError
+
+    class NextHop:
+        node = "b"
+
+        def __init__(self) -> None:
+            self.sent: asyncio.Queue[Frame] = asyncio.Queue()
+
+        def open(self, _on_broken: Any) -> Any:
+            return self
+
+        async def send(self, frame: Frame) -> None:
+            self.sent.put_nowait(frame)
+
+        def close(self) -> None:
+            pass
+
+    async def nothing_more() -> AsyncIterator[Frame]:
+        await asyncio.Event().wait()
+        yield Frame("never", RING.fence, 0)
+
+    ended.clear()
+    ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
+    limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
+    more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}}
+    fakes: tuple[Any, Any, Any] = FakeCompute(), Broken(), next_hop
+    driver = Driver(ring, limits, *fakes, ended.append, **more)
+    running = asyncio.create_task(driver.run())
+    asking = asyncio.create_task(answer(driver, (7, 8), 5))
+    sent = await asyncio.wait_for(next_hop.sent.get(), 5)
+    serving = asyncio.create_task(driver.serve_link(sent, nothing_more()))
+    with pytest.raises(RingLost):
+        await asyncio.wait_for(asking, 5)
+    assert len(ended) == 1
+    for task in (serving, running):
+        task.cancel()
+    await asyncio.wait([serving, running])
