@@ -86,14 +86,7 @@ def _launch(directory: Path, number: int) -> subprocess.Popen[bytes]:
         *("--api-port", "0", "--data-dir", str(directory / str(number)), "--memory", "1GB"),
     ]
     with (directory / f"{number}.log").open("wb") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "node", *arguments],
-            cwd=ROOT,
-            env=processes.environment(),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        return processes.start_node(arguments, out)
 
 
 def _says_port(log: Path) -> int | None:

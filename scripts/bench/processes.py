@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from figures import ROOT
 
@@ -65,6 +65,20 @@ def environment(preload: Path | None = None) -> dict[str, str]:
     if preload:
         given["LD_PRELOAD"] = str(preload)
     return given
+
+
+def start_node(
+    arguments: Sequence[str], out: IO[bytes], preload: Path | None = None, program: Sequence[str] = ("-m", "node")
+) -> subprocess.Popen[bytes]:
+    """Start a node that writes its log to `out`. Ctrl-C reaches only this process, which ends its children itself."""
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        cwd=ROOT,
+        env=environment(preload),
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -116,16 +116,7 @@ def running(
             ]
             program = [TRACED, str(traces[number])] if traces else ["-m", "node"]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
-                nodes.append(
-                    subprocess.Popen(
-                        [sys.executable, *program, *arguments],
-                        cwd=ROOT,
-                        env=processes.environment(preload),
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
+                nodes.append(processes.start_node(arguments, out, preload, program))
         order = _wait_ready(f"http://127.0.0.1:{ports[0]}", stages, nodes, logs)
         for number, core in zip(order, cores, strict=True) if not own else ():
             processes.pin(nodes[number].pid, core)

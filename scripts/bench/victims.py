@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import processes
-from figures import ROOT
 
 MODEL = "pippin-demo"
 READY_S = 90.0
@@ -86,14 +84,7 @@ class Cluster:
             *(("--models-dir", str(self.models_dir)) if self.models_dir else ()),
         ]
         with log.open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "node", *arguments],
-                cwd=ROOT,
-                env=processes.environment(),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = processes.start_node(arguments, out)
         node = Victim(name, arguments, log, process, read=log.stat().st_size)
         self.nodes[name] = node
         return node
