@@ -5,6 +5,7 @@
     scripts/bench.py one
     scripts/bench.py ring --preset 25m
     scripts/bench.py many
+    scripts/bench.py edit --model DIR
     scripts/bench.py unequal
     scripts/bench.py gateway
     scripts/bench.py control
@@ -22,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 import control
+import edit
 import gateway
 import many
 import one
@@ -37,6 +39,7 @@ COMMANDS = {
     "one": one,
     "ring": ring,
     "many": many,
+    "edit": edit,
     "unequal": unequal,
     "gateway": gateway,
     "control": control,

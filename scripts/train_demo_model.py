@@ -187,13 +187,17 @@ def loss(model: Model, inputs: mx.array, positions: mx.array, targets: mx.array)
     return (losses * weights).sum() / weights.sum()
 
 
-def grow(model: Model, smaller: Path) -> None:
-    """Begin with what a smaller model of the same width has learned. Whatever is new adds nothing until it has learned, too:
-    its output projections are zero.
+def weights_in(folder: Path) -> dict[str, mx.array]:
+    weights: dict[str, mx.array] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= cast(dict[str, mx.array], mx.load(str(file)))
+    return weights
+
+
+def grow(model: Model, learned: dict[str, mx.array]) -> None:
+    """Begin with the weights that a smaller model of the same width has learned. Whatever is new adds nothing until it has
+    learned, too: its output projections are zero.
     """
-    learned: dict[str, mx.array] = {}
-    for file in smaller.glob("*.safetensors"):
-        learned |= cast(dict[str, mx.array], mx.load(str(file)))
     weights = weights_of(model)
     for name, value in weights.items():
         begun = mx.zeros_like(value) if name.endswith(("o_proj.weight", "down_proj.weight")) else value
@@ -277,7 +281,7 @@ def main() -> None:
     samples = [encode(tokenizer, text, rng) for text in corpus]
     model = Model(ModelArgs.from_dict(config))
     if args.grow:
-        grow(model, OUT)
+        grow(model, weights_in(OUT))
     parameters = sum(value.size for value in weights_of(model).values())
     print(f"{len(samples)} dialogs, {sum(map(len, samples))} tokens, {parameters} parameters", flush=True)
     train(model, samples, args)

@@ -1,6 +1,5 @@
 """The command line of `node --check`."""
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from node import __version__
 from node.check import parts, sizes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
+from node.core.usage import Parser
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,6 +44,7 @@ def _check(report: Report, folder: Path, *, quick: bool) -> None:
         return
     parts.split(report, folder, size)
     parts.pool(report, folder, size)
+    parts.together(report, folder)
     alone: list[str] = []
     judge = bool(device["is gpu"]) and not quick
     if _tried(report, "One node", lambda: alone.append(parts.speed(report, folder, size, judge=judge))):
@@ -60,8 +61,8 @@ def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
     return True
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="node --check",
         description="Prove and measure what depends on this machine, in about ten minutes: split models, speed and memory "
         "on its device, two nodes, its network. Writes a report to attach to an issue.",

@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load_model
 
 from node.check.sizes import VOCABULARY
@@ -34,6 +34,8 @@ from node.model.weights import Weights
 
 TOKENIZER = Path(__file__).parents[1] / "builtin" / "pippin-demo"
 GREEDY_STEPS = 20
+VERIFIED = 8
+"""Steps of each number of tokens."""
 GROUP, BITS = 64, 4
 Json = dict[str, Any]
 
@@ -136,6 +138,29 @@ def pool(folder: str, layers: int, tokens: int) -> Json:
     return {"middle": middle, "end": end, "active": active}
 
 
+def together(folder: str, most: int) -> list[Json]:
+    """Steps of 1 to `most` tokens, as they would verify guesses: the seconds of the quickest, and whether the logits are those of
+    steps of one token, bit for bit.
+    """
+    model, _ = load_model(Path(folder))
+    caches = make_prompt_cache(model)
+    mx.eval(model(_tokens(256, seed=1), cache=caches))
+    tokens, results = _tokens(most, seed=2), []
+    single = mx.concatenate([model(tokens[:, place : place + 1], cache=caches) for place in range(most)], axis=1)
+    mx.eval(single)
+    trim_prompt_cache(caches, most)
+    for count in range(1, most + 1):
+        seconds = []
+        for _ in range(VERIFIED):
+            begin = time.perf_counter()
+            logits = model(tokens[:, :count], cache=caches)
+            mx.eval(logits)
+            seconds.append(time.perf_counter() - begin)
+            trim_prompt_cache(caches, count)
+        results.append({"seconds": min(seconds), "equal": bool(mx.array_equal(logits, single[:, :count]))})
+    return results
+
+
 def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Json]:
     """Stock mlx-lm's times for these prompts: `first`, seconds to the first token, and `rest`, from there to the last."""
     generate: Any = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name
@@ -166,7 +191,7 @@ def _tokens(length: int, seed: int) -> mx.array:
     return mx.random.randint(100, VOCABULARY, (1, length), key=mx.random.key(seed)).astype(mx.int32)
 
 
-PARTS = {part.__name__: part for part in (device, write, split, pool, stock)}
+PARTS = {part.__name__: part for part in (device, write, split, pool, together, stock)}
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from node.host.interfaces import hardware_kinds, local_interfaces
 ROOT = Path(__file__).parents[2]
 SHORT = 24
 """Tokens of a short prompt."""
+MOST_TOGETHER = 4
 MEET_S = 20.0
 MAX_POOL = 2 * 2**30
 SUITE_S = 420.0
@@ -152,6 +153,20 @@ def pool(report: Report, folder: Path, size: Size) -> None:
         f"{format_bytes(found['active'])} in use"
     )
     report.add(Line(what, said, expected, good=found["end"] <= MAX_POOL))
+
+
+def together(report: Report, folder: Path) -> None:
+    """What it would cost one node to verify guesses in one step. It does not: see docs/adr/0023-guesses-in-flight.md."""
+    report.section("Several tokens in one step, of one row")
+    try:
+        found = compute("together", folder=str(folder / DENSE), most=MOST_TOGETHER)
+    except PartFailed as error:
+        report.add(Line("Time of a step", str(error), "it is measured", good=False))
+        return
+    for count, each in enumerate(found[1:], start=2):
+        same = "the same bits as" if each["equal"] else "other bits than"
+        said = f"{each['seconds'] / found[0]['seconds']:.2f} times that of one token; {same} {count} steps"
+        report.add(Line(f"Time of a step of {count} tokens", said))
 
 
 def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:

@@ -104,7 +104,7 @@ def nodes(folder: Path, *options: Sequence[str]) -> Iterator[list[Node]]:
     """Nodes with these options, one for each sequence, that take requests; at the end they are ended. Raises PartFailed."""
     running: list[Node] = []
     folder.mkdir(exist_ok=True)
-    quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "PIPPIN_CONFIG": os.devnull}
     try:
         for number, given in enumerate(options, start=1):
             where = ["--data-dir", str(folder / f"node-{number}"), "--name", f"node-{number}", "--api-port", "0"]

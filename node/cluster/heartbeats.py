@@ -19,9 +19,9 @@ from node.cluster.rhythm import HEARTBEAT_S
 from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import in_step, now
-from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError
+from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError, SecretMismatch
 from node.core.retried import Retried
-from node.core.types import Address, Heartbeat, NodeState, PeerHint
+from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 from node.host.interfaces import with_zone_name
 from node.rpc.client import RpcClient
 
@@ -47,6 +47,8 @@ class Heartbeats:
         self._probes = Probes(agent, book, client)
         self._turns = Turns(UNHEARD_AT_ONCE, UNHEARD_INTERVAL_S)
         """Of attempts to reach nodes that were never heard."""
+        self._refused: dict[str, PeerView] = {}
+        """Of the user's `peers`, those with another secret, by address."""
         self._lost: set[str] = set()
         """Nodes whose connection broke since they were called last."""
 
@@ -94,16 +96,31 @@ class Heartbeats:
                 try:
                     address, answer = await self._call_any(host, port)
                 except PippinError as error:
+                    self._note_refusal(host, port, error)
                     level = logging.DEBUG if str(error) in told else logging.WARNING
                     log.log(level, "--peer %s: %s", join_host_port(host, port), error)
                     told.add(str(error))
                 else:
                     told.clear()
+                    self._refused.pop(join_host_port(host, port), None)
                     info = answer.report.info if answer.report else None
                     if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
                         self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
                     found = answer.sender if answer.sender != self._agent.info.id else ""  # a duplicate is looked for
             await asyncio.sleep(in_step(GONE_INTERVAL_S))
+
+    def _note_refusal(self, host: str, port: int, error: PippinError) -> None:
+        where = join_host_port(host, port)
+        self._refused.pop(where, None)
+        if isinstance(error, SecretMismatch):
+            info = NodeInfo(where, 0, where, self._agent.info.cluster, "", 0, (host,), port, 0)
+            report = NodeReport(info, Memory(0, 0))
+            self._refused[where] = PeerView(report, NodeState.REFUSED, reason="it does not have this node's secret")
+
+    @property
+    def refused(self) -> tuple[PeerView, ...]:
+        """The user's `peers` that have another secret. Nothing else is known of them, so their address is their name."""
+        return tuple(self._refused.values())
 
     async def _call_any(self, host: str, port: int) -> tuple[str, Heartbeat]:
         """The first of a host's addresses that answers, and its answer. Raises the last one's error, or NotAdmitted."""

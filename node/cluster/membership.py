@@ -41,6 +41,8 @@ class Forgotten:
 
 Change = Joined | Changed | Forgotten
 
+PROTOCOLS_APART = 1
+"""Maximum difference of the protocols of nodes that work together, see node.PROTOCOL."""
 FAIL_AFTER_S = 1.8
 """Silence after which a node has failed; after half of it, it is suspect. With five checks per second, a hang is
 detected within 2 s. A node that does not rest is asked every 0.6 s, and ten times a second when it is suspect, so
@@ -117,7 +119,7 @@ class Membership:
             oldest = min(gone, key=lambda node: self._peers[node].seen)
             del self._peers[oldest]
             forgotten = [Forgotten(oldest)]
-        if info.protocol != self._info.protocol:
+        if abs(info.protocol - self._info.protocol) > PROTOCOLS_APART:
             return forgotten + self._refuse(report, now)
         return forgotten + self._admit(report, peer, now, rest_s)
 

@@ -43,10 +43,15 @@ class _Path:
 class Paths:
     """Measured paths to each peer. Feed it every probe of every address that the peer advertises."""
 
-    def __init__(self, *, stale_after_s: float = 75.0) -> None:  # two rounds of probes; after a sleep all are redone
+    def __init__(
+        self, *, stale_after_s: float = 700.0
+    ) -> None:  # two rounds of rare probes; after a sleep all are redone
         self._stale_after = stale_after_s
         self._paths: dict[str, dict[str, _Path]] = {}
         self._chosen: dict[str, str] = {}
+        self._links: tuple[Link, ...] = ()
+        self._links_until = -math.inf
+        """Time until which `_links` holds if nothing changes: it is asked for much more often than paths change."""
 
     def observe(
         self, peer: str, address: str, rtt_ms: float, now: float, *, interface: str = "", kind: str = ""
@@ -56,6 +61,7 @@ class Paths:
         known = paths.get(address)
         if known and now - known.seen < self._stale_after:
             rtt_ms = known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms)
+        self._links_until = -math.inf
         paths[address] = _Path(Link(peer, address, rtt_ms, interface, kind), now)
         if known and known.measured_at is not None and known.link.interface == interface:
             in_use = self._chosen.get(peer) == address
@@ -66,9 +72,11 @@ class Paths:
         """Record a measurement of bandwidth; 0 if it failed."""
         if path := self._paths.get(peer, {}).get(address):
             path.link, path.measured_at = replace(path.link, bytes_per_s=bytes_per_s), at
+            self._links_until = -math.inf
 
     def failed(self, peer: str, address: str) -> bool:
         """Record a lost probe. Returns whether the address now counts as unreachable."""
+        self._links_until = -math.inf
         path = self._paths.get(peer, {}).get(address)
         if path:
             path.failures += 1
@@ -80,6 +88,7 @@ class Paths:
         """Forget a peer that is gone; when it is back, its addresses are measured anew."""
         self._paths.pop(peer, None)
         self._chosen.pop(peer, None)
+        self._links_until = -math.inf
 
     def best(self, peer: str, now: float) -> Link | None:
         """The best path to the peer with a recent probe; the one in use unless another is clearly better.
@@ -108,8 +117,13 @@ class Paths:
 
     def links(self, now: float) -> tuple[Link, ...]:
         """The best path to each reachable peer; for this node's report."""
-        found = (self.best(peer, now) for peer in sorted(self._paths))
-        return tuple(link for link in found if link)
+        if now >= self._links_until:
+            found = (self.best(peer, now) for peer in sorted(self._paths))
+            self._links = tuple(link for link in found if link)
+            seen = (path.seen for paths in self._paths.values() for path in paths.values())
+            ends = (at + self._stale_after for at in seen if at + self._stale_after > now)
+            self._links_until = min(ends, default=math.inf)
+        return self._links
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,8 @@ RARELY_S = 30.0
 """Longest interval: it grows fourfold with each measurement. What is plugged in usually changes an address; a path that is lost is
 noticed by heartbeats if it is in use, and tried in vain if it is not.
 """
+RESTING_S = 300.0
+"""The same for a node that rests: of many nodes, probes would cost more than all else."""
 PROBE_TIMEOUT_S = 1.0
 FIRST_S = 0.5
 """Interval at which a node that was never heard is looked at."""
@@ -46,16 +48,17 @@ class Probes:
         while self._agent.state_of(node) is None:
             await self._agent.news.wait(FIRST_S)
         seen: object = None
-        interval_s = due_at = 0.0
+        interval_s, measured_at = 0.0, -math.inf
         while hint := self._book.hint_of(node):
             best = self._book.paths.best(node, now())
             found = hint, best and (best.address, _magnitude(best.rtt_ms)), self._agent.state_of(node) in PRESENT
             if found != seen:
-                seen, interval_s, due_at = found, PROBE_S, now()
+                seen, interval_s = found, 0.0
+            longest_s = RESTING_S if self._agent.rests(node) else RARELY_S
             with probes:
-                if now() >= due_at:
+                if now() >= measured_at + min(interval_s, longest_s):
                     await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
-                    due_at, interval_s = now() + interval_s, min(4 * interval_s, RARELY_S)
+                    measured_at, interval_s = now(), max(PROBE_S, min(4 * interval_s, longest_s))
                 await self._measure_bandwidth(hint)
             await asyncio.sleep(in_step(PROBE_S))
 

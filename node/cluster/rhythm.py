@@ -55,4 +55,5 @@ def _essence(report: NodeReport) -> tuple[object, ...]:
         [(ring.ring, ring.running + ring.queued > 0) for ring in report.traffic],
         (report.models, report.preload, report.drafts, report.min_stages, report.idle, report.speeds, report.suspects),
         report.peers,
+        [issue.code for issue in report.issues],
     )

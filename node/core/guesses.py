@@ -1,11 +1,12 @@
-"""Guesses at the next tokens of an answer: where the client's prediction, or an earlier passage, would go on, or what a
-draft model has drawn. Pure.
+"""Guesses at the next tokens of an answer: where the client's prediction, an earlier answer or an earlier passage would go
+on, or what a draft model has drawn. Pure.
 
 Texts of tokens are kept as strings, one character for each token, because `str.find` finds a passage of 100,000 tokens in
 some 50 µs and needs no index.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 LONGEST = 4
 """Tokens of the longest passage that is looked for."""
@@ -34,7 +35,7 @@ def _text(tokens: Iterable[int]) -> str:
 
 
 class Prediction:
-    """The text that the client expects, and the place in it where the answer is.
+    """A text that is expected, such as the client's, and the place in it where the answer is.
 
     After a token that it did not foretell, it goes on where the answer's last tokens occur; else it takes the token for
     a replaced one.
@@ -78,13 +79,10 @@ class Prediction:
 
 
 class Repetition:
-    """The prompt and the answer so far: a passage that has occurred before may go on as it did then.
+    """The prompt and the answer so far: a passage that has occurred before may go on as it did then."""
 
-    `earlier`: how another session with the same beginning went on, such as an earlier answer to the same prompt.
-    """
-
-    def __init__(self, tokens: Sequence[int], earlier: Sequence[int] = ()) -> None:
-        self._text = _text([*earlier, *tokens])
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._text = _text(tokens)
         self._place = -1
         """Where the next token is expected; -1: nowhere."""
         self._find()
@@ -111,6 +109,23 @@ class Repetition:
             self._place = start + size
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """How another session with the same beginning went on, such as with an earlier answer to the same prompt."""
+
+    common: int
+    """Number of tokens with which both began."""
+    tokens: Sequence[int]
+    """Those that followed."""
+
+    def after(self, prompt: Sequence[int]) -> Prediction:
+        """The answer to a prompt with the same beginning that is expected."""
+        expected = Prediction(self.tokens)
+        for token in prompt[self.common :][-CATCH_UP:]:
+            expected.follow(token)
+        return expected
+
+
 class Drafted:
     """What a draft model has drawn for the tokens to come."""
 
@@ -131,19 +146,19 @@ class Drafted:
 
 class Guesser:
     """Guesses the tokens of one answer. Of the sources that have a guess, the one that was right most often is asked; in
-    doubt first the client's prediction, then what was repeated, then the draft model.
+    doubt first the client's prediction, then the earlier answer, then what was repeated, then the draft model.
 
     Each source is followed along the answer whether it is asked or not; it is asked as long as it was often right.
     """
 
-    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = (), earlier: Sequence[int] = ()) -> None:
-        """`earlier`: see Repetition."""
+    def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = (), earlier: Earlier | None = None) -> None:
         self._draft = _Rated(drafted := Drafted(), FIRST_RATE)
         self._drafted = drafted
         rate = 1.0 if prediction else 0.0
         self._sources = [
             _Rated(Prediction(prediction), rate),
-            _Rated(Repetition(prompt, earlier), FIRST_RATE),
+            _Rated(earlier.after(prompt) if earlier else Prediction(()), FIRST_RATE),
+            _Rated(Repetition(prompt), FIRST_RATE),
             self._draft,
         ]
         self._followed = len(prompt)

@@ -67,6 +67,15 @@ footprint = lru_cache(1024)(Footprint)
 """Cached, as a placement of many models needs each one many times."""
 
 
+def stage_weights(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
+    """Bytes of the weights among `stage_bytes`; the others are for the KV and for working memory."""
+    drives = stage.node == ring.driver
+    count = sum(spec.layer_bytes[stage.start : stage.end]) + (spec.ends_bytes if drives or spec.shared_ends else 0)
+    if spec.draft and drives and len(ring.stages) > 1:
+        count += sum(spec.draft.layer_bytes) + spec.draft.ends_bytes
+    return count
+
+
 def stage_bytes(spec: ModelSpec, ring: Ring, stage: StageSpec) -> int:
     """Bytes that a ring's stage may use on its node, as reserved by the placement."""
     costs = footprint(spec, ring.context, ring.max_sessions)

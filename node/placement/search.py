@@ -28,12 +28,16 @@ class Goal:
     min_stages: int
 
     def contexts_for(self, spec: ModelSpec) -> list[int]:
-        """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum."""
+        """Contexts to try for a model, longest first; if all exceed the model's maximum, that maximum. A user's wish is
+        the only one.
+        """
+        if spec.wish.context:
+            return [min(spec.wish.context, spec.max_context)]
         return [c for c in self.contexts if c <= spec.max_context] or [spec.max_context]
 
     def distance(self, spec: ModelSpec, nodes: int, stages: int, context: int) -> tuple[int, bool, int]:
         """Distance of a ring from the ideal; tuples are compared, less is better."""
-        spread = min(self.min_stages, nodes, len(spec.cuts) + 1)
+        spread = min(spec.wish.stages or self.min_stages, nodes, len(spec.cuts) + 1)
         useful = min(USEFUL_CONTEXT, self.contexts_for(spec)[0])
         return (max(0, spread - stages), context < useful, stages)
 

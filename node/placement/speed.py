@@ -15,6 +15,12 @@ GAIN_MS = 5.0
 TOO_SLOW = 2.0
 """Skip replicas that take more than this many times as long per token as the model's first ring."""
 
+SLOW_WIRE = 1.0
+"""Time of a round on the wire, in times of a stage, from which stages wait for guesses even if each has one. Round trips of busy
+machines are measured some milliseconds too long, and a wrong guess more costs the right step behind it half of a stage's time,
+on average.
+"""
+
 GB_PER_S: Mapping[str, float] = {
     "M1": 68, "M1 Pro": 200, "M1 Max": 400, "M1 Ultra": 800,
     "M2": 100, "M2 Pro": 200, "M2 Max": 400, "M2 Ultra": 800,
@@ -81,6 +87,11 @@ def token_ms(spec: ModelSpec, stages: Sequence[StageSpec], nodes: Mapping[str, N
     work[0] += spec.driver_bytes(len(stages))
     slowest = max(bytes_ * pace[stage.node] for bytes_, stage in zip(work, stages, strict=True))
     return len(stages) * slowest + latency(tuple(nodes[stage.node] for stage in stages))
+
+
+def is_slow_wire(nodes: Sequence[NodeReport], stage_ms: float) -> bool:
+    """Whether a round of these nodes, in the order of their stages, is long on the wire against a stage's milliseconds."""
+    return latency(tuple(nodes)) > SLOW_WIRE * stage_ms
 
 
 def is_quicker(new_ms: float, old_ms: float) -> bool:

@@ -60,15 +60,18 @@ class Driver:
         leftover: Mapping[int, tuple[int, ...]],
         guesses: bool = True,
         draft: DraftModel | None = None,
+        is_wire_slow: Callable[[], bool] = lambda: False,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
         itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
         number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
+        `is_wire_slow`: see Scheduler.slow_wire; asked once a second, as paths change.
         """
         self.ring = ring
         self._on_ended = on_ended
         self._step_timeout = step_timeout_s
+        self._is_wire_slow = is_wire_slow
         self._compute = compute
         self.runner = runner
         self._alone = next_hop is None
@@ -98,6 +101,8 @@ class Driver:
         """KV of `_leftover` that this stage has. The other stages are asked for theirs before anything else is sent."""
         self._sampled_at: deque[float] = deque()
         """Times of the tokens of the last RATE_S."""
+        self._requests = 0
+        """Requests since the ring began."""
 
     def traffic(self) -> RingTraffic:
         while self._sampled_at and self._sampled_at[0] < now() - RATE_S:
@@ -112,6 +117,7 @@ class Driver:
             scheduler.guessed,
             scheduler.guessed_right,
             scheduler.recomputed,
+            self._requests,
         )
 
     @property
@@ -142,6 +148,7 @@ class Driver:
         """Queue a session. Raises the errors of Scheduler.submit, and RingLost after the ring's end."""
         if self._ended:
             raise self._ended
+        self._requests += 1
         if replaced := self._scheduler.submit(session):
             full = "The queue is full, and this client has the most requests in it."
             self._fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
@@ -269,10 +276,11 @@ class Driver:
                 self._finishing.task.cancel()
 
     async def _receive(self, frame: Frame) -> None:
+        # While the lane's last step is finished, this one counts as in flight: else a guess would go before its job.
+        if frame.failure or frame.lane is None or (self._finishing and self._finishing.lane == frame.lane):
+            await self._finished()
         due = self._pipeline.receive(frame)
         step = due.step if due else None
-        if frame.failure or not step or (self._finishing and self._finishing.lane == step.lane):
-            await self._finished()
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
             self._fail_step(step if step and step.is_due else None, error)
@@ -406,6 +414,7 @@ class Driver:
     async def _watch(self) -> None:
         """End the ring when a step takes too long. It polls: a timer for each step would burden the token path."""
         while True:
+            self._scheduler.slow_wire = self._is_wire_slow()
             await asyncio.sleep(WATCH_S)
             if self._pipeline.waited_s > self._step_timeout:
                 self._end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from node.core.guesses import LONGEST
 from node.core.models import KvCost
 
 ALLOCATED = 256
@@ -105,11 +104,8 @@ class Prefixes:
         return match
 
     def rest(self, match: Match) -> tuple[int, ...]:
-        """What follows in the prefix, such as an earlier answer to the same prompt; at most MAX_REST tokens.
-
-        It begins with a few tokens in common, by which a guess finds it.
-        """
-        begin = max(0, match.tokens - LONGEST) * BYTES
+        """What follows in the prefix, such as an earlier answer to the same prompt; at most MAX_REST tokens."""
+        begin = match.tokens * BYTES
         return tuple(array("I", self._held[match.prefix][begin : begin + MAX_REST * BYTES]))
 
     def _match(self, number: int, wanted: bytes) -> Match:

@@ -109,9 +109,11 @@ class LoadedShards:
         loaded.leftover, loaded.shape = {}, None
         await self._compute.run(loaded.stage.leftover.clear)
 
-    async def make_room(self, used: Container[Shard], room: int, *, collect: bool) -> None:
-        """Unload idle shards until the others fit in `room` bytes, first the KV that rings left, then the least
-        recently used.
+    async def make_room(
+        self, used: Container[Shard], room: int, released: Container[str] = (), *, collect: bool
+    ) -> None:
+        """Unload idle shards of `released` models, then others until the rest fits in `room` bytes: first the KV that
+        rings left, then the least recently used.
 
         `collect`: free memory also if nothing is unloaded.
         """
@@ -122,8 +124,8 @@ class LoadedShards:
                 await self.clear_leftover(self._loaded[shard])
         excess = self._excess(idle, room)
         models = []
-        for shard in idle:
-            if excess > 0:
+        for shard in sorted(idle, key=lambda shard: shard.model not in released):  # stable: least recently used first
+            if excess > 0 or shard.model in released:
                 log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
                 excess -= self._loaded[shard].stage.weight_bytes
                 models.append(self._loaded.pop(shard).stage.model)

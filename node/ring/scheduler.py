@@ -23,6 +23,7 @@ from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
 from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.guesses import Earlier
 from node.engine.runner import Behind
 from node.ring.fair_queue import FairQueue
 from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
@@ -76,6 +77,8 @@ class Scheduler:
         self._ahead = ahead
         self._guesses = guesses
         self._draft_context = draft_context
+        self.slow_wire = False
+        """Frames are on the wire for so long, against the time of a stage, that one more step may be in flight for guesses."""
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
@@ -179,13 +182,18 @@ class Scheduler:
         return None
 
     def _may_guess(self, in_flight: int) -> bool:
-        """Whether a stage is idle, and there is memory for one more guess.
+        """Whether a stage is idle or will be, and there is memory for one more guess.
 
         Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
         """
         guesses = sum(len(lane.guesses) for lane in self._lanes)
         has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._room.budget
-        return self._guesses and in_flight < self._stages and has_room
+        return self._guesses and in_flight < self._most_in_flight and has_room
+
+    @property
+    def _most_in_flight(self) -> int:
+        """Number of steps in flight up to which guesses are sent."""
+        return self._stages + self.slow_wire
 
     def guess(self, in_flight: int) -> Step | None:
         """A step of a token that a session may draw next. Call it when `next` has no step.
@@ -204,7 +212,7 @@ class Scheduler:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
         such session, or the ring has no room for guesses.
         """
-        room = self._stages - sum(lane.busy for lane in self._lanes)
+        room = self._most_in_flight - sum(lane.busy for lane in self._lanes)
         if not self._guesses or room < 1 or self._waiting or self._prefills:
             return None
         # The oldest session first, as the draft model follows one at a time.
@@ -405,7 +413,7 @@ class Scheduler:
         match = self._prefixes.best(session.tokens[:-1]) if reuses else None
         shared = most_shared(session, self._slots()) if self._may_share(session) else None
         reused = max(match.tokens if match else 0, shared[1] if shared else 0)
-        session.earlier = self._prefixes.rest(match) if match else ()
+        session.earlier = Earlier(match.tokens, self._prefixes.rest(match)) if match else None
         lane = next(self._numbers)
         slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
         self._waiting.bill(session, slot.unsent)

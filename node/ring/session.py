@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.generation import Finish, GenerateRequest, TokenEvent
-from node.core.guesses import Guesser
+from node.core.guesses import Earlier, Guesser
 from node.engine.runner import Draw
 from node.engine.sampling import History
 from node.ring.kv import BYTES, pack
@@ -35,8 +35,7 @@ class Session:
     """Tokens whose KV it had when it lost its slot."""
     cached_tokens: int = 0
     """Tokens whose KV an earlier session left."""
-    earlier: Sequence[int] = ()
-    """How an earlier session with the same beginning went on."""
+    earlier: Earlier | None = None
     guesser: Guesser | None = None
     evaluate_request: EvaluateRequest | None = None
     """Set for a request that only evaluates its prompt."""

@@ -113,6 +113,9 @@ class FakeBackend:
     def models(self) -> Sequence[ModelEntry]:
         return [ModelEntry(MODEL, 0, "pippin")]
 
+    def known(self, name: str) -> ModelEntry | None:
+        return next((entry for entry in self.models() if entry.id == name), None)
+
     async def open(self, model_id: str) -> OpenModel:
         return self._model
 
@@ -124,8 +127,26 @@ class FakeBackend:
     async def evaluate(self, request: EvaluateRequest) -> Evaluation:
         raise NotImplementedError
 
+    def loading(self, _model_id: str) -> str:
+        return ""
+
     def status(self) -> dict[str, Any]:
         return {}
+
+    def model_list(self) -> dict[str, Any]:
+        return {}
+
+    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
+        raise NotImplementedError
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        raise NotImplementedError
+
+    async def remove(self, name: str) -> dict[str, Any]:
+        raise NotImplementedError
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         raise NotImplementedError

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import bars
 import processes
 import prompts
 import ring_nodes
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=1, metavar="N", help="runs of each side; the median counts (default: 1)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def _numbers(text: str) -> list[int]:
@@ -79,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
         rows = asyncio.run(_measure(sides, options))
     report("Many streams without max_tokens", rows, NOTES)
     write_json(options.json, "many", where, rows)
+    bars.write_bars(options.plot, "Many streams without max_tokens", rows, "tokens/s", ("", "side"))
 
 
 def with_ends(model: Path, mean: int) -> Path:

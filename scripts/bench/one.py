@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import bars
 import processes
 import ring_nodes
 from figures import Row, at_least, header, machine, report, write_json
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="one short pair: a check; figures mean nothing")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def _names(text: str) -> list[str]:
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> None:
         report("One node against stock mlx-lm", rows, NOTES)
     report("Device idle between two steps", idle)
     write_json(options.json, "one", where, [*rows, *idle])
+    bars.write_bars(options.plot, "One node against stock mlx-lm", rows, "ratio", ("",))
 
 
 def _against_stock(model: Path, options: argparse.Namespace) -> Iterator[Row]:

@@ -60,8 +60,9 @@ def pin(pid: int, core: int | None) -> None:
 
 
 def environment(preload: Path | None = None) -> dict[str, str]:
-    """Return an environment with one BLAS thread, and with the modules of this script's tree."""
+    """Return an environment with one BLAS thread, with the modules of this script's tree, and without a user's options."""
     given = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    given["PIPPIN_CONFIG"] = os.devnull
     if preload:
         given["LD_PRELOAD"] = str(preload)
     return given

@@ -26,6 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import bars
 import prompts
 import sse
 import victims
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random words in front of each prompt, for long sessions",
     )
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace) -> None:
         rows = asyncio.run(_measure(cluster, options))
     report(f"Losses while {options.streams} streams run; seconds", rows)
     write_json(options.json, "recover", where, rows)
+    bars.write_bars(options.plot, f"Losses while {options.streams} streams run, seconds", rows, "p50", ("kind",))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ Parts:
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   d  one hop between two processes, in microseconds, and its parts; needs no model
   e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
-     a stage would be idle; and of one node, which can't
+     a stage would be idle; and of one node, which can't; and a ring of 3, where there are three cores
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bare
+import bars
 import hop
 import processes
 import ring_nodes
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory of generated models (default: %(default)s)",
     )
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def _numbers(text: str) -> list[int]:
@@ -94,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
         rows += _with_draft(options)
         report("Ring with a draft model against stock mlx-lm", rows, NOTES)
     write_json(options.json, "ring", where, rows)
+    bars.write_bars(options.plot, "Ring against stock mlx-lm", rows, "ratio", ("part", ""))
 
 
 def _tell_cores() -> None:
@@ -124,8 +127,9 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
             if "e" in parts:
                 rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "e" in parts:
-            with ring_nodes.running(1, model, scratch, options.preload) as ring:
-                rows += map(_told, ring_parts.predicted(stock, ring, options))
+            for stages in (1, 3) if len(processes.cores()) >= 3 else (1,):
+                with ring_nodes.running(stages, model, scratch, options.preload) as ring:
+                    rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "b" in parts and len(cores := processes.cores()) > 1:
             other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
             other.answer()

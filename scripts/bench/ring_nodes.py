@@ -52,6 +52,15 @@ class NodeRing:
                 options["prediction"] = {"type": "content", "content": prediction}
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
 
+    async def chat(self, messages: Sequence[Json], prediction: str = "") -> Answer:
+        """Greedy, until the model ends the answer."""
+        body: Json = {"model": self.model, "messages": list(messages), "temperature": 0}
+        body |= {"stream_options": {"include_usage": True}}
+        if prediction:
+            body["prediction"] = {"type": "content", "content": prediction}
+        async with sse.client() as http:
+            return await sse.stream(http, f"{self.url}/chat/completions", body)
+
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
         """Return the seconds for all prompts at once. Answers are not streamed: streams are the gateway's cost."""
         async with sse.client() as http:

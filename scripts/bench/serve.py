@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import bars
 import prompts
 import sse
 from figures import Row, header, machine, median, percentile, report, write_json
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, metavar="N", help="for each number of streams (default: as many, but 4 at least)")
     add("--long-prompt", type=int, metavar="N", help="send a prompt of N tokens while the streams run: the stall")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def numbers(text: str) -> list[int]:
@@ -46,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     print(header(where))
     rows = asyncio.run(_measure(options))
     write_json(options.json, "serve", where, rows)
+    bars.write_bars(options.plot, f"Streams at {options.base_url}", rows, "tok/s in total", ("streams",))
 
 
 async def _measure(options: argparse.Namespace) -> list[Row]:

@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import bars
 import processes
 import prompts
 import ring_nodes
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=64, metavar="N", help="of each answer (default: %(default)s)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="generated models (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    bars.add_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> None:
         rows = [_compared(equal, measured, options)]
     report("Layers by measured speed against equal halves", rows)
     write_json(options.json, "unequal", where, rows)
+    bars.write_bars(options.plot, "Layers by measured speed against equal halves", rows, "ratio", ("",))
 
 
 @contextlib.contextmanager

@@ -225,6 +225,7 @@ class World:
         if step is None:
             for op in self.scheduler.take_ops():
                 self.fake.apply(op)
+            self.scheduler.slow_wire = self.of_clients.random() < 0.3
             step = self.scheduler.guess(len(self.in_flight))
             if step is None:
                 return False
@@ -661,9 +662,11 @@ def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
             if event and event.finish:
                 scheduler.finish(session, keep=True)
             scheduler.landed(step, 0.01)
-    assert first.earlier == ()
+    assert first.earlier is None
     assert again.cached_tokens == 39
-    assert list(again.earlier) == first.tokens[35:59]  # the last token's KV was not computed
+    assert again.earlier
+    assert list(again.earlier.tokens) == first.tokens[again.earlier.common : 59]  # the last token's KV was not computed
+    assert again.earlier.common == 39
 
 
 def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
@@ -1045,3 +1048,16 @@ def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
 
 if __name__ == "__main__":
     run(int(sys.argv[1]))
+
+
+@pytest.mark.parametrize("slow_wire", [False, True])
+def test_a_slow_wire_has_room_for_one_more_guess(slow_wire: bool) -> None:
+    scheduler = Scheduler(
+        limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True, guesses=True
+    )
+    scheduler.slow_wire = slow_wire
+    session = request(5, 20)
+    scheduler.submit(Session(replace(session.request, prediction=(1,) * 20)))
+    turn(scheduler)
+    assert scheduler.next(0), "the step behind which guesses are sent"
+    assert [scheduler.guess(in_flight) is not None for in_flight in (1, 2, 3)] == [True, slow_wire, False]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from node.core.guesses import CATCH_UP, FIRST_RATE, LONGEST, MIN_RATE, RATE_DECAY, Guesser, Prediction
+from node.core.guesses import CATCH_UP, FIRST_RATE, MIN_RATE, RATE_DECAY, Earlier, Guesser, Prediction
 
 TEXT = [*range(100, 140)]
 
@@ -171,10 +171,18 @@ def test_a_draft_model_that_is_always_late_is_asked_now_and_then() -> None:
 
 
 def test_an_earlier_answer_to_the_same_prompt_is_expected() -> None:
-    """From its first token on; where the new answer goes another way, it is found again after two tokens."""
-    prompt, answer = [7, 8, 9, 10, 11, 12], list(range(100, 140))
-    guesser = Guesser(prompt, earlier=[*prompt[-LONGEST:], *answer])
-    assert foretold(guesser, prompt, answer) == list(range(40))
+    """From its first token on, and again after tokens that are not the same."""
+    prompt, answer = [7, 8, 9, 10], list(range(100, 140))
+    earlier = Earlier(len(prompt) - 1, [*prompt[-1:], *answer])
+    assert foretold(Guesser(prompt, earlier=earlier), prompt, answer) == list(range(40))
     changed = [*answer[:20], 50, 51, *answer[22:]]
-    guesser = Guesser(prompt, earlier=[*prompt[-LONGEST:], *answer])
-    assert foretold(guesser, prompt, changed) == [*range(20), *range(24, 40)]
+    assert foretold(Guesser(prompt, earlier=earlier), prompt, changed) == [*range(20), *range(22, 40)]
+
+
+def test_an_earlier_answer_is_expected_after_another_question() -> None:
+    """Both began alike; the answer follows the end of the question, which tells where it begins."""
+    answer = list(range(100, 120))
+    beginning, old, new = [7, 8, 9], [20, 21, 22, 30, 31], [20, 50, 51, 52, 30, 31]
+    earlier = Earlier(len(beginning), [*old, *answer])
+    prompt = [*beginning, *new]
+    assert foretold(Guesser(prompt, earlier=earlier), prompt, answer) == list(range(20))

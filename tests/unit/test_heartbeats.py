@@ -102,6 +102,7 @@ def agent(**more):
         "unreachable": lambda _, gone_at=None: None,
         "state_of": lambda _: NodeState.ALIVE,
         "alive": lambda: (report("me"),),
+        "rests": lambda _: False,
     }
     return SimpleNamespace(**(usual | more))
 

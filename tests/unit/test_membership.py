@@ -164,20 +164,27 @@ def test_another_cluster_does_not_exist(members):
 
 
 def test_another_protocol_is_refused_and_shown(members):
-    (change,) = members.heard(report(id="new", version="0.2.0", protocol=2), 1.0)
+    (change,) = members.heard(report(id="new", version="0.2.0", protocol=3), 1.0)
     assert isinstance(change, Changed)
     assert change.state is NodeState.REFUSED
-    for part in ("0.2.0 (protocol 2)", "0.1.0 (protocol 1)"):
+    for part in ("0.2.0 (protocol 3)", "0.1.0 (protocol 1)"):
         assert part in change.reason
-    assert members.heard(report(id="new", version="0.2.0", protocol=2), 2.0) == []
+    assert members.heard(report(id="new", version="0.2.0", protocol=3), 2.0) == []
     assert alive(members) == {"me", "peer"}
     assert state(members, 2.0, "new") is NodeState.REFUSED
     assert members.unreachable("new", 2.0) == []
     assert members.heard(report(id="new", incarnation=4), 3.0) == [Joined("new", 4)]
 
 
+@pytest.mark.parametrize("ours", [1, 3])
+def test_nodes_of_protocols_one_apart_work_together(ours):
+    """As while a cluster is updated, one node after the other."""
+    members = Membership(dataclasses.replace(SELF, protocol=ours))
+    assert members.heard(report(id="new", version="0.2.0", protocol=2), 1.0) == [Joined("new", 3)]
+
+
 def test_a_node_that_was_updated_under_us_takes_part_no_more(members):
-    (change,) = members.heard(report(incarnation=4, version="0.2.0", protocol=2), 1.0)
+    (change,) = members.heard(report(incarnation=4, version="0.2.0", protocol=3), 1.0)
     assert isinstance(change, Changed)
     assert alive(members) == {"me"}
 
@@ -225,7 +232,7 @@ def test_invented_nodes_take_the_place_of_those_that_are_gone():
     members.goodbye("x1", 1.0)
     members.goodbye("x0", 1.1)
     assert members.heard(report(id="x4"), 1.2) == [Forgotten("x1"), Joined("x4", 3)]
-    assert members.heard(report(id="x5", protocol=2), 1.3)[0] == Forgotten("x0")
+    assert members.heard(report(id="x5", protocol=3), 1.3)[0] == Forgotten("x0")
     assert {r.info.id for r in members.alive()} == {"x2", "x4"}
     assert members.heard(report(id="x2"), 1.4) == []
 

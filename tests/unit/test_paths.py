@@ -173,3 +173,20 @@ def test_a_measurement_belongs_to_its_interface():
     paths.observe("b", "ethernet", 0.6, 5.0, interface="en9", kind="wi-fi")
     assert paths.links(5.0) == (Link("b", "ethernet", 0.6, "en9", "wi-fi"),)
     paths.observe_bandwidth("b", "gone", 5e7, 5.0)
+
+
+def test_a_path_that_was_not_probed_for_long_is_no_link_any_more() -> None:
+    paths = Paths(stale_after_s=15.0)
+    paths.observe("b", "10.0.0.2", 1.0, now=0.0)
+    paths.observe("c", "10.0.0.3", 1.0, now=10.0)
+    assert [[link.to for link in paths.links(now)] for now in (10.0, 14.9, 15.0, 24.9, 25.0)] == [
+        ["b", "c"],
+        ["b", "c"],
+        ["c"],
+        ["c"],
+        [],
+    ]
+    paths.observe("b", "10.0.0.2", 1.0, now=25.0)
+    assert [link.to for link in paths.links(25.0)] == ["b"]
+    paths.forget("b")
+    assert paths.links(25.0) == ()

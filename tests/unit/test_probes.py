@@ -80,7 +80,9 @@ async def rounds():
 async def test_each_path_in_use_is_measured_one_after_the_other_and_only_while_all_is_quiet(monkeypatch):
     monkeypatch.setattr("node.cluster.probes.PROBE_S", 0.0)
     client, nodes = Client(), [report(traffic=(RingTraffic("r", running=1),))]
-    agent = SimpleNamespace(news=Signal(), state_of=lambda _: NodeState.ALIVE, alive=lambda: tuple(nodes))
+    agent = SimpleNamespace(
+        news=Signal(), state_of=lambda _: NodeState.ALIVE, alive=lambda: tuple(nodes), rests=lambda _: False
+    )
     book = AddressBook("me", client, (ETHERNET,), anywhere=False)
     for name, last in (("a", 5), ("b", 6)):
         book.add(PeerHint(name, (f"192.168.1.{last}",), 7001))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.core.models import ModelSpec
 from node.core.types import NodeReport, Ring, Shard, Speed, StageSpec
 from node.placement.footprint import Footprint, footprint
-from node.placement.speed import GB_PER_S, PROMPT_TOKENS, pace, token_ms
+from node.placement.speed import GB_PER_S, PROMPT_TOKENS, is_slow_wire, pace, token_ms
 from node.placement.split import boundaries, split
 from tests.unit.test_placement import CABLE, GB, MB, again, linked, model, node, only, placed, shape
 
@@ -32,6 +32,11 @@ def measured(report: NodeReport, rate: float, prompt: float = 1e15, *, spec: Mod
 
 def layers(ring_stages: Sequence[tuple[str, int, int]]) -> dict[str, int]:
     return {name: end - start for name, start, end in ring_stages}
+
+
+def test_a_wire_is_slow_against_the_time_of_a_stage() -> None:
+    ring = [node("a", GB, links=[("b", 6.0)]), node("b", GB, links=[("a", 6.0)])]
+    assert [is_slow_wire(ring, stage_ms) for stage_ms in (3.0, 5.0, 7.0)] == [True, True, False]
 
 
 # --- how quick a node is --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from node.cluster.control_service import ControlService
 from node.cluster.draining import Draining
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
+from node.cluster.loading import Loading
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.models import DraftChoice, HeldModel, ModelSpec
@@ -208,9 +209,11 @@ class Process:
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.book, client)
+        loading = Loading(self.agent, self.head, self.book, client, self.rings.release)
         allowlist = Allowlist(self.agent, ())
+        disk: Any = None
         duplicate_id: Any = None  # a machine's key is its own
-        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, duplicate_id)
+        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, loading, duplicate_id)
         self.gateway = Gateway(
             self.agent,
             self.book,
@@ -221,6 +224,8 @@ class Process:
             self.head.want,
             allowlist,
             draining,
+            loading,
+            disk,
             Pools(),
             grammars,
             sandboxes,
