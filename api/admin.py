@@ -1,9 +1,14 @@
-"""Endpoints for operators: health, version, cluster status, and draining of nodes."""
+"""Endpoints for operators: health, version, cluster status, models, and draining of nodes."""
+
+from contextlib import aclosing
+from functools import partial
 
 from aiohttp import web
 
 from api.in_flight import IN_FLIGHT
-from api.response import Env
+from api.response import STREAM, Env
+from api.schema import LoadRequest, parse
+from api.stream import EventStream
 from node import PROTOCOL, __version__
 
 
@@ -21,6 +26,36 @@ async def version(_request: web.Request) -> web.Response:
 
 async def cluster_status(env: Env, _request: web.Request) -> web.Response:
     return web.json_response(env.backend.status())
+
+
+async def cluster_models(env: Env, _request: web.Request) -> web.Response:
+    return web.json_response(env.backend.model_list())
+
+
+async def load(env: Env, request: web.Request) -> web.Response:
+    """Load a model for good. The body may be empty."""
+    body = await env.bodies.read(request, partial(parse, LoadRequest)) if request.can_read_body else LoadRequest()
+    return web.json_response(
+        await env.backend.load(request.match_info["model"], stages=body.stages, context=body.context)
+    )
+
+
+async def unload(env: Env, request: web.Request) -> web.Response:
+    return web.json_response(await env.backend.unload(request.match_info["model"]))
+
+
+async def pull(env: Env, request: web.Request) -> web.StreamResponse:
+    """Stream the progress of a download."""
+    events = request[STREAM] = EventStream(request, env.timing)
+    async with events.kept_alive(), aclosing(env.backend.pull(request.match_info["model"])) as progress:
+        async for each in progress:
+            await events.send(each)
+        await events.done()
+    return events.response
+
+
+async def remove(env: Env, request: web.Request) -> web.Response:
+    return web.json_response(await env.backend.remove(request.match_info["model"]))
 
 
 async def set_draining(env: Env, request: web.Request, *, draining: bool) -> web.Response:

@@ -2,14 +2,14 @@
 
 import contextlib
 import logging
-import uuid
 from collections.abc import Callable, Collection
 from functools import partial
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from api import admin, chat, completions, embeddings, metrics, models
+from api import admin, chat, completions, embeddings, logs, metrics, models
+from api.access_log import REQUEST_ID, add_request_id, log_request
 from api.auth import ApiKeys
 from api.backend import Backend
 from api.body import Bodies
@@ -20,17 +20,20 @@ from api.gate import gate, leave_to_gate
 from api.in_flight import IN_FLIGHT, InFlight
 from api.limits import BODY_S, MAX_BODY
 from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
+from api.page.routes import page_routes
 from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.routes import Responses
 from api.stream import EventStream, StreamTiming
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
+from node.core.logs import RecentLines
 
 log = logging.getLogger(__name__)
 
 
 def create_app(
     backend: Backend,
+    recent: RecentLines | None = None,
     *,
     api_keys: Collection[str] = (),
     cors_origins: Collection[str] = (),
@@ -42,6 +45,7 @@ def create_app(
 ) -> web.Application:
     """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
 
+    `recent`: the log of this process; None: there is none.
     Without `api_keys`, requests are accepted from private-network addresses only, or with `open_api` from any address.
     `cors_origins`: origins whose pages may use the API, in addition to local ones. `names`: host names of this node, in
     addition to local ones. `body_limit`: bytes. `body_s`: seconds allowed for a body, before the allowance for its
@@ -55,16 +59,23 @@ def create_app(
     bodies = Bodies(body_limit, body_s)
     app = web.Application(
         client_max_size=body_limit,
-        middlewares=[counted.middleware, answer_errors, gate(callers, cors, ApiKeys(api_keys), in_flight, bodies)],
+        middlewares=[
+            log_request,
+            counted.middleware,
+            answer_errors,
+            gate(callers, cors, ApiKeys(api_keys), in_flight, bodies),
+        ],
     )
     app[IN_FLIGHT] = in_flight
     app.on_response_prepare.append(cors.on_prepare)
-    app.on_response_prepare.append(_add_request_id)
+    app.on_response_prepare.append(add_request_id)
     env = Env(backend, CountedInference(backend, counted), timing or StreamTiming(), bodies)
     responses = Responses(env, Background(env.inference, in_flight))
     app.on_cleanup.append(responses.end)
     _add_openai_routes(app.router, env, responses)
-    _add_own_routes(app.router, env, counted)
+    _add_own_routes(app.router, env, counted, recent or RecentLines())
+    for path, show in page_routes().items():
+        _add(app.router.add_get, path, show)
     _add_fallbacks(app.router)
     return app
 
@@ -83,11 +94,17 @@ def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses
         _add(router.add_get, f"{prefix}/responses/{{id}}/input_items", responses.input_items)
 
 
-def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> None:
+def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics, recent: RecentLines) -> None:
     _add(router.add_get, "/health", partial(admin.health, env))
     _add(router.add_get, "/version", admin.version)
     _add(router.add_get, "/metrics", partial(metrics.show, counted))
     _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
+    _add(router.add_get, "/cluster/logs", partial(logs.show, recent))
+    _add(router.add_get, "/cluster/models", partial(admin.cluster_models, env))
+    _add(router.add_post, "/cluster/models/{model:.+}/load", partial(admin.load, env))
+    _add(router.add_post, "/cluster/models/{model:.+}/unload", partial(admin.unload, env))
+    _add(router.add_post, "/cluster/models/{model:.+}/pull", partial(admin.pull, env))
+    _add(router.add_delete, "/cluster/models/{model:.+}", partial(admin.remove, env))
     _add(router.add_post, "/cluster/nodes/{node}/drain", partial(admin.set_draining, env, draining=True))
     _add(router.add_post, "/cluster/nodes/{node}/undrain", partial(admin.set_draining, env, draining=False))
 
@@ -114,11 +131,6 @@ async def _nothing_here(_request: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
 
 
-async def _add_request_id(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Add a request id, as OpenAI does; its clients show it with an error."""
-    response.headers["X-Request-ID"] = f"req_{uuid.uuid4().hex}"
-
-
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every failure into an error object: a response, or the last event of a stream that has begun."""
@@ -141,7 +153,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         gone: EventStream | None = request.get(STREAM)
         return gone.response if gone else web.Response()
     except Exception:
-        log.exception("%s %s failed", request.method, request.path)
+        log.exception("%s %s %s failed", request[REQUEST_ID], request.method, request.path)
         status, body = 500, error_object(500, "The server failed. Its log says why.", code="internal_error")
     stream: EventStream | None = request.get(STREAM)
     if stream is None or not stream.response.prepared:

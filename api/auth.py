@@ -6,10 +6,13 @@ from hashlib import sha256
 
 from aiohttp import hdrs, web
 
+from api.page.routes import FILES as PAGE
 from node.core.errors import Unauthorized
 
-OPEN_PATHS = frozenset({"/health"})
-"""Paths that need no key: load balancers and supervisors have none, and the answers contain nothing confidential."""
+OPEN_PATHS = frozenset({"/health", *PAGE})
+"""Paths that need no key: load balancers, supervisors and addresses typed into a browser have none, and the answers
+contain nothing confidential.
+"""
 
 
 class ApiKeys:

@@ -28,11 +28,38 @@ class Backend(Inference, Protocol):
 
     def models(self) -> Sequence[ModelEntry]: ...
 
+    def known(self, name: str) -> ModelEntry | None:
+        """The one of `models` that a name means, like a short name; None if there is none."""
+
     async def open(self, model_id: str) -> OpenModel:
         """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
 
+    def loading(self, model_id: str) -> str:
+        """How far the load of a model is, for people; empty if it is not loading."""
+
     def status(self) -> dict[str, Any]:
         """State of the cluster as this node sees it, ready for JSON."""
+
+    def model_list(self) -> dict[str, Any]:
+        """The models that nodes hold or that the cluster wants, ready for JSON."""
+
+    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
+        """Have a model loaded for good, on at least so many nodes and with this maximum context; 0: as other models.
+
+        Returns an object ready for JSON once it has a place. Raises what `open` raises.
+        """
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """Have a model unloaded. Raises ModelNotFound, ModelBusy, NotReady."""
+
+    def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Fetch a model to this node's disk. Yields the progress, ready for JSON; closing it ends the fetch.
+
+        Raises ModelNotFound, HubUnavailable, NoCapacity (disk full), ….
+        """
+
+    async def remove(self, name: str) -> dict[str, Any]:
+        """Delete the fetched files of a model from this node's disk. Raises ModelNotFound, ModelBusy."""
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Drain a node (move its work away), or take it into use again. `node`: name or id.

@@ -105,7 +105,7 @@ class Cors:
                 f"Pages of {origin[:100]!r} may not change the cluster.",
                 hint="Only pages of origins named with --cors-origin may, not those allowed by '*'.",
             )
-        if not self._may_ask(origin):
+        if not self._may_ask(origin) and not _is_own(request, origin):
             self._log_once(origin)
             raise OriginNotAllowed(
                 f"Pages of {origin[:100]!r} may not use this API.",
@@ -134,3 +134,12 @@ class Cors:
         if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
             self._logged.add(origin)
             log.warning("a page of %r was refused; start the node with --cors-origin to allow it", origin[:100])
+
+
+def _is_own(request: web.BaseRequest, origin: str) -> bool:
+    """Whether the request is of this node's own page, which is also used at addresses that are not local.
+
+    The `Host` was checked before: no name of a stranger's page gets here.
+    """
+    scheme, _, rest = origin.partition("://")
+    return scheme in WEB and bool(rest) and rest == request.headers.get(hdrs.HOST)

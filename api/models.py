@@ -14,10 +14,10 @@ async def index(env: Env, _request: web.Request) -> web.Response:
 
 
 async def show(env: Env, request: web.Request) -> web.Response:
+    """A short name gives the entry of the model that it stands for."""
     wanted = request.match_info["id"]
-    for model in env.backend.models():
-        if model.id == wanted:
-            return web.json_response(_entry(model))
+    if model := env.backend.known(wanted):
+        return web.json_response(_entry(model))
     raise ModelNotFound(f"The model '{wanted}' does not exist.", param="model")
 
 

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
 from aiohttp import web
@@ -42,7 +42,7 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
     """
     if not body.stream:
         return await env.backend.open(body.model)
-    events = request[STREAM] = EventStream(request, env.timing)
+    events = request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model))
     deadline = time.monotonic() + env.timing.loading_s
     async with events.kept_alive():
         while True:

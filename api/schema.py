@@ -346,6 +346,15 @@ class EmbeddingRequest(BaseModel):
         return self
 
 
+class LoadRequest(BaseModel):
+    """How to place a model; see node.core.models.Wish."""
+
+    model_config = ConfigDict(strict=True)
+
+    stages: int = Field(default=0, ge=1, le=1024)
+    context: int = Field(default=0, ge=1, le=MAX_INT)
+
+
 Request = TypeVar("Request", bound=BaseModel)
 
 

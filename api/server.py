@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from api.access_log import HEADER, new_request_id
 from api.connections import ConnectionLimits, Connections
 from api.errors import describe, error_object
 from api.in_flight import IN_FLIGHT
@@ -115,9 +116,10 @@ class _Protocol(web.RequestHandler):
 
     def _refuse(self, transport: asyncio.Transport, status: int, error: dict[str, Any], headers: str = "") -> None:
         """Send an error for input that aiohttp makes no request of, and close the connection."""
-        body = json.dumps(error).encode()
+        body, request_id = json.dumps(error).encode(), new_request_id()
+        log.debug("%s no request from %s: %d", request_id, self.address, status)
         head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{HEADER}: {request_id}\r\nContent-Type: application/json; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
         )
         transport.write(head.encode() + body)
@@ -189,9 +191,10 @@ class _Protocol(web.RequestHandler):
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
         said = f"The HTTP request is invalid: {(message or 'it cannot be parsed').splitlines()[0].rstrip(':')}."
-        response = web.json_response(
-            error_object(status, said if status < 500 else "The server failed."), status=status
-        )
+        request_id = new_request_id()
+        log.debug("%s no request from %s: %d", request_id, self.address, status)
+        error = error_object(status, said if status < 500 else "The server failed.")
+        response = web.json_response(error, status=status, headers={HEADER: request_id})
         response.force_close()
         return response
 

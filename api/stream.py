@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,10 @@ class EventStream:
     Nothing is sent before the first one, so that a refusal can still be a plain error.
     """
 
-    def __init__(self, request: web.Request, timing: StreamTiming) -> None:
+    def __init__(self, request: web.Request, timing: StreamTiming, awaited: Callable[[], str] = lambda: "") -> None:
+        """`awaited`: what the stream waits for, which the comments say; it may be empty."""
         self._request = request
+        self._awaited = awaited
         self._timing = timing
         self._lock = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
@@ -65,7 +67,8 @@ class EventStream:
                 await asyncio.sleep(left if left > 0 else self._timing.keepalive_s)
                 continue
             try:
-                await self._write(b": keep-alive\n\n")
+                line = "".join(char if char.isprintable() else "?" for char in self._awaited())
+                await self._write(f": {line or 'keep-alive'}\n\n".encode())
             except ConnectionError:
                 return  # the handler learns of it by its own next write, or is cancelled
 

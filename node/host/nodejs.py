@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _FLAGS = {"-", "-c", "-e", "-i", "-p", "-r", "-pe", "--eval", "--import", "--print", "--require"}
@@ -27,15 +27,23 @@ def explanation(meant: str) -> str:
     return (
         f"node: this is Pippin's node, not Node.js; it can't run {meant!r}.\n"
         f"{way}: call it by its full path, or put its directory before\n"
-        f"{Path(sys.argv[0]).absolute().parent} in PATH and start Pippin with `python -m node`.\n"
+        f"{Path(sys.argv[0]).absolute().parent} in PATH and start Pippin with `pippin node`.\n"
     )
 
 
 def other_node() -> Path | None:
     """The first other program named `node` on the PATH."""
     me = Path(sys.argv[0]).resolve()
+    return next((candidate for candidate in _programs() if candidate.resolve() != me), None)
+
+
+def first_node() -> Path | None:
+    """The program that a shell starts as `node`."""
+    return next(_programs(), None)
+
+
+def _programs() -> Iterator[Path]:
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         candidate = Path(directory or ".") / "node"
-        if candidate.is_file() and os.access(candidate, os.X_OK) and candidate.resolve() != me:
-            return candidate
-    return None
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            yield candidate

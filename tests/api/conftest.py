@@ -79,10 +79,14 @@ class ScriptedBackend:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[GenerateRequest] = field(default_factory=list)
     drained: tuple[str, bool] | None = None
+    loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Number of nodes and context, by the name of each model loaded for good."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
     running: int = 0
     state: str = "ok"
     cached: int = 0
+    awaited: str = ""
+    """How far the load is."""
 
     def say(self, text: str) -> None:
         """Answer with this text and the end token."""
@@ -92,10 +96,16 @@ class ScriptedBackend:
     def models(self) -> list[ModelEntry]:
         return [ModelEntry(self.model.id, 1_700_000_000, "pippin"), ModelEntry("plain", 1_700_000_000, "pippin")]
 
+    def known(self, name: str) -> ModelEntry | None:
+        return next((entry for entry in self.models() if name in (entry.id, f"short-{entry.id}")), None)
+
     async def open(self, model_id: str) -> ScriptedModel:
         if model_id != self.model.id:
             raise ModelNotFound(f"The model '{model_id}' does not exist.", param="model")
         return self.model
+
+    def loading(self, model_id: str) -> str:
+        return self.awaited
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
@@ -154,6 +164,34 @@ class ScriptedBackend:
 
     def status(self) -> dict[str, Any]:
         return {"cluster": "home", "nodes": []}
+
+    def model_list(self) -> dict[str, Any]:
+        return {"schema": 1, "models": [], "short_names": {}}
+
+    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
+        if self.refusal:
+            raise self.refusal
+        self.loaded[name] = (stages, context)
+        return {"model": name}
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        if name not in self.loaded:
+            raise ModelNotFound(f"{name} is not loaded.", param="model")
+        del self.loaded[name]
+        return {"model": name}
+
+    async def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        if self.refusal:
+            raise self.refusal
+        yield {"model": name, "done": 1, "bytes": 4}
+        if self.failure:
+            raise self.failure[1]
+        yield {"model": name, "done": 4, "bytes": 4}
+
+    async def remove(self, name: str) -> dict[str, Any]:
+        if self.refusal:
+            raise self.refusal
+        return {"model": name, "bytes": 4}
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         if self.refusal:

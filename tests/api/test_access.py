@@ -169,6 +169,17 @@ async def test_named_pages_may_do_everything_besides_local_ones(serve):
         assert (await server.post("/v1/chat/completions", CHAT, headers={"Origin": origin, **SIMPLE})).status == 403
 
 
+@pytest.mark.parametrize("host", ["203.0.113.9:52415", "[2001:db8::1]:52415", "llm.example"])
+async def test_the_page_of_this_node_may_use_it_at_any_of_its_addresses(serve, host):
+    server = await serve(open_api=True, names=["llm.example"])
+    own = {"Host": host, **SIMPLE}
+    assert (await server.post("/v1/chat/completions", CHAT, headers={"Origin": f"http://{host}", **own})).status == 200
+    other = {"Origin": "http://203.0.113.9", **own}
+    assert (await server.post("/v1/chat/completions", CHAT, headers=other)).status == 403
+    cluster = await server.post("/cluster/nodes/n/drain", data=b"", headers={"Origin": f"http://{host}", **own})
+    assert cluster.status == 403
+
+
 @pytest.mark.parametrize("origin", [*LOCAL[:2], *FOREIGN[:3]])
 async def test_any_origin_with_a_star(serve, origin):
     server = await serve(cors_origins=["*"])

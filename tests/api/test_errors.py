@@ -195,7 +195,9 @@ async def test_an_unknown_model(server):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/page", 404),
+        ("GET", "/page/none.js", 404),
+        ("POST", "/", 405),
         ("GET", "/v2/models", 404),
         ("POST", "/v1/chat", 404),
         ("GET", "/v1/chat/completions", 405),

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -230,6 +232,10 @@ async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkey
     async with server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
         assert response.status == 200
         assert await response.content.readline() == b": keep-alive\n"
+        backend.awaited = "n1 has fetched 26 %.\r\ndata: x"
+        while (comment := await response.content.readline()) in (b"\n", b": keep-alive\n"):
+            pass
+        assert comment == b": n1 has fetched 26 %.??data: x\n", "one line, whatever a node is called"
         loaded.set()
         text = (await response.read()).decode()
     assert text.endswith("data: [DONE]\n\n")
@@ -299,3 +305,27 @@ async def test_requests_have_numbers(server):
     first, second = await server.chat(), await server.post("/nowhere", {})
     assert first.headers["X-Request-ID"] != second.headers["X-Request-ID"]
     assert first.headers["X-Request-ID"].startswith("req_")
+
+
+async def test_the_log_has_a_line_for_each_request(server, caplog):
+    caplog.set_level(logging.DEBUG, "api")
+    answers = [await server.chat(), await server.post("/nowhere?key=sk-1", {}), await server.chat(stream=True)]
+    lines, chat = [r.message for r in caplog.records if r.name == "api.access_log"], "/v1/chat/completions"
+    for answer, line, path in zip(answers, lines, (chat, "/nowhere", chat), strict=True):
+        number = answer.headers["X-Request-ID"]
+        assert re.fullmatch(rf"{number} POST {path} from 127.0.0.1: {answer.status} after [0-9.]+ s, \d+ bytes", line)
+
+
+async def test_the_log_has_a_line_for_a_client_that_hangs_up(server, caplog):
+    caplog.set_level(logging.DEBUG, "api")
+    server.backend.pause_at = 0
+    running = asyncio.create_task(server.chat())
+    await server.backend.paused.wait()
+    running.cancel()
+    async with asyncio.timeout(10):
+        while "left by its client" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_no_request_has_a_number(server):
+    assert re.search(rb"\r\nX-Request-ID: req_[0-9a-f]{32}\r\n", await server.raw(b"\0\r\n\r\n"))

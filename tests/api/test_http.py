@@ -3,11 +3,13 @@
 import asyncio
 import gzip
 import json
+import logging
 
 import pytest
 
 from api.stream import StreamTiming
-from node.core.errors import NodeNotFound
+from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound
+from node.core.logs import RecentLines
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -42,13 +44,18 @@ async def test_a_model_is_found_by_its_id_quoted_or_not(server, id_in_path):
     assert json.loads(answer.split(b"\r\n\r\n")[1])["id"] == id_in_path.replace("%2F", "/")
 
 
+async def test_a_short_name_gives_the_model_that_it_stands_for(server):
+    async with server.http.get(f"{server.url}/v1/models/short-plain") as response:
+        assert (response.status, (await response.json())["id"]) == (200, "plain")
+
+
 async def test_an_unknown_model_id(server):
     async with server.http.get(f"{server.url}/v1/models/no/such") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/health", "/cluster/status", "/v1/models", "/v1/models/plain"])
+@pytest.mark.parametrize("path", ["/health", "/cluster/status", "/cluster/models", "/v1/models", "/v1/models/plain"])
 async def test_head_works_where_get_does(server, path):
     async with server.http.get(f"{server.url}{path}") as got, server.http.head(f"{server.url}{path}") as head:
         assert got.status == head.status == 200
@@ -64,6 +71,61 @@ async def test_a_node_is_drained_by_its_name(server, backend, way, draining):
     backend.refusal = NodeNotFound("No node is named so.", param="node")
     answer = await server.post(f"/cluster/nodes/nobody/{way}", data=b"")
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "node_not_found", "node")
+
+
+async def test_the_log_is_text_and_goes_on(serve):
+    recent = RecentLines()
+    server = await serve(recent=recent)
+    async with server.http.get(f"{server.url}/cluster/logs?lines=5") as response:
+        assert (response.status, response.content_type, await response.text()) == (200, "text/plain", "")
+    async with server.http.get(f"{server.url}/cluster/logs?lines=-1") as response:
+        assert response.status == 400
+    async with server.http.get(f"{server.url}/cluster/logs?follow=true") as response:
+        for message in ("one", "two"):
+            recent.handle(logging.makeLogRecord({"msg": message, "levelname": "INFO"}))
+            while not (line := await response.content.readline()).strip():
+                pass
+            assert line.endswith(f" {message}\n".encode())
+
+
+async def test_a_model_is_loaded_and_unloaded_by_its_name(server, backend):
+    for name, body, wish in (("org%2Fm", b"", (0, 0)), ("org/m", b'{"stages": 2, "context": null}', (2, 0))):
+        answer = await server.post(f"/cluster/models/{name}/load", data=body)
+        assert (answer.status, answer.json) == (200, {"model": "org/m"})
+        assert backend.loaded == {"org/m": wish}
+    assert (await server.post("/cluster/models/org/m/unload", data=b"")).json == {"model": "org/m"}
+    answer = await server.post("/cluster/models/org/m/unload", data=b"")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"stages": 0}', b'{"context": -1}', b'{"stages": "2"}', b'{"context": 1e300}', b"["]
+)
+async def test_an_odd_wish_is_refused(body, server, backend):
+    answer = await server.post("/cluster/models/m/load", data=body)
+    assert answer.status == 400
+    assert backend.loaded == {}
+
+
+async def test_a_download_is_streamed(server, backend):
+    answer = await server.post("/cluster/models/org/m/pull", data=b"")
+    first, second = b'{"model":"org/m","done":1,"bytes":4}', b'{"model":"org/m","done":4,"bytes":4}'
+    assert answer.body == b"data: %b\n\ndata: %b\n\ndata: [DONE]\n\n" % (first, second)
+    backend.failure = (0, HubUnavailable("The hub is away."))
+    answer = await server.post("/cluster/models/org/m/pull", data=b"")
+    assert answer.body.startswith(b"data: %b\n\n" % first)
+    assert b"The hub is away." in answer.body
+    backend.refusal = ModelNotFound("There is none.")
+    answer = await server.post("/cluster/models/org/m/pull", data=b"")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_the_files_of_a_model_are_removed(server, backend):
+    async with server.http.delete(f"{server.url}/cluster/models/org%2Fm") as response:
+        assert (response.status, await response.json()) == (200, {"model": "org/m", "bytes": 4})
+    backend.refusal = ModelBusy("It is in memory.")
+    async with server.http.delete(f"{server.url}/cluster/models/org/m") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (409, "model_busy")
 
 
 async def test_health_is_503_while_the_node_is_stuck(server):

@@ -1,0 +1,74 @@
+"""Models on this node's disk, fetched and removed for users."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection
+
+from node.cluster.model_specs import ModelSpecs
+from node.core.errors import ModelBusy
+from node.core.pool import Pools
+from node.core.types import Download, Shard
+from node.model.catalogue import Catalogue
+from node.model.files import Files
+
+TELL_S = 0.5
+"""Interval at which the progress of a download is told."""
+
+
+class Disk:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        specs: ModelSpecs,
+        files: Files,
+        pools: Pools,
+        in_use: Callable[[], Collection[str]],
+        changed: Callable[[], None],
+    ) -> None:
+        """`in_use`: ids of the models of which this node holds or loads layers. `changed`: tells the other nodes."""
+        self._catalogue = catalogue
+        self._specs = specs
+        self._files = files
+        self._pools = pools
+        self._in_use = in_use
+        self._changed = changed
+
+    async def pull(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
+        """Fetch all files of a model that are not here, from a node that has them, else from the hub.
+
+        Yields the bytes of weights that are here, and those of the whole model, until it is. Closing it ends the fetch;
+        the next one resumes. Raises ModelNotFound, ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full).
+        """
+        spec = await self._specs.find(model)
+        size, share = sum(spec.layer_bytes) + spec.ends_bytes, 0.0
+
+        def note(download: Download) -> None:
+            nonlocal share
+            share = download.share
+
+        whole = Shard(model, 0, spec.layers, spec.revision)
+        fetching = asyncio.create_task(self._files.of_shard(whole, ends=True, progress=note), name=f"pull {model}")
+        try:
+            while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                yield round(share * size), size
+            await fetching
+        finally:
+            fetching.cancel()
+            await asyncio.wait([fetching])
+        await self._refresh()
+        yield size, size
+
+    async def remove(self, model: str) -> int:
+        """Delete the files of a model that were fetched from the hub or from nodes. Returns their number of bytes.
+
+        Raises ModelBusy while this node uses the model; ModelNotFound if none of its files are here, or if they are in
+        a directory of the user's.
+        """
+        if model in self._in_use():
+            raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
+        freed = await self._pools.files.run(self._catalogue.remove, model)
+        await self._refresh()
+        return freed
+
+    async def _refresh(self) -> None:
+        await self._pools.files.run(self._catalogue.refresh)
+        self._changed()
