@@ -3,4 +3,8 @@
 __version__ = "0.1.0"
 
 PROTOCOL = 4
-"""Nodes of different protocols do not work together; raised with every change of proto/ that an older node can't read."""
+"""Nodes work together if their protocols differ by one at most, so that a cluster can be updated one node after the other.
+
+A change of proto/, or of what its messages mean, raises it by one if nodes of the protocol before can do without: they
+skip the new fields, and this node works without what they do not send. Any other change raises it by two.
+"""

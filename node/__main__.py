@@ -1,15 +1,22 @@
 """`node`: starts a node and runs it until Ctrl-C; `node --check` checks this machine instead."""
 
-import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 from contextlib import nullcontext
+from typing import TYPE_CHECKING, NoReturn
 
-from node.core.logs import LineFormatter
+from node.core.logs import ERASE_LINE, LineFormatter, RecentLines
 from node.host.nodejs import meant_for_nodejs
-from node.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from node.options import Options
+
+LOG_BYTES, LOG_FILES = 10 * 2**20, 5
 
 
 def main() -> None:
@@ -17,18 +24,45 @@ def main() -> None:
         from node.check.command import main as check  # noqa: PLC0415
 
         sys.exit(check(sys.argv[2:]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end_early)
+    from node.options import parse_options  # noqa: PLC0415 - after the handler, as it takes a while
+
     options = parse_options()
-    handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
-    for name in ("httpx", "httpx2"):  # the hub's client logs every request
-        logging.getLogger(name).setLevel(logging.WARNING)
-    sys.exit(_run(options))
+    recent = RecentLines()
+    level = logging.getLevelNamesMapping()[options.log_level.upper()]
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[_log_handler(options.log_file), recent])
+    for package in ("node", "api"):  # of gRPC, the hub's client and others, only warnings are of use
+        logging.getLogger(package).setLevel(level)
+    sys.exit(_run(options, recent))
 
 
-def _run(options: Options) -> int:
+def _end_early(*_: object) -> NoReturn:
+    """The handler of signals until the node has its own. SystemExit ends the imports under way without a traceback."""
+    sys.stderr.write("node: stopped before it had started.\n")
+    raise SystemExit(0)
+
+
+def _log_handler(file: "Path | None") -> logging.Handler:
+    handler: logging.Handler = logging.StreamHandler()
+    if file:
+        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - it takes a while, and few name a file
+
+        try:
+            handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
+        except OSError as error:
+            sys.exit(f"node: the log file {file} can't be written: {error.strerror}")  # with 1
+    before = ERASE_LINE if file is None and sys.stderr.isatty() else ""
+    handler.setFormatter(LineFormatter(before, with_date=file is not None))
+    return handler
+
+
+def _run(options: "Options", recent: RecentLines) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs each failed handshake
     # Imported here, so that --help and usage errors are fast.
+    import asyncio  # noqa: PLC0415
+
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
@@ -43,7 +77,7 @@ def _run(options: Options) -> int:
     raise_limit()
 
     async def run() -> int:
-        return await Daemon(options, data, facts, sandboxes).run()
+        return await Daemon(options, data, facts, sandboxes, recent).run()
 
     try:
         with open_data_directory(options.data_dir) as data, nullcontext() if options.allow_sleep else prevent_sleep():

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import platform
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,21 +24,27 @@ from node.cluster.draining import Draining, is_needed
 from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
+from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
+from node.core.health import may_sleep, memory_limit, no_multicast, open_api
+from node.core.logs import RecentLines
 from node.core.models import DraftChoice
 from node.core.pool import Pools
-from node.core.types import Memory, NodeInfo, NodeReport
+from node.core.types import Issue, Memory, NodeInfo, NodeReport, PeerView
 from node.engine.compute import Compute
 from node.engine.device import choose_device, device_memory
 from node.engine.watchdog import Watchdog
+from node.gateway.disk import Disk
 from node.gateway.gateway import Gateway
 from node.host import memory
 from node.host.chip import chip_name
 from node.host.descriptors import DescriptorShortage
+from node.host.examination import examine
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
+from node.host.local_network import local_network_hint
 from node.host.secret import read_secret
 from node.host.shutdown import exit_within, on_signals
 from node.model.catalogue import Catalogue
@@ -44,6 +52,7 @@ from node.model.files import Files
 from node.model.hub import Hub
 from node.options import Options
 from node.ring.lifecycle import Rings
+from node.ring.progress_log import tell_progress
 from node.rpc.client import RpcClient
 from node.rpc.security import Security, secure
 from node.rpc.server import RpcServer
@@ -54,6 +63,8 @@ from node.upkeep import Upkeep, addresses, multicast_addresses
 log = logging.getLogger(__name__)
 
 BUILTIN = Path(__file__).parent / "builtin"
+FIRST_MODEL = "llama-3.2-1b"
+"""Suggested to those who name none: a small one, which any Mac can hold."""
 FINISH_S = 30.0
 """Timeout after the first Ctrl-C for the requests in flight, here and in this node's rings."""
 EXIT_S = 5.0
@@ -72,23 +83,34 @@ class HostFacts:
     """Kind of each interface, by its name."""
     memory: Memory
     chip: str
+    excess: str = ""
+    """Why --memory asks for too much; empty if it does not."""
 
     @classmethod
     def read(cls, options: Options) -> "HostFacts":
         """Raises DeviceUnavailable if MLX cannot use the device of the options."""
         kinds, chip = hardware_kinds(), chip_name()
         choose_device(options.device)
-        return cls(kinds, Memory(memory.total(), memory.usable(device_memory(), options.memory)), chip)
+        device, asked = device_memory(), options.memory
+        return cls(kinds, Memory(memory.total(), memory.usable(device, asked)), chip, memory.excess(device, asked))
 
 
 class Daemon:
     """One node. Create it inside a running event loop; `run` returns when the node has been told to stop."""
 
-    def __init__(self, options: Options, data: DataDirectory, facts: HostFacts, sandboxes: SandboxServer) -> None:
-        """Raises PortTaken, SecretUnusable."""
+    def __init__(
+        self,
+        options: Options,
+        data: DataDirectory,
+        facts: HostFacts,
+        sandboxes: SandboxServer,
+        recent: RecentLines,
+    ) -> None:
+        """`recent`: the log of this process. Raises PortTaken, SecretUnusable."""
         self._options = options
         self._data = data
         self._facts = facts
+        self._recent = recent
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
         self._exit_code = 0
@@ -166,8 +188,12 @@ class Daemon:
             max_rings=options.max_rings,
         )
         draining = Draining(self._agent, self._head, self._book, self._client)
+        self._loading = loading = Loading(self._agent, self._head, self._book, self._client, self._release)
+        disk = Disk(self._catalogue, self._specs, self._files, self._pools, self._models_in_use, self._agent.touch)
         allowlist = Allowlist(self._agent, options.allow_models)
-        self._control = ControlService(self._agent, self._head, allowlist, self._specs, draining, self._duplicate_id)
+        self._control = ControlService(
+            self._agent, self._head, allowlist, self._specs, draining, loading, self._duplicate_id
+        )
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self._gateway = Gateway(
             self._agent,
@@ -179,12 +205,14 @@ class Daemon:
             self._head.want,
             allowlist,
             draining,
+            loading,
+            disk,
             self._pools,
             self._grammars,
             sandboxes,
             started_at=int(time.time()),
             open_cluster=is_open and not is_loopback,
-            other_secret=lambda: self._discovery.refused,
+            other_secret=self._other_secret,
         )
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -217,16 +245,20 @@ class Daemon:
         await self._rpc.start(self._control, self._rings, self._files)
         discovery = self._discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
+            keeping = (self._loading.run(self._options.keep_alive),) if self._options.keep_alive else ()
             parts = (
+                *keeping,
                 self._agent.run(),
                 self._heartbeats.run(self._options.peers),
                 self._rings.run(),
+                tell_progress(self._rings.reports, bars=self._options.log_file is None and sys.stderr.isatty()),
                 self._head.run(),
                 self._upkeep.keep_catalogue(search),
                 self._upkeep.keep_addresses(self._interfaces, self._agent, discovery),
                 self._stop_if_stuck(),
                 self._stop_if_copy(),
                 self._upkeep.keep_memory(),
+                self._upkeep.keep_issues(self._issues, self._agent),
             )
             advertising = group.create_task(self._advertise(discovery))
             tasks = [advertising, *(group.create_task(part) for part in parts)]
@@ -244,6 +276,7 @@ class Daemon:
     async def _serve_api(self) -> None:
         app = create_app(
             self._gateway,
+            self._recent,
             api_keys=self._options.api_keys,
             cors_origins=self._options.cors_origins,
             names=(socket.gethostname(), *self._options.allow_hosts),
@@ -253,6 +286,12 @@ class Daemon:
         await self._api.start(app)
         info, address = self._agent.info, join_host_port(self._options.host or "localhost", self._api.port)
         log.info("node %s of cluster %s: API on http://%s/v1", info.name, info.cluster, address)
+        if not self._options.models:
+            log.info(
+                "no model is named: a request loads the one that it asks for; so does a start with --model %s, or "
+                "another short name or hub id. `cluster status` shows the cluster",
+                FIRST_MODEL,
+            )
 
     async def _leave(self, advertising: asyncio.Task[None]) -> None:
         """Finish the requests in flight or hand them to other nodes, unless told to quit; then say goodbye to peers."""
@@ -303,6 +342,16 @@ class Daemon:
         self._exit_code, self._is_copy = EXIT_DUPLICATE, True
         self._stop.set()
 
+    def _release(self, model: str) -> None:
+        """Unload a model that a user does not want any more: until its next start, this node does not name it either."""
+        self._preload = tuple(named for named in self._preload if named != model)
+        self._rings.release(model)
+        self._agent.touch()
+
+    def _models_in_use(self) -> set[str]:
+        """Models of which this node holds or loads layers."""
+        return {shard.model for shard in (*(report.shard for report in self._rings.reports()), *self._rings.idle())}
+
     # --- its reports --------------------------------------------------------------------------------------------------
 
     def _info(self, addresses: tuple[str, ...]) -> NodeInfo:
@@ -333,7 +382,28 @@ class Daemon:
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
             speeds=self._rings.speeds(),
+            issues=self._upkeep.issues,
         )
+
+    def _issues(self) -> tuple[Issue, ...]:
+        """Issues of this machine and of this node's options. May wait for a disk."""
+        options, node = self._options, self._options.name
+        found = examine(node, self._catalogue.folders)
+        found += (memory_limit(node, self._facts.excess),) if self._facts.excess else ()
+        found += (may_sleep(node),) if options.allow_sleep and platform.system() == "Darwin" else ()
+        found += (open_api(node),) if options.open_api and not options.api_keys else ()
+        why = self._discovery.failure
+        return found + ((no_multicast(node, why, local_network_hint()),) if why else ())
+
+    def _other_secret(self) -> tuple[PeerView, ...]:
+        """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""
+        heard = self._discovery.refused
+        addresses = {
+            join_host_port(address, peer.report.info.grpc_port)
+            for peer in heard
+            for address in peer.report.info.addresses
+        }
+        return (*heard, *(peer for peer in self._heartbeats.refused if peer.report.info.name not in addresses))
 
     def _full_id(self, model: str) -> str:
         """Id of a model named by --model; the name as it is if no such model is found."""

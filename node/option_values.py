@@ -15,6 +15,7 @@ from node.core.types import MAX_NAME_CHARS
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names
+from node.model.short_names import not_for_mlx
 
 
 def nonempty(text: str) -> str:
@@ -28,6 +29,19 @@ def name(text: str) -> str:
     if len(text) > MAX_NAME_CHARS:
         raise argparse.ArgumentTypeError(f"has {len(text):,} characters; the maximum is {MAX_NAME_CHARS}")
     return nonempty(text)
+
+
+def model(text: str) -> str:
+    """A name; or the folder of a model, as its absolute path. Names of llama.cpp's format are refused at once."""
+    if not text.startswith(("/", "./", "../", "~")) and text not in (".", ".."):
+        if instead := not_for_mlx(text):
+            raise argparse.ArgumentTypeError(f"{text!r} is no model for MLX. {instead}")
+        return name(text)
+    folder = path(text).resolve()
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "is no directory"
+        raise argparse.ArgumentTypeError(f"{folder} {what}; name a folder with config.json and model*.safetensors")
+    return str(folder)
 
 
 def draft(text: str) -> tuple[str, str]:
@@ -103,6 +117,14 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
         return float(text)
 
     return parse
+
+
+def duration(text: str) -> float:
+    """Seconds of "90s", "30m", "2h" or "1d", or of a number of them; 0: none."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write it like 90s, 30m or 2h")
+    return float(int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]])
 
 
 def host(text: str) -> str:

@@ -1,7 +1,6 @@
 """The command line of `node`: its options, parsed and checked, as one frozen value."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,16 +13,36 @@ from node import __version__
 from node import option_values as values
 from node.cluster.membership import FAIL_AFTER_S
 from node.core.models import KV_BITS
+from node.core.usage import Parser
 from node.host.nodejs import explanation, meant_for_nodejs
+from node.settings import as_toml, given_in, misspelt, nothing_given, read_settings, value_of
 
 DEFAULT_API_PORT = 52415
 DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_QUEUE = 256
 DEFAULT_STEP_TIMEOUT_S = 60
 DEFAULT_GRAMMAR_TIMEOUT_S = 2
-DEVICES = ("", "cpu", "gpu")
+DEVICES = ("cpu", "gpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+MEANT = {
+    "-m": "--model",
+    "-c": "--context",
+    "--ctx": "--context",
+    "--ctx-size": "--context",
+    "--max-model-len": "--context",
+    "--key": "--api-key-file",
+    "--api-key": "--api-key-file",
+    "--secret": "--secret-file",
+    "--address": "--host",
+    "--bind": "--host",
+    "--listen": "--host",
+    "--port": "--api-port",
+    "--parallel": "--max-sessions",
+    "--join": "--peer",
+    "--verbose": "--log-level debug",
+}
+"""Names of options in other programs of this kind."""
 EXIT_NOT_NODEJS = 64
 """EX_USAGE of sysexits.h. It differs from that of other usage errors, so that a build script's log tells them apart."""
 
@@ -68,6 +87,8 @@ class Options:
     """Sequences that a ring reserves memory for; None: the placement decides."""
     max_rings: int | None = None
     """Maximum rings of a model; None: as many as fit."""
+    keep_alive: float = 0.0
+    """Seconds after which an idle model that nobody names is unloaded; 0: when its memory is needed."""
     max_batch: int = DEFAULT_MAX_BATCH
     """Maximum sequences that a ring computes together."""
     max_queue: int = DEFAULT_MAX_QUEUE
@@ -91,36 +112,58 @@ class Options:
     grammar_timeout: float = DEFAULT_GRAMMAR_TIMEOUT_S
     """Seconds after which the compilation of a grammar is given up."""
     device: str = ""
-    """What MLX computes on, from PIPPIN_DEVICE: cpu or gpu; empty: a GPU if there is one."""
+    """What MLX computes on: cpu or gpu; empty: a GPU if there is one."""
     allow_sleep: bool = False
     """Let macOS put this machine to sleep while the node runs."""
     log_level: str = "info"
+    log_file: Path | None = None
+    """File of the log, which is rotated; None: stderr."""
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
-    """Parse `argv`, or this process's arguments.
+    """Parse `argv`, or this process's arguments, and what they leave out: the environment and the configuration file.
 
-    Exits on --help, --version, usage errors (2) and arguments meant for Node.js (64).
+    Exits on --help, --version, --print-config, usage errors (2) and arguments meant for Node.js (64).
     """
     args = list(sys.argv[1:] if argv is None else argv)
     _refuse_javascript(args[:1])
     parser = _parser()
-    found, rest = parser.parse_known_args(args)
+    found, rest = parser.parse_known_args(args, nothing_given(parser))
     _refuse_javascript(rest)
     if rest:
-        parser.error(f"unknown argument: {rest[0]} (a model is named with --model ID)")
-    if getattr(found, "check", False):
+        parser.refuse(rest[0], "a model is named with --model ID")
+    if found.check:
         parser.error("--check comes first, and takes options of its own: see node --check --help")
-    if not found.models and any(not model for model, _ in found.drafts):
-        parser.error("--draft ID needs --model; or name the model that it is for: --draft MODEL=ID")
-    device = os.environ.get("PIPPIN_DEVICE", "")
-    if device not in DEVICES:
-        parser.error(f"PIPPIN_DEVICE is {device!r}; it may be cpu or gpu")
-    given: dict[str, Any] = {
-        name: tuple(dict.fromkeys(item)) if isinstance(item, list) else item for name, item in vars(found).items()
-    }
-    drafts = [(model, draft) for of, draft in found.drafts for model in ([of] if of else found.models)]
-    return Options(**given | {"drafts": tuple(drafts)}, device=device)
+    flags = given_in(found)
+    file, is_to_print = flags.pop("config", None), flags.pop("print_config", False)
+    try:
+        settings = read_settings(parser, file)
+        quiet = _parser(exit_on_error=False)
+        lower = [value_of(quiet, name, setting) for name, setting in settings.items()]
+        options = _options({dest: value for given in (*lower, flags) for dest, value in given.items()})
+    except ValueError as error:
+        parser.error(str(error))
+    for warning in misspelt(parser):
+        sys.stderr.write(f"node: {warning}\n")
+    if is_to_print:
+        sys.stdout.write(as_toml(parser, args, settings, Options(name=values.hostname())) + "\n")
+        raise SystemExit(0)
+    return options
+
+
+def _options(given: dict[str, Any]) -> Options:
+    """Raises ValueError if some of the values exclude each other."""
+    folders = [Path(model) for model in given.get("models", ()) if model.startswith("/")]
+    models = [model.rpartition("/")[2] if model.startswith("/") else model for model in given.get("models", ())]
+    drafts = given.get("drafts", ())
+    if not models and any(not model for model, _ in drafts):
+        raise ValueError("--draft ID needs --model; or name the model that it is for: --draft MODEL=ID")
+    if given.get("host") and given.get("interface"):
+        raise ValueError("--host is not allowed with --interface: see node --print-config")
+    given |= {"models": models, "models_dirs": [*given.get("models_dirs", ()), *folders]}
+    lists = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list)}
+    lists["drafts"] = tuple((model, draft) for of, draft in drafts for model in ([of] if of else models))
+    return Options(**{"name": values.hostname(), **given, **lists})
 
 
 def _refuse_javascript(args: Sequence[str]) -> None:
@@ -130,12 +173,14 @@ def _refuse_javascript(args: Sequence[str]) -> None:
         raise SystemExit(EXIT_NOT_NODEJS)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(*, exit_on_error: bool = True) -> Parser:
+    parser = Parser(
         prog="node",
         description="Start a node of a Pippin cluster. Nodes on one network find each other by themselves.",
         epilog="`cluster status` shows the cluster. The API is at http://127.0.0.1:52415/v1.",
         allow_abbrev=False,  # an abbreviation breaks when a later version adds an option
+        exit_on_error=exit_on_error,
+        meant=MEANT,
     )
     version = f"pippin {__version__} (a node of a cluster; not Node.js)"
     parser.add_argument("-v", "--version", action="version", version=version)
@@ -149,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
     add, add_list = group.add_argument, partial(group.add_argument, action="append", default=[])
-    add_list("--model", dest="models", metavar="ID", type=values.name, help="load this model; repeatable")
+    add_list("--model", dest="models", metavar="ID", type=values.model, help="load this model; repeatable")
     add_list(
         "--allow-model",
         dest="allow_models",
@@ -181,6 +226,10 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")
+    idle = (
+        "unload models after so long without a request, like 30m, if nobody names them (default: when memory is needed)"
+    )
+    add("--keep-alive", metavar="TIME", default=0.0, type=values.duration, help=idle)
     together = "maximum sequences computed together (default: %(default)s)"
     add("--max-batch", metavar="N", default=DEFAULT_MAX_BATCH, type=values.count(1), help=together)
     queued = "maximum requests in the queue of a ring (default: %(default)s)"
@@ -271,6 +320,14 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-dir", metavar="DIR", type=values.path, help=identity)
     sleep = "let an idle Mac go to sleep while the node runs"
     group.add_argument("--allow-sleep", action="store_true", help=sleep)
+    device = "what MLX computes on (default: a GPU if there is one)"
+    group.add_argument("--device", default="", choices=DEVICES, help=device)
     check = "instead of starting a node, test and measure this machine (node --check --help)"
     group.add_argument("--check", action="store_true", default=argparse.SUPPRESS, help=check)
     group.add_argument("--log-level", metavar="LEVEL", default="info", choices=LOG_LEVELS, help=", ".join(LOG_LEVELS))
+    log_file = "write the log into this file, in parts of 10 MB of which five are kept (default: to stderr)"
+    group.add_argument("--log-file", metavar="FILE", type=values.path, help=log_file)
+    config = "file of options; or set PIPPIN_CONFIG (default: ~/.config/pippin/config.toml)"
+    group.add_argument("--config", metavar="FILE", type=values.path, help=config)
+    print_config = "instead of starting a node, print each option's value and where it comes from"
+    group.add_argument("--print-config", action="store_true", help=print_config)

@@ -11,6 +11,7 @@ from node.core.addresses import people_first, without_zone
 from node.core.clock import in_step
 from node.core.pool import Pool
 from node.core.retried import Retried
+from node.core.types import Issue, Severity
 from node.host import memory
 from node.host.interfaces import Interface
 from node.model.catalogue import Catalogue
@@ -23,6 +24,8 @@ CATALOGUE_SHARE = 20
 """A slow search is followed by a pause of this many times its duration."""
 FIRST_SEARCH_S = 10.0
 """Timeout of the first search; a node with a slower disk starts without its list of models."""
+ISSUES_S = 30.0
+"""Interval at which issues of this machine are looked for."""
 MEMORY_S = 10.0
 """Interval at which free heap memory is returned to the system."""
 
@@ -36,6 +39,8 @@ class Upkeep:
         self._pool = pool
         self._catalogue = catalogue
         self._retried = Retried("The search for models on the disk failed")
+        self.issues: tuple[Issue, ...] = ()
+        """Of this machine, as of the last look."""
 
     async def begin(self) -> asyncio.Task[None]:
         """Search the disk for models. Returns the search, which may be unfinished after FIRST_SEARCH_S."""
@@ -72,11 +77,34 @@ class Upkeep:
                     if discovery:
                         await discovery.update(agent.info, multicast_addresses(interfaces))
 
+    async def keep_issues(self, find: Callable[[], tuple[Issue, ...]], agent: Agent) -> None:
+        """Look for issues of this machine; log each when it comes and when it goes, and tell the other nodes."""
+        retried = Retried("The look for issues of this machine failed")
+        while True:
+            with retried:
+                former, self.issues = self.issues, await self._pool.run(find)
+                if _log_changes(former, self.issues):
+                    agent.touch()
+            await asyncio.sleep(in_step(ISSUES_S))
+
     async def keep_memory(self) -> None:
         """Return the heap memory that large requests freed to the system."""
         while True:
             await asyncio.sleep(in_step(MEMORY_S))
             await self._pool.run(memory.release_free_heap)
+
+
+def _log_changes(former: tuple[Issue, ...], present: tuple[Issue, ...]) -> bool:
+    """Whether an issue has come or gone. Their texts have numbers, which change all the time."""
+    was, now = {issue.code for issue in former}, {issue.code for issue in present}
+    for issue in present:
+        if issue.code not in was:
+            log.log(
+                logging.INFO if issue.severity is Severity.INFO else logging.WARNING, "%s %s", issue.text, issue.hint
+            )
+    for code in was - now:
+        log.info("%s: no longer so", code)
+    return was != now
 
 
 def addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:

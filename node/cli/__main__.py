@@ -1,7 +1,7 @@
-"""The `cluster` command: shows a cluster's status over HTTP, drains and undrains nodes, and makes secrets.
+"""The `cluster` command: each of its commands asks a node over HTTP; `secret` asks none.
 
 Exit codes: 0 ready (or idle: nothing is wanted, nothing is wrong), 1 error, 2 usage, 3 no node here, 4 not ready or
-degraded. Ctrl-C ends `--watch` with 0, as that is the normal way to end it, and `wait` with 130.
+degraded. Ctrl-C ends `--watch` with 0, as that is the normal way to end it, and `wait` and `run` with 130.
 
 It uses only a small part of the standard library: it is run in loops and prompts, so it must start quickly.
 """
@@ -14,9 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from node.cli.client import DEFAULT_API, Api, Json, NoNode, StatusFailed, parse_api
+from node.cli import answers, arguments, completion, models
+from node.cli.chat import Chat
+from node.cli.client import Api, Json, NoNode, StatusFailed
+from node.cli.logs import logs
+from node.cli.pull import pull
 from node.cli.table import render
-from node.cli.wait import Target, held, wait
+from node.cli.terminal import printable, progress, without_controls
+from node.cli.wait import Target, held, in_memory, wait
+from node.core.units import format_bytes
 from node.host.api_keys import parse_key, read_keys
 from node.host.secret import new_secret
 
@@ -26,18 +32,17 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    args = parser.parse_args(argv)
+    parser = arguments.parser()
+    args = arguments.parse(parser, argv)
     try:
         if "api" in args:
             args.api = args.api._replace(key=_key(args.api_key_file))
     except ValueError as error:
         parser.error(str(error))
     try:
-        run: Callable[[argparse.Namespace], int] = args.run
-        return run(args)
+        return _COMMANDS[args.command](args)
     except StatusFailed as error:
-        print(f"cluster: {error}", file=sys.stderr)
+        print(f"cluster: {without_controls(str(error))}", file=sys.stderr)
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -55,6 +60,61 @@ def _key(file: str | None) -> str:
         return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
     except OSError as error:
         raise ValueError(f"--api-key-file: {error}") from error
+
+
+def _chat(args: argparse.Namespace) -> int:
+    import readline  # noqa: F401, PLC0415 - line editing and history for input(); other commands need none
+
+    model = args.model or answers.default_model(args.api)
+    if sys.stdin.isatty():
+        print(f"{printable(model)}   /help shows what you can type, Ctrl-D ends.")
+    Chat(args.api, model, args.system).run()
+    return EXIT_READY
+
+
+def _run(args: argparse.Namespace) -> int:
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages += [{"role": "user", "content": answers.whole_prompt(args.prompt)}]
+    more = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    is_whole = answers.run(args.api, {"model": args.model, "messages": messages, **more}, as_json=args.json)
+    return EXIT_READY if is_whole else EXIT_INTERRUPTED
+
+
+def _models(args: argparse.Namespace) -> int:
+    found = args.api.models()
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(models.short_names(found) if args.short_names else models.held(found, args.api.status()))
+    return EXIT_READY
+
+
+def _ps(args: argparse.Namespace) -> int:
+    status = args.api.status()
+    loaded = [model for model in status["models"] if model["rings"]]
+    print(json.dumps(loaded, indent=2) if args.json else models.loaded(loaded, args.api.models(), status))
+    return EXIT_READY
+
+
+def _load(args: argparse.Namespace) -> int:
+    model = args.api.load(args.model, {"stages": args.stages, "context": args.context})
+    return _wait_until(args, Target(model=model).missing, "loaded", f"{model} is loaded")
+
+
+def _unload(args: argparse.Namespace) -> int:
+    model = args.api.unload(args.model)
+    return _wait_until(args, lambda status: in_memory(status, model), "unloaded", f"{model} is unloaded")
+
+
+def _pull(args: argparse.Namespace) -> int:
+    print(printable(pull(args.api, args.model)))
+    return EXIT_READY
+
+
+def _rm(args: argparse.Namespace) -> int:
+    removed = args.api.remove(args.model)
+    print(f"{printable(removed['model'])} is deleted: {format_bytes(removed['bytes'])} are free.")
+    return EXIT_READY
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -89,12 +149,12 @@ def _wait(args: argparse.Namespace) -> int:
 
 
 def _drain(args: argparse.Namespace) -> int:
-    args.api.set_draining(args.node, draining=True)
-    return _wait_until(args, lambda status: held(status, args.node), "drained", f"{args.node} is drained")
+    node = args.api.set_draining(args.node, draining=True)
+    return _wait_until(args, lambda status: held(status, node), "drained", f"{args.node} is drained")
 
 
 def _wait_until(args: argparse.Namespace, missing: Callable[[Json], str], aim: str, done: str) -> int:
-    left = wait(args.api, missing, args.timeout, _progress())
+    left = wait(args.api, missing, args.timeout, progress())
     if not left:
         print(done)
         return EXIT_READY
@@ -108,73 +168,60 @@ def _undrain(args: argparse.Namespace) -> int:
     return EXIT_READY
 
 
+def _completion(args: argparse.Namespace) -> int:
+    print(completion.SCRIPTS[args.shell], end="")
+    return EXIT_READY
+
+
+def _complete(args: argparse.Namespace) -> int:
+    commands = arguments.commands_of(arguments.parser())
+    print(*map(printable, completion.candidates(commands, args.words, args.api)), sep="\n")
+    return EXIT_READY
+
+
+def _logs(args: argparse.Namespace) -> int:
+    for line in logs(args.api, args.node, args.lines, follow=args.follow):
+        print(without_controls(line), flush=True)
+    return EXIT_READY
+
+
 def _new_secret(_: argparse.Namespace) -> int:
     print(new_secret())
     return EXIT_READY
 
 
-def _progress() -> Callable[[str], None]:
-    """Progress callback: a terminal gets one line, rewritten; a log gets a line per change. An empty text ends it."""
-    if not sys.stderr.isatty():
-        return lambda text: print(text, file=sys.stderr, flush=True) if text else None
-    return lambda text: print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+def _service(args: argparse.Namespace) -> int:
+    from node.cli.service import run  # noqa: PLC0415 - it alone starts programs, whose modules take a while to import
+
+    return run(args)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cluster",
-        description="Show a Pippin cluster, wait for it, take a node out of use, or make a secret.",
-        epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+def _doctor(args: argparse.Namespace) -> int:
+    from node.cli.doctor import run  # noqa: PLC0415 - it examines this terminal, too
 
-    status = commands.add_parser("status", help="show nodes, models, links and warnings")
-    status.add_argument("--json", action="store_true", help="print the node's JSON unchanged")
-    status.add_argument("--watch", action="store_true", help="redraw each second until Ctrl-C")
-
-    wait_for = commands.add_parser("wait", help="wait until the cluster is ready")
-    wait_for.add_argument("--ready", action="store_true", help="wait until all wanted models are ready (the default)")
-    wait_for.add_argument("--nodes", metavar="N", type=int, default=1, help="wait for N nodes, too")
-    wait_for.add_argument("--model", metavar="ID", help="wait for this model only")
-    wait_for.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
-
-    drain_it = commands.add_parser("drain", help="move a node's work to other nodes, and wait until it holds none")
-    drain_it.add_argument("node", metavar="NODE", help="name or id of the node")
-    drain_it.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
-
-    undrain = commands.add_parser("undrain", help="use a drained node again")
-    undrain.add_argument("node", metavar="NODE", help="name or id of the node")
-
-    secret = commands.add_parser("secret", help="make a secret for the nodes of a cluster")
-    of_secret = secret.add_subparsers(metavar="COMMAND", required=True)
-    new = of_secret.add_parser("new", help="print 128 random bits, for a file that only you can read")
-    new.set_defaults(run=_new_secret)
-
-    for command, run in ((status, _status), (wait_for, _wait), (drain_it, _drain), (undrain, _undrain)):
-        command.set_defaults(run=run)
-        command.add_argument(
-            "--api", metavar="URL", type=_api, default=DEFAULT_API, help="address of any node (default: %(default)s)"
-        )
-        command.add_argument(
-            "--api-key-file",
-            metavar="FILE",
-            help="file of API keys, of which the first is used (default: the key in PIPPIN_API_KEY)",
-        )
-    return parser
+    return run(args)
 
 
-def _api(text: str) -> Api:
-    try:
-        return parse_api(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:  # rejects "nan" as well, a deadline that would never pass
-        raise ValueError(text)
-    return seconds
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "chat": _chat,
+    "run": _run,
+    "models": _models,
+    "ps": _ps,
+    "pull": _pull,
+    "rm": _rm,
+    "load": _load,
+    "unload": _unload,
+    "status": _status,
+    "wait": _wait,
+    "doctor": _doctor,
+    "drain": _drain,
+    "undrain": _undrain,
+    "logs": _logs,
+    "secret": _new_secret,
+    "service": _service,
+    "completion": _completion,
+    "complete": _complete,
+}
 
 
 if __name__ == "__main__":

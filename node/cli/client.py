@@ -1,4 +1,4 @@
-"""HTTP client of one node: gets its cluster's status, drains and undrains nodes.
+"""HTTP client of one node: its cluster's status, its models, answers of models, and changes to the cluster.
 
 Uses `http.client` instead of `urllib.request`, which would send requests through a proxy set in the environment.
 """
@@ -7,6 +7,8 @@ import errno
 import http.client
 import json
 import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -19,6 +21,10 @@ TIMEOUT_S = 5.0
 """A node answers from memory in milliseconds, even while it computes; one that takes longer is stuck."""
 DECIDE_TIMEOUT_S = 30.0
 """Longer, as the head first searches another place for everything, and tells the node."""
+PLACE_TIMEOUT_S = 120.0
+"""Longer still, as the head may first ask the hub for the model's description."""
+QUIET_S = 60.0
+"""Maximum silence of a stream: a node sends a comment every 10 s while it has no token."""
 
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?/?")
 _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
@@ -27,11 +33,15 @@ Json = dict[str, Any]
 
 
 class StatusFailed(Exception):
-    """The answer was not a status."""
+    """The answer was not what was asked for."""
 
 
 class Refused(StatusFailed):
     """The cluster refuses the request, and says why."""
+
+
+class KeyRefused(StatusFailed):
+    """The node asks for an API key, or for another one."""
 
 
 class NoNode(StatusFailed):
@@ -51,14 +61,10 @@ class Api(NamedTuple):
         return f"{self.scheme}://{join_host_port(self.host, self.port)}"
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
-        """The cluster's status. Raises NoNode or StatusFailed."""
+        """The cluster's status. Raises NoNode, KeyRefused or StatusFailed."""
         code, body = self._ask("GET", "/cluster/status", timeout)
         if code == http.HTTPStatus.UNAUTHORIZED:
-            raise StatusFailed(
-                f"{self} does not know the API key that was sent. Set PIPPIN_API_KEY to one of its keys."
-                if self.key
-                else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
-            )
+            raise self._wrong_key()
         try:
             status = json.loads(body) if code == http.HTTPStatus.OK else None
         except ValueError:
@@ -72,18 +78,80 @@ class Api(NamedTuple):
             )
         return status
 
-    def set_draining(self, node: str, *, draining: bool) -> None:
-        """Drain a node (move its work away), or take it into use again. Raises NoNode, StatusFailed, Refused."""
-        path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
-        code, body = self._ask("POST", path, DECIDE_TIMEOUT_S)
-        if code == http.HTTPStatus.OK:
-            return
-        try:
-            raise Refused(json.loads(body)["error"]["message"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.") from error
+    def set_draining(self, node: str, *, draining: bool) -> str:
+        """Drain a node (move its work away), or take it into use again. Returns its id.
 
-    def _ask(self, method: str, path: str, timeout: float) -> tuple[int, bytes]:
+        Raises NoNode, StatusFailed, Refused.
+        """
+        path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
+        return str(self.ask("POST", path)["node"])
+
+    def models(self) -> Json:
+        """The models of the cluster. Raises NoNode, StatusFailed, Refused."""
+        return self.ask("GET", "/cluster/models")
+
+    def pull(self, model: str) -> Generator[Json | str, None, None]:
+        """Have this node fetch a model; yields the progress, or comments. Closing it ends the fetch."""
+        return self.events(f"/cluster/models/{quote(model, safe='')}/pull", {})
+
+    def remove(self, model: str) -> Json:
+        """Have this node delete the files of a model. Raises NoNode, StatusFailed, Refused."""
+        return self.ask("DELETE", f"/cluster/models/{quote(model, safe='')}")
+
+    def load(self, model: str, options: Json) -> str:
+        """Have a model loaded for good. Returns its id, once it has a place. Raises NoNode, StatusFailed, Refused."""
+        path = f"/cluster/models/{quote(model, safe='')}/load"
+        return str(self.ask("POST", path, options, PLACE_TIMEOUT_S)["model"])
+
+    def unload(self, model: str) -> str:
+        """Have a model unloaded. Returns its id. Raises NoNode, StatusFailed, Refused."""
+        return str(self.ask("POST", f"/cluster/models/{quote(model, safe='')}/unload")["model"])
+
+    def ask(self, method: str, path: str, body: Json | None = None, timeout: float = DECIDE_TIMEOUT_S) -> Json:
+        """The object that a node answers with. Raises NoNode, StatusFailed, Refused."""
+        code, answer = self._ask(method, path, timeout, body)
+        try:
+            found = json.loads(answer) if code == http.HTTPStatus.OK else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._refusal(code, answer)
+        return found
+
+    def events(self, path: str, body: Json) -> Generator[Json | str, None, None]:
+        """Events of a stream as they arrive; a comment as its text. Raises NoNode, StatusFailed, Refused.
+
+        Closing it ends the connection, and with it the request.
+        """
+        with self._answer("POST", path, QUIET_S, body) as answer:
+            if answer.status != http.HTTPStatus.OK:
+                raise self._refusal(answer.status, answer.read())
+            while line := answer.readline():
+                kind, _, data = line.decode("utf-8", "replace").strip().partition(": ")
+                if data == "[DONE]":
+                    return
+                if not kind and data:
+                    yield data
+                elif kind == "data":
+                    yield _event(data)
+        raise StatusFailed(f"{self} broke off its answer.")
+
+    def lines(self, path: str) -> Generator[str, None, None]:
+        """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, Refused."""
+        with self._answer("GET", path, QUIET_S, None) as answer:
+            if answer.status != http.HTTPStatus.OK:
+                raise self._refusal(answer.status, answer.read())
+            while line := answer.readline():
+                if text := line.decode("utf-8", "replace").rstrip():
+                    yield text
+
+    def _ask(self, method: str, path: str, timeout: float, body: Json | None = None) -> tuple[int, bytes]:
+        with self._answer(method, path, timeout, body) as answer:
+            return answer.status, answer.read()
+
+    @contextmanager
+    def _answer(self, method: str, path: str, timeout: float, body: Json | None) -> Iterator[http.client.HTTPResponse]:
+        """The beginning of an answer; errors while it is read are raised as StatusFailed, too."""
         kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=timeout)
         try:
@@ -99,15 +167,45 @@ class Api(NamedTuple):
             headers = {"Accept": "application/json"}
             if self.key:
                 headers["Authorization"] = f"Bearer {self.key}"
-            connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+            yield connection.getresponse()
         except TimeoutError as error:
             raise StatusFailed(f"{self} took the connection but did not answer within {timeout:g} s.") from error
         except (OSError, http.client.HTTPException) as error:
             raise StatusFailed(f"{self} broke off its answer ({error!r}).") from error
         finally:
             connection.close()
+
+    def _refusal(self, code: int, body: bytes) -> StatusFailed:
+        """The error that an answer tells of."""
+        if code == http.HTTPStatus.UNAUTHORIZED:
+            return self._wrong_key()
+        try:
+            return Refused(json.loads(body)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
+
+    def _wrong_key(self) -> KeyRefused:
+        return KeyRefused(
+            f"{self} does not know the API key that was sent. Set PIPPIN_API_KEY to one of its keys."
+            if self.key
+            else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
+        )
+
+
+def _event(data: str) -> Json:
+    """Raises Refused for an error that ends a stream."""
+    try:
+        event: Json = json.loads(data)
+        error = event.get("error")
+        message = error["message"] if error else ""
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise StatusFailed(f"The stream of the answer is damaged: {data:.60}") from wrong
+    if message:
+        raise Refused(message)
+    return event
 
 
 def parse_api(text: str) -> Api:

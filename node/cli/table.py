@@ -1,7 +1,11 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
+from collections.abc import Sequence
+
 from node.cli.client import Json
-from node.core.units import format_bytes, format_share
+from node.cli.terminal import printable
+from node.core.node_names import shown_names
+from node.core.units import format_bytes, format_duration, format_share
 
 _HEADINGS = ("NODE", "STATE", "LAYERS", "MEMORY", "LINK TO NEXT", "RTT", "BANDWIDTH", "SEEN")
 _FRESH_S = 3.0
@@ -9,13 +13,15 @@ _FRESH_S = 3.0
 
 
 def render(status: Json) -> str:
-    names = _names(status["nodes"])
+    names = node_names(status["nodes"])
     lines = [_summary(status, names), *(_model(model) for model in status["models"]), ""]
     lines += _table(status, names)
-    if status["warnings"]:
-        lines += ["", *(_warning(warning) for warning in status["warnings"])]
-    # Names come from other machines, and must not control this terminal.
-    return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
+    text = "\n".join(map(printable, lines))
+    return f"{text}\n\n{findings(status['warnings'])}" if status["warnings"] else text
+
+
+def findings(warnings: list[Json]) -> str:
+    return "\n".join(printable(_warning(warning)) for warning in warnings)
 
 
 def _summary(status: Json, names: dict[str, str]) -> str:
@@ -32,7 +38,7 @@ def _model(model: Json) -> str:
         model["id"],
         "" if model["state"] == "ready" else model["state"],
         f"{model['layers']} layers{copies} on {nodes} {'node' if nodes == 1 else 'nodes'}",
-        f"context {_tokens(model['context'])}",
+        f"context {context_length(model['context'])}",
         f"{model['requests']['running']} running, {model['requests']['queued']} queued",
         f"{model['tokens_per_second']:.1f} tok/s",
         _guesses(model),
@@ -59,7 +65,7 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
             _link(node["link"], names),
             f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
             _bandwidth(node["link"]),
-            _ago(node["last_seen_s"]),
+            _progress(node["loads"]) or _ago(node["last_seen_s"]),
         )
         for node in status["nodes"]
         if node not in refused
@@ -91,13 +97,9 @@ def _warning(warning: Json) -> str:
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 
-def _names(nodes: list[Json]) -> dict[str, str]:
-    """Names to show, by id. Nodes on one machine share its name, and get the first digits of their ids appended."""
-    names = [node["name"] for node in nodes]
-    return {
-        node["id"]: f"{node['name']}-{node['id'][:4]}" if names.count(node["name"]) > 1 else node["name"]
-        for node in nodes
-    }
+def node_names(nodes: list[Json]) -> dict[str, str]:
+    """Names to show, by id."""
+    return shown_names({node["id"]: node["name"] for node in nodes})
 
 
 def _layers(layers: list[Json], idle: list[Json], *, name_models: bool) -> str:
@@ -111,6 +113,10 @@ def _layers(layers: list[Json], idle: list[Json], *, name_models: bool) -> str:
 
 
 def _memory(memory: Json) -> str:
+    """With layers, what is set aside for them, so that the rest is what errors call free; else what is in memory."""
+    if memory["kv"]:
+        parts = map(format_bytes, (memory["weights"], memory["kv"], memory["usable"]))
+        return "{} + {} KV of {}".format(*parts)
     return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
 
 
@@ -122,6 +128,15 @@ def _bandwidth(link: Json | None) -> str:
     return f"{format_bytes(link['bytes_per_second'])}/s" if link and link["bytes_per_second"] else ""
 
 
+def _progress(loads: list[Json]) -> str:
+    """Of the load that takes longest."""
+    if not loads:
+        return ""
+    load = min(loads, key=lambda load: load["progress"])
+    left = f", {format_duration(load['seconds_left'])} left" if load["seconds_left"] is not None else ""
+    return f"{load['progress']:.0%}".replace("%", " %") + left
+
+
 def _ago(seconds: float) -> str:
     if seconds < _FRESH_S:
         return "now"
@@ -130,8 +145,14 @@ def _ago(seconds: float) -> str:
     return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
-def _tokens(count: int) -> str:
+def context_length(count: int) -> str:
     return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _spaced(*parts: str) -> str:

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from node.cli.client import TIMEOUT_S, Api, Json, StatusFailed
+from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, StatusFailed
+from node.cli.table import node_names
 
 POLL_S = 0.25
-_ABSENT = ("suspect", "failed", "left", "refused")
+ABSENT = ("suspect", "failed", "left", "refused")
+"""States of nodes that do not count as here."""
 
 
 def wait(
@@ -22,7 +24,7 @@ def wait(
     """Wait until `missing(status)` is empty. Returns an empty text, or at the timeout (seconds) the text of `missing`.
 
     `report` is called with each change, and with an empty text at the end. A node that does not answer counts as
-    missing: scripts start with `node & cluster wait`.
+    missing: scripts start with `node & cluster wait`. Raises KeyRefused: to wait does not help.
     """
     deadline = clock() + timeout
     reported = None
@@ -30,6 +32,8 @@ def wait(
         left = deadline - clock()
         try:
             lack = missing(api.status(timeout=max(0.1, min(TIMEOUT_S, left))))
+        except KeyRefused:
+            raise
         except StatusFailed as error:
             lack = str(error).rstrip(".")
         if lack and lack != reported:
@@ -49,7 +53,7 @@ class Target(NamedTuple):
 
     def missing(self, status: Json) -> str:
         """Describe what is missing; empty if nothing is."""
-        here = sum(node["state"] not in _ABSENT for node in status["nodes"])
+        here = sum(node["state"] not in ABSENT for node in status["nodes"])
         if here < self.nodes:
             return f"{here} of {self.nodes} nodes are here"
         if not status["head"]:
@@ -62,22 +66,34 @@ class Target(NamedTuple):
         lacking = [f"{model} is {state}" for model, state in states.items() if state != "ready"]
         if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
             lacking = [f"the cluster is {status['state']}"]
-        reasons = [
-            f"{warning['text']} {warning['hint']}".strip(" .")
-            for warning in status["warnings"]
-            if warning["severity"] == "error" or warning["code"] == "loading"
-        ]
-        return "; ".join(lacking + reasons) if lacking else ""
+        return "; ".join(lacking + reasons(status)) if lacking else ""
 
 
-def held(status: Json, name: str) -> str:
-    """Describe the state of a node and the layers that it holds; empty once it is drained, or stopped without layers.
+def reasons(status: Json) -> list[str]:
+    """Why models are not ready: errors, and loads with their progress."""
+    return [
+        f"{warning['text']} {warning['hint']}".strip(" .")
+        for warning in status["warnings"]
+        if warning["severity"] == "error" or warning["code"] == "loading"
+    ]
 
-    `name`: the node's name or id.
-    """
+
+def in_memory(status: Json, model: str) -> str:
+    """Describe the layers of a model that nodes hold; empty if there are none."""
+    names = node_names(status["nodes"])
+    holders = [
+        names[node["id"]]
+        for node in status["nodes"]
+        if node["state"] not in ABSENT and any(layer["model"] == model for layer in node["layers"] + node["idle"])
+    ]
+    return f"{model} is in the memory of {', '.join(holders)}" if holders else ""
+
+
+def held(status: Json, node_id: str) -> str:
+    """Describe the state of a node and the layers that it holds; empty once it is drained, or stopped without layers."""
     for node in status["nodes"]:
         is_done = node["state"] == "drained" or (node["state"] == "left" and not node["layers"])
-        if name in (node["id"], node["name"]) and not is_done:
+        if node["id"] == node_id and not is_done:
             layers = [f"{each['start']}-{each['end'] - 1} of {each['model']}" for each in node["layers"]]
             return f"{node['name']} is {node['state']}" + (f" and holds layers {', '.join(layers)}" if layers else "")
     return ""

@@ -334,6 +334,10 @@ class Agent:
         placement = self.placement if theirs and self._needs_placement(theirs) else None
         return self._states.outgoing(self._report(), placement, node)
 
+    def rests(self, node: str) -> bool:
+        """Whether this node and another one seldom exchange heartbeats now."""
+        return rest_s(self.info.id, node, self.alive()) > 0
+
     def due_in_s(self, node: str) -> float:
         """Seconds until a node is to be called, if there is no news."""
         return max(0.0, self._membership.silent_from(node) + interval_s(self.info.id, node) - now())

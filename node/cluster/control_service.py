@@ -5,9 +5,10 @@ from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
 from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
+from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import NotAdmitted
-from node.core.models import ModelSpec
+from node.core.models import ModelSpec, Wish
 from node.core.types import Caller, Heartbeat, NodeInfo
 
 
@@ -19,6 +20,7 @@ class ControlService:
         allowlist: Allowlist,
         specs: ModelSpecs,
         draining: Draining,
+        loading: Loading,
         duplicate_id: DuplicateId,
     ) -> None:
         self._agent = agent
@@ -26,6 +28,7 @@ class ControlService:
         self._allowlist = allowlist
         self._specs = specs
         self._draining = draining
+        self._loading = loading
         self._duplicate_id = duplicate_id
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
@@ -41,13 +44,27 @@ class ControlService:
         self._allowlist.check(model)
         await self._head.want(model)
 
+    async def load(self, model: str, wish: Wish) -> None:
+        self._allowlist.check(model)
+        await self._head.load(model, wish)
+
+    async def unload(self, model: str) -> None:
+        await self._loading.decide_unload(model)
+
+    async def release(self, model: str, caller: Caller) -> None:
+        self._check_head(caller)
+        await self._loading.apply_release(model)
+
     async def request_draining(self, node: str, *, draining: bool) -> None:
         await self._draining.decide(node, draining=draining)
 
     def set_draining(self, node: str, caller: Caller, *, draining: bool) -> None:
+        self._check_head(caller)
+        self._draining.apply(node, draining=draining)
+
+    def _check_head(self, caller: Caller) -> None:
         if caller.node not in ("", self._agent.head):
             raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
-        self._draining.apply(node, draining=draining)
 
     async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
         return await self._specs.local(model, revision, kv_bits)

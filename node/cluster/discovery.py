@@ -82,6 +82,11 @@ class Discovery:
         """Nodes that advertise this cluster's name but have another secret."""
         return tuple(self._refused.values())
 
+    @property
+    def failure(self) -> str:
+        """Why multicast does not work; empty while it does, or is not known not to."""
+        return self._failure
+
     async def run(self, is_head: Callable[[], bool], changed: Signal) -> None:
         """Advertise this node while this task runs, and the cluster's name while this node is the head.
 

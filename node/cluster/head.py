@@ -14,7 +14,8 @@ from node.cluster.readiness import ready_rings
 from node.cluster.reconciliation import MEET_S
 from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
-from node.core.errors import NoCapacity, NotReady, PippinError, error_from
+from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
+from node.core.models import Wish
 from node.core.signal import Signal
 from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
 from node.placement.normalize import Normalizer
@@ -52,6 +53,8 @@ class Head:
         self._agent = agent
         self._wanted = WantedModels(agent, specs)
         self._context = context
+        self._shorter: set[str] = set()
+        """Models of which it was said that their context is shorter."""
         self._max_sessions = max_sessions
         self._max_rings = max_rings
         self._handover = Handover()
@@ -93,6 +96,45 @@ class Head:
             if left <= 0:
                 raise error_from(refusal.code, refusal.message, hint=refusal.hint)
             await self._agent.adopted.wait(left)
+
+    async def load(self, model: str, wish: Wish) -> None:
+        """Have a model loaded for good, as a user wishes; returns and raises as `want` does. A failed wish is forgotten."""
+        self._agent.check_head()
+        before = self._wanted.wish(model, wish)
+        try:
+            await self.want(model)
+        except PippinError:
+            self._wanted.withdraw(model, before)
+            raise
+
+    def unload(self, model: str) -> None:
+        """Take a model out of the placement. Its layers stay in memory until the nodes are told to release them.
+
+        Raises NotReady if this node is not the head, or has just become it; ModelNotFound if the model is not wanted;
+        ModelBusy.
+        """
+        self._agent.check_head()
+        view, current = self._agent.view(), self._agent.placement
+        if current.fence.term != self._agent.term or self._agent.reconciliation.is_pending(view, now()):
+            raise NotReady("The head does not know all placed models yet.", hint="Try again in a moment.")
+        rings = {ring.id for ring in current.rings if ring.model == model}
+        if not rings and model not in self._wanted.models:
+            raise ModelNotFound(f"{model} is not loaded.", hint="See `cluster ps`.", param="model")
+        loads = [load for node in self._agent.alive() for load in node.traffic if load.ring in rings]
+        if count := sum(load.running + load.queued for load in loads):
+            requests = "1 request" if count == 1 else f"{count} requests"
+            raise ModelBusy(f"{model} is answering {requests}.", hint="Try again when `cluster ps` shows none.")
+        log.info("unloading %s", model)
+        self._wanted.drop(model)
+        others = tuple(ring for ring in current.rings if ring.model != model)
+        refused = tuple(refusal for refusal in current.refused if refusal.model != model)
+        specs = tuple(spec for spec in current.specs if spec.id != model)
+        fence, head = self._next_fence(current), self._agent.info.id
+        self._agent.adopt(Placement(fence, head, others, refused, specs))
+
+    def idle(self, after_s: float) -> list[str]:
+        """Models to unload, as they had no request for so long and nobody names them; none unless this node is head."""
+        return self._wanted.idle(self._agent.placement, after_s) if self._agent.is_head else []
 
     def check_drain(self, node: str) -> None:
         """Raises NoCapacity if a model would have no place without the node, NotReady while that is unknown."""
@@ -138,6 +180,14 @@ class Head:
         is_same = (plan.rings, plan.refused) == (current.rings, current.refused)
         if not is_same or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.adopt(plan)
+            self._warn_of_context(plan)
+
+    def _warn_of_context(self, plan: Placement) -> None:
+        """Say once of each model that it takes less than --context. One that lacks memory for it has no ring."""
+        for ring in plan.rings:
+            if self._context and ring.context < self._context and ring.model not in self._shorter:
+                self._shorter.add(ring.model)
+                log.warning("--context %d: %s takes %d tokens at most", self._context, ring.model, ring.context)
 
     def _with_successors(
         self, rings: Sequence[Ring], nodes: Sequence[NodeReport], fence: Fence, at: float
@@ -177,7 +227,9 @@ class Head:
         busy = {load.ring for node in nodes for load in node.traffic if load.running or load.queued}
         fixed = {ring.model for ring in current.rings if ring.id in busy} | {newest} | loading
         idle = [
-            model for model in self._wanted.placeable() if model not in fixed and not self._wanted.models[model].preload
+            model
+            for model in self._wanted.placeable()
+            if model not in fixed and not self._wanted.models[model].is_named
         ]
         kept = [model for model in self._wanted.placeable() if model not in idle]
         if not idle or newest in {refusal.model for refusal in self._place(kept, nodes, fence, current).refused}:

@@ -1,7 +1,8 @@
 """The JSON of GET /cluster/status: the cluster as the answering node sees it. Pure: a view in, plain data out.
 
-Nodes are named by id everywhere (`head`, `driver`, `stages[].node`, `link.to`); `nodes[]` has the names. Bytes are
-bytes, layers are half-open `[start, end)`, and a list keeps its order from one answer to the next.
+Nodes are named by id everywhere (`self`, which is the answering one, `head`, `driver`, `stages[].node`, `link.to`);
+`nodes[]` has the names. Bytes are bytes, layers are half-open `[start, end)`, and a list keeps its order from one answer
+to the next.
 
 Wanted models are those of the placement, placed or refused, and what the users of live nodes asked to have loaded,
 so that a cluster that has just started says `loading` and not `idle`.
@@ -40,9 +41,11 @@ from node.core.types import (
     Ring,
     RingTraffic,
     Speed,
+    StageReport,
     StageSpec,
     StageState,
 )
+from node.placement.footprint import stage_bytes, stage_weights
 
 Json = dict[str, Any]
 
@@ -69,6 +72,7 @@ def build_status(
         "schema": 1,
         "cluster": me.cluster,
         "state": _cluster_state([model["state"] for model in models], [ring_state(ring, peers) for ring in rings]),
+        "self": view.self_id,
         "head": view.head,
         "term": view.term,
         "epoch": view.placement.fence.epoch,
@@ -91,6 +95,12 @@ def _cluster_state(models: list[str], rings: list[str]) -> str:
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
+def model_states(view: ClusterView) -> dict[str, str]:
+    """State of each wanted model, by id."""
+    peers = {peer.report.info.id: peer for peer in view.peers}
+    return {model: _model_state(model, view, peers) for model in _wanted(view)}
+
+
 def _wanted(view: ClusterView) -> Iterable[str]:
     """Ids of the wanted models: those placed, those refused, those asked for; each once."""
     placed = [ring.model for ring in view.placement.rings]
@@ -101,21 +111,23 @@ def _wanted(view: ClusterView) -> Iterable[str]:
 
 def _model(model: str, view: ClusterView, peers: dict[str, PeerView]) -> Json:
     rings = [ring for ring in view.placement.rings if ring.model == model]
-    states = [ring_state(ring, peers) for ring in rings]
-    if not rings:
-        state = "refused" if any(refusal.model == model for refusal in view.placement.refused) else "loading"
-    else:
-        state = next(state for state in ("ready", "loading", "failed") if state in states)
     loads = [load for ring in rings for load in _work(ring, peers)]
     return {
         "id": model,
-        "state": state,
+        "state": _model_state(model, view, peers),
         "context": min((ring.context for ring in rings), default=0),
         "layers": max((ring.stages[-1].end for ring in rings), default=0),
         "rings": [_ring(ring, peers) for ring in rings],
         "requests": _requests(loads),
         "tokens_per_second": round(sum(load.tokens_per_second for load in loads), 1),
     }
+
+
+def _model_state(model: str, view: ClusterView, peers: dict[str, PeerView]) -> str:
+    states = [ring_state(ring, peers) for ring in view.placement.rings if ring.model == model]
+    if not states:
+        return "refused" if any(refusal.model == model for refusal in view.placement.refused) else "loading"
+    return next(state for state in ("ready", "loading", "failed") if state in states)
 
 
 def _ring(ring: Ring, peers: dict[str, PeerView]) -> Json:
@@ -180,14 +192,49 @@ def _node(peer: PeerView, view: ClusterView) -> Json:
         "reason": "version" if peer.state is NodeState.REFUSED else "",
         "roles": _roles(peer, view),
         "version": info.version,
+        "api": f"http://{join_host_port(info.addresses[0], info.api_port)}/v1" if info.addresses else "",
         "address": join_host_port(info.addresses[0], info.grpc_port) if info.addresses else "",
         "chip": info.chip,
-        "memory": asdict(report.memory),
+        "memory": _memory(peer, view),
+        "preload": list(report.preload),
         "layers": [{"model": ring.model, "start": stage.start, "end": stage.end} for ring, stage in placed],
+        "loads": [_load(load) for load in report.stages if load.loads],
         "idle": [{"model": shard.model, "start": shard.start, "end": shard.end} for shard in report.idle],
         "speeds": [_speed(speed) for speed in report.speeds],
         "link": _link(peer, view) if peer.state in PRESENT else None,
         "last_seen_s": round(peer.last_seen_s, 1),
+    }
+
+
+def _memory(peer: PeerView, view: ClusterView) -> Json:
+    """What is placed on the node, whether it is loaded yet or not, and what is left for more; else what the node uses."""
+    memory, specs = peer.report.memory, {spec.id: spec for spec in view.placement.specs}
+    placed = [
+        (specs[ring.model], ring, stage)
+        for ring in view.placement.rings
+        for stage in ring.stages
+        if stage.node == peer.report.info.id and ring.model in specs
+    ]
+    weights = sum(stage_weights(*each) for each in placed)
+    kv = sum(stage_bytes(*each) for each in placed) - weights
+    free = max(0, memory.usable - weights - kv)
+    return asdict(memory) | {"weights": weights, "kv": kv, "free": free}
+
+
+def _load(load: StageReport) -> Json:
+    """The bytes are null where they are not known: before a download begins, and while layers are read from the disk."""
+    download = load.download
+    left_s = download.left_s if download else None
+    return {
+        "model": load.shard.model,
+        "start": load.shard.start,
+        "end": load.shard.end,
+        "state": str(load.state),
+        "progress": round(load.progress, 3),
+        "done_bytes": download.done if download else None,
+        "total_bytes": download.total if download else None,
+        "bytes_per_second": round(download.bytes_per_s) if download and download.bytes_per_s else None,
+        "seconds_left": round(left_s) if left_s is not None else None,
     }
 
 

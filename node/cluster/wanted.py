@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from node.cluster.agent import Agent
 from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
-from node.core.models import ModelSpec
+from node.core.models import ModelSpec, Wish
 from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageState
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 FRESH_S = 3.0
 """Time for which a model's failure answers all requests for it; a later request makes the head try again."""
 RETRY_S = 15.0
-"""Time after which a model that could not be described or loaded is tried again without a request."""
+"""Time after which a model that could not be described or loaded is tried again without a request; doubled each time
+that it could not be described, up to MOST_RETRY_S."""
+MOST_RETRY_S = 240.0
 LOADS_S = 60.0
 """Time for which a model that is loaded for a request makes no room for another one; a first request waits as long."""
 FORGET_S = 60.0
@@ -29,7 +31,7 @@ MOST_ASKED = 64
 
 @dataclass(slots=True)
 class WantedModel:
-    """Wanted for good if preloaded, otherwise until its memory is needed."""
+    """Wanted for good if it is named, otherwise until its memory is needed."""
 
     asked_at: float = 0.0
     """Time of the last request."""
@@ -37,12 +39,24 @@ class WantedModel:
     """Time at which it last had a ring."""
     placed_at: float = 0.0
     """Time at which it got its ring; refreshed while it has none."""
+    used_at: float = 0.0
+    """Time at which it was last seen to answer requests."""
     preload: bool = False
+    """Whether some node names it with --model."""
+    wish: Wish = field(default_factory=Wish)
     spec: ModelSpec | None = None
     draft: str = ""
     """Id of the draft model that was last looked for; empty if none was."""
     failure: Refusal | None = None
+    failed_at: float = 0.0
+    failures: int = 0
+    """How often it could not be described, one time after the other."""
     retry_at: float = 0.0
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it stays loaded although nobody asks for it."""
+        return self.preload or self.wish.named
 
 
 class WantedModels:
@@ -51,6 +65,10 @@ class WantedModels:
         self._specs = specs
         self.models: dict[str, WantedModel] = {}
         """By id."""
+        self.unloaded: set[str] = set()
+        """Models that a user has unloaded, until no node names them any more."""
+        self._requests: dict[str, int] = {}
+        """Number of requests that each ring had taken when it was last seen."""
         self.barred: dict[tuple[str, str], float] = {}
         """(Model, node) pairs of replicas that could not be loaded, with the time until which they are not retried."""
         self.group = asyncio.TaskGroup()
@@ -74,7 +92,7 @@ class WantedModels:
             del self.models[min(idle, key=lambda each: self.models[each].asked_at)]
         wanted = self.models.setdefault(model, WantedModel())
         wanted.asked_at = now()
-        failure = wanted.failure if now() < wanted.retry_at - RETRY_S + FRESH_S else None
+        failure = wanted.failure if now() < wanted.failed_at + FRESH_S else None
         if failure is None:
             wanted.failure = None
             if wanted.spec is None:
@@ -83,10 +101,31 @@ class WantedModels:
         if failure:
             raise error_from(failure.code, failure.message, hint=failure.hint)
 
+    def wish(self, model: str, wish: Wish) -> Wish:
+        """Set what a user wishes of a model. Returns what was wished before."""
+        wanted = self.models.setdefault(model, WantedModel())
+        before, wanted.wish = wanted.wish, wish
+        self.unloaded.discard(model)
+        return before
+
+    def withdraw(self, model: str, before: Wish) -> None:
+        """Undo a wish that failed. A model that nobody else wants and that can't be described is forgotten."""
+        wanted = self.models.get(model)
+        if wanted is None:
+            return
+        wanted.wish = before
+        if wanted.spec is None and model in self._only_asked(self._agent.placement) and model not in self.describing:
+            del self.models[model]
+
+    def drop(self, model: str) -> None:
+        """Forget a model that a user unloads, also if nodes name it with --model."""
+        self.unloaded.add(model)
+        self.models.pop(model, None)
+
     def _only_asked(self, current: Placement) -> list[str]:
-        """Models that are wanted for requests alone: no node preloads them, and no ring serves them."""
+        """Models that are wanted for requests alone: nobody names them, and no ring serves them."""
         served = {ring.model for ring in current.rings}
-        return [model for model, wanted in self.models.items() if not wanted.preload and model not in served]
+        return [model for model, wanted in self.models.items() if not wanted.is_named and model not in served]
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
@@ -113,15 +152,17 @@ class WantedModels:
             spec = wanted.spec or await self._specs.find(model)
             if wanted.draft:
                 spec = replace(spec, draft=await self._specs.find_draft(wanted.draft, spec))
-            wanted.spec = spec
+            wanted.spec, wanted.failure, wanted.failures = spec, None, 0
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("describing failed")
             failed = as_pippin_error(error)
-            log.error("%s: %s", model, failed)
+            refusal = _refusal(model, failed)
+            log.log(logging.DEBUG if refusal == wanted.failure else logging.ERROR, "%s: %s", model, failed)
             if wanted.spec is None:  # otherwise an earlier head told it meanwhile
-                wanted.failure = _refusal(model, failed)
-                wanted.retry_at = now() + RETRY_S
+                wanted.failure, wanted.failed_at = refusal, now()
+                wanted.retry_at = now() + min(RETRY_S * 2**wanted.failures, MOST_RETRY_S)
+                wanted.failures += 1
         finally:
             del self.describing[model]
             if wanted.failure and model in self._only_asked(self._agent.placement):
@@ -140,18 +181,22 @@ class WantedModels:
         return any(wanted is None or (wanted.spec is None and wanted.failure is None) for wanted in placed)
 
     def specs(self, models: Iterable[str]) -> tuple[ModelSpec, ...]:
-        """Descriptions of those of the models that have one."""
-        return tuple(spec for model in models if (spec := self.models[model].spec))
+        """Descriptions of those of the models that have one, with what a user wishes of them."""
+        known = [wanted for model in models if (wanted := self.models[model]).spec]
+        return tuple(replace(wanted.spec, wish=wanted.wish) for wanted in known if wanted.spec)
 
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def update(self, nodes: Sequence[NodeReport], current: Placement) -> None:
-        """Add the models that are preloaded or placed, forget those that nobody needs, and search descriptions."""
+        """Add the models that are named or placed, forget those that nobody needs, and search descriptions."""
         self._forget_unserved(current)
-        preload = {model for node in nodes for model in node.preload}
+        self._note_use(nodes, current)
+        named = {model for node in nodes for model in node.preload}
+        self.unloaded &= named
+        preload = named - self.unloaded
         served = {ring.model for ring in current.rings}
         for model in preload | served:
-            self.models.setdefault(model, WantedModel())
+            self.models.setdefault(model, WantedModel(used_at=now()))
         for model in served:
             self.models[model].served_at = now()
         for model in self.models.keys() - served:
@@ -160,15 +205,36 @@ class WantedModels:
             known = self.models.get(spec.id)
             if known and known.spec is None:
                 known.spec, known.failure = spec, None
+                known.wish = known.wish if known.wish.named else spec.wish
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.
-            is_new = wanted.spec is None and self._agent.last_joined_at > wanted.retry_at - RETRY_S
-            if wanted.failure and (is_new or wanted.retry_at < now()):
+            is_new = wanted.spec is None and self._agent.last_joined_at > wanted.failed_at
+            is_due = wanted.failure is not None and (is_new or wanted.retry_at < now())
+            if is_due and wanted.spec:
                 wanted.failure = None
             draft = self._draft_of(model)
-            if not wanted.failure and (not wanted.spec or (draft and draft != wanted.draft)):
+            if (is_due or not wanted.failure) and (not wanted.spec or (draft and draft != wanted.draft)):
                 self._describe(model, wanted)
+
+    def _note_use(self, nodes: Sequence[NodeReport], current: Placement) -> None:
+        """The counts tell of requests that were so short that no report shows them running."""
+        models = {ring.id: ring.model for ring in current.rings}
+        loads = [load for node in nodes for load in node.traffic if load.ring in models]
+        for load in loads:
+            is_new = load.requests > self._requests.get(load.ring, 0)
+            if (load.running or load.queued or is_new) and (wanted := self.models.get(models[load.ring])):
+                wanted.used_at = now()
+        self._requests = {load.ring: load.requests for load in loads}
+
+    def idle(self, current: Placement, after_s: float) -> list[str]:
+        """Placed models that nobody names, and that had no request for so long."""
+        placed = {ring.model: self.models.get(ring.model) for ring in current.rings}
+        return [
+            model
+            for model, wanted in placed.items()
+            if wanted and not wanted.is_named and now() - max(wanted.asked_at, wanted.used_at) > after_s
+        ]
 
     def _forget_unserved(self, current: Placement) -> None:
         old = now() - FORGET_S
@@ -197,12 +263,12 @@ class WantedModels:
                 if code == ModelChanged.code:  # the description is of files that are gone
                     wanted.spec, retry_s = None, 0.0
                 wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
-                wanted.retry_at = at + retry_s
+                wanted.failed_at, wanted.retry_at = at + retry_s - RETRY_S, at + retry_s
 
     def placeable(self) -> list[str]:
-        """Models that could be placed: preloaded ones first, then by the time of the last request, latest first."""
+        """Models that could be placed: named ones first, then by the time of the last request, latest first."""
         ready = [model for model, wanted in self.models.items() if wanted.spec and not wanted.failure]
-        return sorted(ready, key=lambda model: (not self.models[model].preload, -self.models[model].asked_at))
+        return sorted(ready, key=lambda model: (not self.models[model].is_named, -self.models[model].asked_at))
 
     def loading(self, view: ClusterView) -> set[str]:
         """Placed models that a request may be waiting for.

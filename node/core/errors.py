@@ -126,6 +126,26 @@ class RingLost(PippinError):
     retry_after = 2
 
 
+class ModelBusy(PippinError):
+    """The model can't be unloaded, as it answers requests."""
+
+    code = "model_busy"
+    status = 409
+
+
+def replaced(ring: str) -> RingLost:
+    """The error of requests whose ring was left because the placement has another one, as planned."""
+    return RingLost(f"Ring {ring} {_REPLACED}")
+
+
+def is_replacement(error: PippinError) -> bool:
+    """Whether the error is one of `replaced`, of this node or of a peer. It has no code: older nodes would not know it."""
+    return isinstance(error, RingLost) and error.message.endswith(_REPLACED)
+
+
+_REPLACED = "was replaced."
+
+
 class PeerUnavailable(PippinError):
     """A node did not answer."""
 

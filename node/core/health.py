@@ -1,10 +1,22 @@
 """Diagnoses a cluster: the only place with the codes, texts and hints of the warnings in `cluster status`."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
-from node.core.types import PRESENT, ClusterView, Link, NodeState, PeerView, Refusal, StageReport, StageState
+from node.core.types import (
+    PRESENT,
+    ClusterView,
+    Issue,
+    Link,
+    NodeState,
+    PeerView,
+    Refusal,
+    Severity,
+    StageReport,
+    StageState,
+)
+from node.core.units import format_bytes
 
 _MAX_NAMED = 5
 """Maximum nodes that one warning names."""
@@ -12,15 +24,6 @@ LONG_JOB_S = 15.0
 """Seconds after which a job counts as stuck; the largest chunk on the slowest machine takes 6 s."""
 SLOW_LINK_MS = 5.0
 """Threshold of a slow link. A wired hop takes less than 1 ms; with 5 ms, a ring of three loses 15 ms per token."""
-
-
-class Severity(StrEnum):
-    ERROR = "error"
-    """A request or a wanted model does not work."""
-    WARNING = "warning"
-    """The cluster works, but worse than it could."""
-    INFO = "info"
-    """Nothing is wrong."""
 
 
 class Code(StrEnum):
@@ -39,16 +42,15 @@ class Code(StrEnum):
     RING_ENDED = "ring-ended"
     LOADING = "loading"
     OPEN_CLUSTER = "open-cluster"
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """A finding for the user: a text with numbers, and a hint what to do."""
-
-    code: Code
-    severity: Severity
-    text: str
-    hint: str = ""
+    VERSION_SKEW = "version-skew"
+    NO_MULTICAST = "no-multicast"
+    DISK_LOW = "disk-low"
+    FEW_DESCRIPTORS = "few-descriptors"
+    MEMORY_LIMIT = "memory-limit"
+    MAY_SLEEP = "may-sleep"
+    OPEN_API = "open-api"
+    NOT_NODEJS = "not-nodejs"
+    ROSETTA = "rosetta"
 
 
 def _sentence(text: str) -> str:
@@ -98,7 +100,7 @@ def disk_failed(node: str, error: str) -> Issue:
 
 
 def version_mismatch(peer: PeerView, cluster_version: str) -> Issue:
-    """A node has another protocol. Of two builds from source with equal versions, only its own reason is given."""
+    """A node's protocol differs too much. Of two builds from source with equal versions, only its own reason is given."""
     name, version = peer.report.info.name, peer.report.info.version
     why = f"it runs {version}, the cluster runs {cluster_version}"
     if version == cluster_version:
@@ -123,6 +125,13 @@ def duplicate(name: str) -> Issue:
     return Issue(Code.DUPLICATE, Severity.WARNING, text, hint)
 
 
+def version_skew(versions: dict[str, list[str]]) -> Issue:
+    """Nodes work together, but run different versions. `versions`: names of the nodes, by version."""
+    each = "; ".join(f"{version} on {', '.join(names[:_MAX_NAMED])}" for version, names in sorted(versions.items()))
+    hint = "Update the others one after the other: `cluster drain NODE`, install, start it again."
+    return Issue(Code.VERSION_SKEW, Severity.INFO, f"The nodes run {len(versions)} versions: {each}.", hint)
+
+
 def slow_link(node: str, neighbour: str, link: Link) -> Issue:
     if link.kind == "wi-fi":
         path, hint = " over Wi-Fi", "Plug in Ethernet or Thunderbolt."
@@ -135,13 +144,62 @@ def slow_link(node: str, neighbour: str, link: Link) -> Issue:
 
 def loading(node: str, load: StageReport) -> Issue:
     verb = "fetched" if load.state is StageState.FETCHING else "loaded"
-    return Issue(Code.LOADING, Severity.INFO, f"{node} has {verb} {100 * load.progress:.0f} % of {_layers(load)}.")
+    figures = f": {load.download}" if load.download else ""
+    text = f"{node} has {verb} {100 * load.progress:.0f} % of {_layers(load)}{figures}."
+    return Issue(Code.LOADING, Severity.INFO, text)
 
 
 def open_cluster() -> Issue:
     text = "No secret is set: every machine on this network can join the cluster and read its prompts and answers."
     hint = "Start all nodes with the same --secret-file, or use the cluster only on networks that you trust."
     return Issue(Code.OPEN_CLUSTER, Severity.INFO, text, hint)
+
+
+def no_multicast(node: str, why: str, permission: str) -> Issue:
+    """`permission`: what to do on a Mac, else empty."""
+    text = f"{node} neither finds others nor is found by itself, as multicast DNS does not work there: {why}"
+    hint = f"Allow UDP port 5353, or name other nodes with --peer HOST:PORT. {permission}".strip()
+    return Issue(Code.NO_MULTICAST, Severity.WARNING, _sentence(text), hint)
+
+
+def disk_low(node: str, folder: str, free: int) -> Issue:
+    text = f"{node} has {format_bytes(free)} left on the disk of {folder}, where it keeps models."
+    hint = "Free some space: models of the hub are shown by `hf cache ls`, and deleted by `hf cache rm`."
+    return Issue(Code.DISK_LOW, Severity.WARNING, text, hint)
+
+
+def few_descriptors(node: str, limit: int, needed: int) -> Issue:
+    text = f"{node} may open {limit} files and connections at once; {needed} are needed for many clients."
+    hint = f"Run `ulimit -n {needed}` before the node starts, or raise LimitNOFILE in its unit of systemd."
+    return Issue(Code.FEW_DESCRIPTORS, Severity.WARNING, text, hint)
+
+
+def memory_limit(node: str, why: str) -> Issue:
+    return Issue(Code.MEMORY_LIMIT, Severity.WARNING, _sentence(f"{node} was started with too much {why}"))
+
+
+def may_sleep(node: str) -> Issue:
+    text = f"{node} goes to sleep when its Mac is idle, as it runs with --allow-sleep."
+    hint = "Start it without --allow-sleep, or run `sudo pmset -a sleep 0` there."
+    return Issue(Code.MAY_SLEEP, Severity.INFO, text, hint)
+
+
+def open_api(node: str) -> Issue:
+    text = f"{node} answers requests from public addresses without an API key (--open-api)."
+    hint = "Unless a proxy in front of it checks its clients, start it with --api-key-file FILE."
+    return Issue(Code.OPEN_API, Severity.WARNING, text, hint)
+
+
+def not_nodejs(other: str) -> Issue:
+    """`node` in the user's shell is another program."""
+    text = f"`node` is {other} in this shell, which is Node.js or another program."
+    return Issue(Code.NOT_NODEJS, Severity.INFO, text, "Start Pippin's with `pippin node`.")
+
+
+def rosetta() -> Issue:
+    text = "This terminal runs programs for Intel processors (Rosetta), and MLX does not work in them."
+    hint = 'In Finder: select the terminal\'s app, choose Get Info, clear "Open using Rosetta", and open it anew.'
+    return Issue(Code.ROSETTA, Severity.ERROR, text, hint)
 
 
 def _layers(load: StageReport) -> str:
@@ -168,35 +226,77 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += [duplicate(view.duplicate)] if view.duplicate else []
     found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
+    found += _version_issues(view)
+    found += _own_issues(view)
+    return by_severity(found)
+
+
+def by_severity(issues: Iterable[Issue]) -> tuple[Issue, ...]:
+    """The most severe first."""
     gravity = list(Severity)
-    return tuple(sorted(found, key=lambda issue: gravity.index(issue.severity)))
+    return tuple(sorted(issues, key=lambda issue: gravity.index(issue.severity)))
+
+
+def _own_issues(view: ClusterView) -> Iterator[Issue]:
+    """What each node says of itself; none can speak of another."""
+    for peer in view.peers:
+        if peer.state in PRESENT:
+            yield from _about(peer, peer.report.issues)
+
+
+def _about(peer: PeerView, issues: Iterable[Issue]) -> Iterator[Issue]:
+    for issue in issues:
+        yield replace(issue, node=peer.report.info.id)
+
+
+def _version_issues(view: ClusterView) -> Iterator[Issue]:
+    versions: dict[str, list[str]] = {}
+    for peer in view.peers:
+        if peer.state in PRESENT:
+            versions.setdefault(peer.report.info.version, []).append(peer.report.info.name)
+    if len(versions) > 1:
+        yield version_skew(versions)
 
 
 def _node_issues(view: ClusterView) -> Iterator[Issue]:
     version = next((peer.report.info.version for peer in view.peers if peer.report.info.id == view.self_id), "")
     needed = {node for ring in view.placement.rings for node in ring.nodes}
     for peer in view.peers:
-        if peer.state is NodeState.FAILED:
-            yield node_failed(peer, needed=peer.report.info.id in needed)
-        elif peer.state is NodeState.REFUSED:
-            yield version_mismatch(peer, version)
-        elif peer.report.job_s >= LONG_JOB_S and peer.state is not NodeState.LEFT:
-            yield compute_stuck(peer.report.info.name, peer.report.job_s)
-        if peer.report.disk_error and peer.state in PRESENT:
-            yield disk_failed(peer.report.info.name, peer.report.disk_error)
+        yield from _about(peer, _issues_of(peer, version, needed))
+
+
+def _issues_of(peer: PeerView, version: str, needed: set[str]) -> Iterator[Issue]:
+    if peer.state is NodeState.FAILED:
+        yield node_failed(peer, needed=peer.report.info.id in needed)
+    elif peer.state is NodeState.REFUSED:
+        yield version_mismatch(peer, version)
+    elif peer.report.job_s >= LONG_JOB_S and peer.state is not NodeState.LEFT:
+        yield compute_stuck(peer.report.info.name, peer.report.job_s)
+    if peer.report.disk_error and peer.state in PRESENT:
+        yield disk_failed(peer.report.info.name, peer.report.disk_error)
 
 
 def _load_issues(view: ClusterView) -> Iterator[Issue]:
     for peer in view.peers:
-        if peer.state is not NodeState.ALIVE:
-            continue  # the last report of a node that is gone is outdated
-        for load in peer.report.stages:
-            if load.state is StageState.FAILED:
-                yield load_failed(peer.report.info.name, load)
-            elif load.state is StageState.ENDED:
-                yield ring_ended(peer.report.info.name, load)
-            elif load.state is not StageState.READY:
-                yield loading(peer.report.info.name, load)
+        if peer.state is NodeState.ALIVE:  # the last report of a node that is gone is outdated
+            yield from _about(peer, _issues_of_loads(peer))
+
+
+def _issues_of_loads(peer: PeerView) -> Iterator[Issue]:
+    for load in peer.report.stages:
+        if load.state is StageState.FAILED:
+            yield load_failed(peer.report.info.name, load)
+        elif load.state is StageState.ENDED:
+            yield ring_ended(peer.report.info.name, load)
+        elif load.loads:
+            yield loading(peer.report.info.name, load)
+
+
+def loads_of(view: ClusterView, model: str) -> tuple[Issue, ...]:
+    """How far the nodes are that fetch or load layers of a model."""
+    peers = [peer for peer in view.peers if peer.state is NodeState.ALIVE]
+    loads = [(peer.report.info.name, load) for peer in peers for load in peer.report.stages]
+    return tuple(loading(node, load) for node, load in loads if load.loads and load.shard.model == model)
 
 
 def _link_issues(view: ClusterView) -> Iterator[Issue]:
@@ -208,4 +308,4 @@ def _link_issues(view: ClusterView) -> Iterator[Issue]:
             continue
         link = next((link for link in peers[here].report.links if link.to == there), None)
         if link is not None and is_slow(link):
-            yield slow_link(peers[here].report.info.name, peers[there].report.info.name, link)
+            yield replace(slow_link(peers[here].report.info.name, peers[there].report.info.name, link), node=here)

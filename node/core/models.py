@@ -1,6 +1,6 @@
 """Descriptions of models. Messages on the wire have the same fields."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KV_BITS = (4, 8)
 """Bits that a number of the KV may have, instead of those of the activations."""
@@ -21,6 +21,8 @@ class HeldModel:
 
     id: str
     revision: str = ""
+    bytes: int = field(default=0, compare=False)
+    """Size of its weights; 0 if the node does not tell it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,6 +31,18 @@ class DraftChoice:
 
     model: str
     draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a user wants a model to be placed, from `cluster load`."""
+
+    named: bool = False
+    """Whether it stays loaded, like a model of --model."""
+    stages: int = 0
+    """Minimum number of nodes to spread it over; 0: the largest --stages of any node."""
+    context: int = 0
+    """Maximum context in tokens; 0: what the head gives to all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,8 @@ class ModelSpec:
     kv_bits: int = 0
     """Bits of a number of the KV, 8 or 4, from the head's --kv-bits; 0: the dtype of the activations."""
 
+    wish: Wish = Wish()
+    """It travels with the placement, so that the next head has it."""
     draft: "ModelSpec | None" = None
     """A small model that guesses tokens of this one, from --draft. It has no draft itself."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from node.core.models import DraftChoice, HeldModel, ModelSpec
+from node.core.units import format_bytes, format_duration, format_share
 
 MAX_NAME_CHARS = 512
 """Maximum characters of an id, a name or an address from a peer: a model's id consists of up to two file names of 255."""
@@ -79,6 +80,33 @@ class StageState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """How far a download is, in bytes."""
+
+    done: int = 0
+    """Including those that were on the disk before."""
+    total: int = 0
+    bytes_per_s: float = 0.0
+    """Of the last seconds; 0 while it is not known, or while nothing comes."""
+
+    @property
+    def share(self) -> float:
+        return self.done / max(self.total, 1)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until it is done at this rate; None without one."""
+        return (self.total - self.done) / self.bytes_per_s if self.bytes_per_s else None
+
+    def __str__(self) -> str:
+        """Like "1.2 of 4.6 GB, 80.0 MB/s, 43 s left"."""
+        parts = [format_share(self.done, self.total)]
+        if self.left_s is not None:
+            parts += [f"{format_bytes(round(self.bytes_per_s))}/s", f"{format_duration(self.left_s)} left"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
 class StageReport:
     """Report of a node on a stage that it holds, or that the placement assigns to it."""
 
@@ -88,6 +116,12 @@ class StageReport:
     progress: float = 0.0
     error: str = ""
     """Why it failed or ended, as `code: text`; empty otherwise."""
+    download: Download | None = None
+    """While it is being fetched, once the number of bytes is known."""
+
+    @property
+    def loads(self) -> bool:
+        return self.state in (StageState.FETCHING, StageState.LOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +148,8 @@ class RingTraffic:
     right_guesses: int = 0
     recomputed: int = 0
     """Tokens computed again for sessions that had made room for others, since the ring began."""
+    requests: int = 0
+    """Requests that it has taken since it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +237,28 @@ class Heartbeat:
         return self.report.info.id if self.report else self.node
 
 
+class Severity(StrEnum):
+    ERROR = "error"
+    """A request or a wanted model does not work."""
+    WARNING = "warning"
+    """The cluster works, but worse than it could."""
+    INFO = "info"
+    """Nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A finding for the user: a text with numbers, and a hint what to do."""
+
+    code: str
+    """One of node.core.health.Code; a node of another version may report others."""
+    severity: Severity
+    text: str
+    hint: str = ""
+    node: str = ""
+    """Id of the node that it is about; empty if it is about the cluster or a model."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeReport:
     """A node's report on itself, in each heartbeat."""
@@ -237,6 +295,8 @@ class NodeReport:
     """One for each model that it loaded since its start."""
     suspects: tuple[str, ...] = ()
     """Ids of nodes that it does not hear at present."""
+    issues: tuple[Issue, ...] = ()
+    """Of its machine and of its options, found by itself."""
 
 
 class NodeState(StrEnum):

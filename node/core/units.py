@@ -1,4 +1,4 @@
-"""Parses and formats numbers of bytes.
+"""Parses and formats numbers of bytes, and formats durations.
 
 Units are binary: `GB` is 2**30 bytes, as memory is sold and as macOS shows it, and `GiB` means the same. So a Mac of
 16 GB is shown with 16.0 GB.
@@ -42,3 +42,10 @@ def format_share(part: int, whole: int) -> str:
     """Format like "9.8 of 16.0 GB", both in the unit of `whole`."""
     unit = unit_of(whole)
     return f"{format_bytes(part, unit).removesuffix(f' {unit}')} of {format_bytes(whole, unit)}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format like "43 s", "12 min" or "3.5 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

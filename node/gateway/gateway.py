@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
+from node.cluster.loading import Loading
+from node.cluster.model_list import build_models
 from node.cluster.readiness import usable_rings
 from node.cluster.status import build_status
 from node.core.clock import now
 from node.core.errors import ModelBroken
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import HeldModel, ModelEntry
+from node.core.models import HeldModel, ModelEntry, Wish
 from node.core.pool import Pools
 from node.core.types import Address, NodeMetrics, PeerView, Ring
+from node.gateway.disk import Disk
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
+from node.model.short_names import SHORT_NAMES
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -28,6 +33,10 @@ from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
 
 BROKEN_S = 60.0
 """A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
+
+TELL_S = 1.0
+"""Maximum wait for the head to hear of a model that came just now. It takes some milliseconds."""
+LOOK_S = 0.02
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 
@@ -46,6 +55,8 @@ class Gateway:
         want: Callable[[str], Awaitable[None]],
         allowlist: Allowlist,
         draining: Draining,
+        loading: Loading,
+        disk: Disk,
         pools: Pools,
         grammars: Grammars,
         sandboxes: SandboxServer,
@@ -61,6 +72,8 @@ class Gateway:
         self._tokenizer_files = tokenizer_files
         self._allowlist = allowlist
         self._draining = draining
+        self._loading = loading
+        self._disk = disk
         self._pools = pools
         self.grammars = grammars
         self._sandboxes = sandboxes
@@ -83,6 +96,11 @@ class Gateway:
             for model in self._allowlist.filter(self._held())
         ]
 
+    def known(self, name: str) -> ModelEntry | None:
+        """The one of `models` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
+        model = self._catalogue.match(name, self._held())
+        return next((entry for entry in self.models() if entry.id == model), None)
+
     def _held(self) -> list[str]:
         served = {ring.model for ring in self._agent.placement.rings}
         return sorted(served | {held.id for report in self._agent.alive() for held in report.models})
@@ -90,12 +108,44 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
+    def model_list(self) -> dict[str, Any]:
+        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter)
+
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.
 
         Raises NodeNotFound, NotReady, NoCapacity when a model would have no place without the node.
         """
         return {"node": await self._draining.request(node, draining=draining), "draining": draining}
+
+    async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
+        """Have a model loaded for good; see Wish. Gives its id, once it has a place: it may still be loading.
+
+        Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady without a head.
+        """
+        model = await self._id_of(name)
+        self._allowlist.check(model)
+        await self._loading.load(model, Wish(named=True, stages=stages, context=context))
+        return {"model": model}
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """Have a model unloaded. Gives its id. Raises ModelNotFound, ModelBusy, and NotReady without a head."""
+        model = await self._id_of(name)
+        await self._loading.unload(model)
+        return {"model": model}
+
+    async def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Fetch a model to this node's disk; see Disk.pull. Yields the progress, ready for JSON."""
+        model = await self._id_of(name)
+        self._allowlist.check(model)
+        async with aclosing(self._disk.pull(model)) as progress:
+            async for done, size in progress:
+                yield {"model": model, "done": done, "bytes": size}
+
+    async def remove(self, name: str) -> dict[str, Any]:
+        """Delete the files of a model from this node's disk; see Disk.remove."""
+        model = await self._id_of(name)
+        return {"model": model, "bytes": await self._disk.remove(model)}
 
     def health(self) -> dict[str, Any]:
         view = self._agent.view()
@@ -120,13 +170,30 @@ class Gateway:
 
         Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
         """
-        held = self._held()
-        model = self._catalogue.match(model_id, held)
-        if model is None:
-            model = await self._pools.files.run(self._catalogue.find, model_id, held)
+        model = await self._id_of(model_id)
         self._allowlist.check(model)
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
         return OpenModel(model, ring.context, await self._encoder(ring), ring.revision)
+
+    async def _id_of(self, name: str) -> str:
+        """Raises ModelNotFound, ModelBroken."""
+        held = self._held()
+        if model := self._catalogue.match(name, held):
+            return model
+        model = await self._pools.files.run(self._catalogue.find, name, held)
+        await self._tell_head()
+        return model
+
+    async def _tell_head(self) -> None:
+        """Wait until the head has heard of a model that came to this node just now: it is about to be asked for it."""
+        agent, deadline = self._agent, now() + TELL_S
+        agent.touch()
+        while agent.head not in ("", agent.info.id) and agent.lacks_news(agent.head) and now() < deadline:
+            await agent.changed.wait(LOOK_S)
+
+    def loading(self, model_id: str) -> str:
+        """How far the load of a model is; empty if it is not loading."""
+        return " ".join(self._router.loading(self._catalogue.match(model_id, self._held()) or model_id))
 
     async def _encoder(self, ring: Ring) -> SandboxedEncoder:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):

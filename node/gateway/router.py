@@ -19,9 +19,11 @@ from node.core.errors import (
     PippinError,
     RingLost,
     StaleFence,
+    is_replacement,
 )
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.health import loads_of
 from node.core.types import Address, NodeState, Ring
 from node.gateway.balancer import Balancer
 from node.ring.lifecycle import Rings
@@ -149,7 +151,8 @@ class Router:
             if not tries.lost:
                 raise error
         else:
-            log.warning("request %s lost its ring: %s", request.id, error)
+            planned = is_replacement(error)
+            log.log(logging.INFO if planned else logging.WARNING, "request %s lost its ring: %s", request.id, error)
             self.recoveries += 1
             tries.lost.add(ring.id)
         tries.since = tries.since if tries.fruitless else now()
@@ -201,7 +204,12 @@ class Router:
                     asked = await self._ask_head(view.head, model)
             except TimeoutError:
                 break
-        raise NotReady(f"{model} is still loading after {wait_s:.0f} s.", hint="See `cluster status`; try again later.")
+        told = " ".join([f"{model} is still loading after {wait_s:.0f} s.", *self.loading(model)])
+        raise NotReady(told, hint="Try again later; `cluster status` shows how far it is.")
+
+    def loading(self, model: str) -> list[str]:
+        """Sentences that tell how far the nodes are that load a model."""
+        return [issue.text for issue in loads_of(self._agent.view(), model)]
 
     async def _ask_head(self, head: str, model: str) -> bool:
         """Has the head place a model. False when the head was not reached."""

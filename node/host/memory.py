@@ -62,10 +62,18 @@ def usable(device_memory: int | None, asked: int | None) -> int:
     """
     if asked is not None:
         given = min(asked, max(total(), device_memory or 0))
+        if given < asked:
+            log.warning("--memory %s: this machine has %s, which is used", format_bytes(asked), format_bytes(given))
         if device_memory and given > device_memory:
             log.warning("%s", _too_much(given, device_memory))
         return given
     return int(device_memory * DEVICE_SHARE) if device_memory else int(total() * RAM_SHARE)
+
+
+def excess(device_memory: int | None, asked: int | None) -> str:
+    """Why the bytes that the user asked for are too many; empty if they are not."""
+    given = min(asked or 0, max(total(), device_memory or 0))
+    return _too_much(given, device_memory) if device_memory and given > device_memory else ""
 
 
 def _too_much(given: int, device_memory: int) -> str:

@@ -20,8 +20,9 @@ def exit_within(seconds: float, code: int) -> None:
 
 
 def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
-    """Have the first SIGINT or SIGTERM call `stop` and the second `leave`, on the running loop.
+    """Have the first SIGINT, SIGTERM or SIGHUP call `stop`, and the next SIGINT or SIGTERM `leave`, on the running loop.
 
+    A terminal that is closed sends SIGHUP, often twice: by the system, and by its shell. One that nohup ignores stays so.
     A thread waits for the signals, so that the second ends the process with 0 even if the loop is blocked. Call it
     once, in the main thread.
     """
@@ -32,12 +33,14 @@ def on_signals(stop: Callable[[], None], leave: Callable[[], None]) -> None:
     def wait() -> None:
         receiver.recv(1)
         loop.call_soon_threadsafe(stop)
-        receiver.recv(1)
+        while receiver.recv(1)[0] == signal.SIGHUP:
+            pass
         exit_within(QUIT_S, 0)
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(leave)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     signal.set_wakeup_fd(sender.detach())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # the wakeup fd is only written to if there is a Python handler
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # the wakeup fd is only written to if there is a Python handler

@@ -1,6 +1,10 @@
 """Catalogue of the models whose files are on this node."""
 
 import difflib
+import math
+import shutil
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,8 +16,12 @@ from node.core.models import HeldModel
 from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.scanner import Folder, FolderScanner
-from node.model.short_names import canonical
+from node.model.short_names import canonical, not_for_mlx
 from node.model.weights import Weights
+
+SEARCH_AGAIN_S = 1.0
+"""Minimum interval of searches for names that are not known: anybody can send them."""
+_PATH_HINT = "Start a node with --model and this path, and name the model by its folder."
 
 
 class Catalogue:
@@ -31,19 +39,30 @@ class Catalogue:
         self._roots = (builtin, *models_dirs, data_dir / "models")
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
         self._scanner = FolderScanner()
+        self._refreshing = threading.Lock()
+        self._searched_again_at = -math.inf
         self._local: tuple[HeldModel, ...] = ()
         self._created: dict[str, int] = {}
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where models from peers and from the hub are kept."""
+        return self._fetched, self._hub_cache
 
     def refresh(self) -> None:
         """Search the disk for models that came or went, and list the first MAX_MODELS.
 
         Raises OSError when this process has no descriptors left.
         """
+        with self._refreshing:
+            self._refresh()
+
+    def _refresh(self) -> None:
         local: dict[HeldModel, None] = {}
         created: dict[str, int] = {}
         for model_id, folder in self._scanner.search(self._roots, self._fetched, self._hub_cache):
             if folder.whole and len(local) < MAX_MODELS:
-                local[HeldModel(model_id, folder.revision)] = None
+                local[HeldModel(model_id, folder.revision, folder.weight_bytes)] = None
                 created.setdefault(model_id, folder.created)
         self._created, self._local = created, tuple(local)
 
@@ -58,15 +77,25 @@ class Catalogue:
     def find(self, name: str, elsewhere: Sequence[str] = ()) -> str:
         """Resolve a name to a model id: one held here or `elsewhere` if it matches, else a hub id.
 
-        Raises ModelNotFound, or the error of `flaw`.
+        Finds a model that came since the last search. Raises ModelNotFound, or the error of `flaw`.
         """
+        if model_id := self.match(name, elsewhere):
+            return model_id
+        self._search_again()
         if model_id := self.match(name, elsewhere):
             return model_id
         if flaw := self.flaw(canonical(name)):
             raise flaw
+        _check_name(name.strip())
         near = difflib.get_close_matches(name.strip(), (*self._created, *elsewhere), n=1)
         hint = f"Did you mean {near[0]}?" if near else "Write its hub id, `org/name`, or see `/v1/models`."
         raise ModelNotFound(f"There is no model {name.strip()!r} here.", hint=hint, param="model")
+
+    def _search_again(self) -> None:
+        """Refresh for a name that is not known, at most once in SEARCH_AGAIN_S."""
+        if time.monotonic() - self._searched_again_at > SEARCH_AGAIN_S:
+            self._searched_again_at = time.monotonic()
+            self.refresh()
 
     def match(self, name: str, elsewhere: Sequence[str] = ()) -> str | None:
         """Resolve a name as `find` does; None for a one-part name that matches nothing. Raises ModelNotFound."""
@@ -82,6 +111,8 @@ class Catalogue:
         for model_id in held:
             if name.lower() in (model_id.lower(), model_id.lower().rpartition("/")[2]):
                 return model_id
+        if "/" in name:
+            _check_name(name)
         return wanted if len(id_parts(wanted)) == 2 else None
 
     def whole(self, model_id: str, revision: str = "") -> Folder | None:
@@ -102,7 +133,7 @@ class Catalogue:
     def flaw(self, model_id: str) -> PippinError | None:
         """The error if a folder of this name exists but holds no valid model; else None."""
         for root in self._roots:
-            path = root.joinpath(*id_parts(model_id))
+            path = _place(root, id_parts(model_id))
             try:
                 if path.is_dir():
                     Weights.read(path)
@@ -122,12 +153,48 @@ class Catalogue:
         """Directory for files of the model that are fetched from peers; it may not exist yet."""
         return self._fetched.joinpath(checked_revision(revision), *id_parts(model_id))
 
+    def remove(self, model_id: str) -> int:
+        """Delete all files of a model that were fetched, whole or not. Returns their number of bytes.
+
+        Raises ModelNotFound if there are none, ModelBroken if they can't be deleted.
+        """
+        parts = id_parts(model_id)
+        own = [root.joinpath(*parts) for root in self._scanner.folders(self._fetched)]
+        own.append(self._hub_cache / f"models--{'--'.join(parts)}")
+        found = [path for path in own if path.is_dir()]
+        if not found:
+            builtin, *others = [_place(root, parts) for root in self._roots]
+            kept = next((path for path in others if path.is_dir()), None)
+            where = f"Its folder is {kept}: delete it there." if kept else "See `cluster models`."
+            where = "It comes with Pippin." if builtin.is_dir() else where
+            raise ModelNotFound(f"No files of {model_id} were fetched to this node.", hint=where, param="model")
+        freed = sum(file.lstat().st_size for path in found for file in path.rglob("*") if not file.is_symlink())
+        for path in found:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise ModelBroken(f"{path} can't be deleted: {error.strerror}.", hint="Delete it yourself.") from error
+        return freed
+
     def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
         """Folders of this revision; for an empty `revision`, all whose revision is known."""
         parts, scanner = id_parts(model_id), self._scanner
-        own = (scanner.read(root.joinpath(*parts)) for root in self._roots)
+        own = (scanner.read(_place(root, parts)) for root in self._roots)
         roots = [root for root in scanner.folders(self._fetched) if revision in ("", root.name)]
         fetched = (scanner.read(root.joinpath(*parts), root.name) for root in roots)
         for folder in chain(own, fetched, scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")):
             if folder and folder.revision and revision in ("", folder.revision):
                 yield folder
+
+
+def _check_name(name: str) -> None:
+    """Raises ModelNotFound for names of something else, with what to write instead."""
+    if instead := not_for_mlx(name):
+        raise ModelNotFound(f"{name!r} is no model for MLX.", hint=instead, param="model")
+    if name.startswith(("/", "./", "../", "~")):
+        raise ModelNotFound(f"{name!r} is a path.", hint=_PATH_HINT, param="model")
+
+
+def _place(root: Path, parts: tuple[str, ...]) -> Path:
+    """Where a directory of models has a model: in it, or it is the model's folder itself."""
+    return root if parts == (root.name,) and (root / "config.json").is_file() else root.joinpath(*parts)

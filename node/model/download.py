@@ -44,8 +44,8 @@ class Source:
 
 
 def download(source: Source, blob: Path, progress: Callable[[int], None]) -> None:
-    """Download `source` into `blob`, calling `progress(bytes here)` after each piece. Its exceptions cancel the
-    download.
+    """Download `source` into `blob`, calling `progress(bytes here)` at first and after each piece. Its exceptions
+    cancel the download.
 
     Waits while another process or thread downloads the same file. Raises HUB_ERRORS, HubUnavailable, ModelBroken,
     NoCapacity.
@@ -53,6 +53,7 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
     while not blob.exists():
         try:
             with PartialFile(blob, source.size) as partial:
+                progress(partial.offset)
                 _complete(source, partial, progress)
         except NotReady:
             progress(0)

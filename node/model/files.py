@@ -10,17 +10,18 @@ from pathlib import Path
 from node.core.errors import ModelChanged, ModelNotFound, NotReady, PeerUnavailable, PippinError
 from node.core.models import HeldModel
 from node.core.pool import Pools
-from node.core.types import Address, Shard
+from node.core.types import Address, Download, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_commit
 from node.model.hub import Hub
+from node.model.meter import Meter
 from node.model.transfer import File, has_file, needed, offer, open_partial, read, small
 from node.model.weights import Weights, read_description
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[float], None]
+Progress = Callable[[Download], None]
 TELL_S = 0.1
 """Minimum interval between two reports of a download's progress."""
 LOOK_S = 0.2
@@ -67,7 +68,7 @@ class Files:
         """Directory with the files of a stage, and the layout of all of the model's weights.
 
         Missing files are fetched, preferably from a peer. `ends`: also those with the tensors outside of layers. Calls
-        `progress` with the fetched fraction. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
+        `progress` while they are fetched. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
         (disk full), ModelBroken.
         """
         directory = await self._directory_of(shard, ends, progress)
@@ -103,17 +104,24 @@ class Files:
     async def _from_hub(self, shard: Shard, ends: bool, progress: Progress) -> Path:
         """Cancelling it returns at once; its thread ends with the next bytes that arrive, or with the read timeout."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
-        told_at = 0.0
+        latest, due = Download(), False
 
-        def tell(done: int, total: int) -> None:
-            nonlocal told_at
+        def note(download: Download) -> None:
+            nonlocal latest, due
             if stop.is_set():
                 raise NotReady(f"The load of {shard} was cancelled.")
-            if done == total or loop.time() - told_at > TELL_S:
-                told_at = loop.time()
-                loop.call_soon_threadsafe(progress, done / max(total, 1))
+            latest = download
+            if not due:
+                due = True
+                loop.call_soon_threadsafe(loop.call_later, TELL_S, tell)
 
-        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, tell, revision=shard.revision)
+        def tell() -> None:
+            nonlocal due
+            due = False  # before `latest` is read: the thread writes that first
+            if not stop.is_set():
+                progress(latest)
+
+        fetch = partial(self._hub.fetch, shard.model, shard.start, shard.end, ends, note, revision=shard.revision)
         try:
             return await self._pools.downloads.run(fetch)
         finally:
@@ -144,11 +152,10 @@ class Files:
         if weights is None:
             raise ModelNotFound(f"{peer} offers no description of {shard.model}.")
         files = needed(offered, weights, shard.start, shard.end, ends)
-        total = sum(file.size for file in files)
-        done = 0
+        meter = Meter(sum(file.size for file in files), 0, progress)
         for file in files:
-            await self._copy(peer, model, file, target, partial(_tell, progress, done, total))
-            done += file.size
+            await self._copy(peer, model, file, target, meter.of_file)
+            meter.finish_file(file.size)
         return target
 
     async def _offered(self, peer: Address, model: HeldModel) -> list[File]:
@@ -165,6 +172,7 @@ class Files:
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
+                progress(part.offset)
                 sha256 = ""
                 async for data, sha256 in self._client.read(peer, model.id, model.revision, file.name, part.offset):  # noqa: B007
                     if data:
@@ -173,7 +181,3 @@ class Files:
                 await pool.run(part.finish, sha256)
             finally:
                 pool.submit(part.close)  # in a thread, as it waits for a write
-
-
-def _tell(progress: Progress, before: int, total: int, count: int) -> None:
-    progress((before + count) / max(total, 1))

@@ -24,11 +24,13 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
 from node.core.models import TensorHeader
 from node.core.pool import Pool
+from node.core.types import Download
 from node.core.units import format_bytes
 from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
+from node.model.meter import Meter
 from node.model.safetensors_header import parse_header
 from node.model.weights import Weights, read_description, read_index
 
@@ -86,12 +88,11 @@ class Hub:
         start: int,
         end: int,
         ends: bool,
-        progress: Callable[[int, int], None] = lambda *_: None,
+        progress: Callable[[Download], None] = lambda _: None,
         *,
         revision: str | None = None,
     ) -> Path:
-        """Download the files that the stage [start, end) lacks, calling `progress(bytes done, bytes in all)` on the
-        way.
+        """Download the files that the stage [start, end) lacks, calling `progress` on the way.
 
         `ends`: also fetch the tensors outside of layers. A fetch that is broken off keeps what was received, and the
         next one resumes from there. Exceptions raised by `progress` cancel the fetch.
@@ -103,14 +104,12 @@ class Hub:
         missing = [file for file in files if not (directory / file).is_file()]
         done = total - sum(sizes[file] for file in missing)
         self._check_space(model_id, total - done)
-        progress(done, total)
+        meter = Meter(total, done, progress)
         for file in missing:
             log.info("fetching %s of %s from the hub (%s)", file, model_id, format_bytes(sizes[file]))
-            before = done
             with _told(model_id):
-                self._fetch(model_id, directory, file, lambda here: progress(before + here, total))  # noqa: B023
-            done += sizes[file]
-            progress(done, total)
+                self._fetch(model_id, directory, file, meter.of_file)
+            meter.finish_file(sizes[file])
         return directory
 
     def _fetch(self, model_id: str, directory: Path, file: str, progress: Callable[[int], None]) -> None:

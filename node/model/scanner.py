@@ -44,6 +44,10 @@ class Folder:
         return self.files["config.json"][1] // 1_000_000_000
 
     @property
+    def weight_bytes(self) -> int:
+        return sum(size for name, (size, _, _) in self.files.items() if is_weights(name))
+
+    @property
     def has_tokenizer(self) -> bool:
         return any("token" in name or name.startswith("vocab") or name.endswith(".model") for name in self.files)
 
@@ -69,7 +73,10 @@ class FolderScanner:
         return found
 
     def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:
-        """Models at `root/name` and `root/org/name`."""
+        """Models at `root/name` and `root/org/name`; or the root is the folder of one model."""
+        if is_safe(root.name) and (folder := self.read(root, revision)):
+            yield root.name, folder
+            return
         for outer in self.folders(root):
             if folder := self.read(outer, revision):
                 yield outer.name, folder

@@ -10,6 +10,7 @@ SHORT_NAMES = {
     "llama-3.1-8b": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
     "llama-3.1-70b": "mlx-community/Meta-Llama-3.1-70B-Instruct-4bit",
     "llama-3.1": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
+    "llama-3": "mlx-community/Meta-Llama-3-8B-Instruct-4bit",
     "llama-3-8b": "mlx-community/Meta-Llama-3-8B-Instruct-4bit",
     "llama-3.3-70b": "mlx-community/Llama-3.3-70B-Instruct-4bit",
     "llama-3.3": "mlx-community/Llama-3.3-70B-Instruct-4bit",
@@ -96,6 +97,9 @@ SHORT_NAMES = {
     "kimi-k2": "mlx-community/Kimi-K2-Instruct-4bit",
 }
 
+_HUB = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
+_PAGE = re.compile(r"^([^/]+/[^/?#]+)(?:/(?:tree|blob|resolve|discussions)(?:/.*)?)?/?(?:[?#].*)?$")
+_QUANTIZATION = re.compile(r"[-:](?:I?Q[0-9]\w*|F16|F32|BF16)$", re.IGNORECASE)
 _SUFFIX = re.compile(r"[-_:](instruct|it|chat|4bit|latest)$", re.IGNORECASE)
 
 
@@ -108,12 +112,33 @@ _IDS = {_key(short): model for short, model in SHORT_NAMES.items()}
 _IDS |= {_key(model.partition("/")[2]): model for model in SHORT_NAMES.values()}
 
 
+def not_for_mlx(name: str) -> str:
+    """What to write instead of the name of a model in llama.cpp's format; empty for other names."""
+    plain = without_hub(name.strip())
+    is_gguf = re.search(r"gguf", plain, re.IGNORECASE) is not None
+    if not is_gguf and not (":" in plain and _QUANTIZATION.search(plain)):
+        return ""
+    family = re.sub(r"[-_.]?gguf$", "", _QUANTIZATION.sub("", plain).rpartition("/")[2], flags=re.IGNORECASE)
+    known = canonical(family)
+    instead = (
+        f"Write {known}." if "/" in known else "Write the id of a model in that format, like those of mlx-community."
+    )
+    return f"It names a GGUF file or its quantization; Pippin reads safetensors, as MLX does. {instead}"
+
+
+def without_hub(name: str) -> str:
+    """`org/name` of the address of a model's page on the hub; any other name unchanged."""
+    path = _HUB.sub("", name)
+    page = _PAGE.match(path) if path != name else None
+    return page[1] if page else name
+
+
 def canonical(name: str) -> str:
     """Hub id of a short name, in any case and with or without `-instruct` etc.; any other name is returned unchanged.
 
-    An `org/name` is only changed in case, and only if the table has it.
+    The address of a model's page on the hub is its id. An `org/name` is only changed in case, and only if the table has it.
     """
-    name = name.strip()
+    name = without_hub(name.strip())
     if "/" in name:
         found = _IDS.get(_key(name.partition("/")[2]))
         return found if found is not None and found.lower() == name.lower() else name

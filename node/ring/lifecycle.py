@@ -8,24 +8,37 @@ a successor loads nothing, and computes only the KV that some stage lost.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.core.clock import now
-from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, as_pippin_error
+from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, as_pippin_error, replaced
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.signal import Signal
-from node.core.types import MAX_TEXT_CHARS, Caller, Placement, Ring, RingTraffic, Shard, Speed, StageReport, StageState
+from node.core.types import (
+    MAX_TEXT_CHARS,
+    Caller,
+    Download,
+    Placement,
+    Ring,
+    RingTraffic,
+    Shard,
+    Speed,
+    StageReport,
+    StageState,
+)
 from node.engine.compute import Compute
 from node.engine.device import prefill_chunk
 from node.engine.draft import DraftModel
 from node.engine.runner import Runner
 from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
+from node.placement.speed import is_slow_wire
 from node.ring import requests
 from node.ring.driver import Driver
 from node.ring.kv import RingLimits, weights_as_tokens
@@ -41,9 +54,9 @@ log = logging.getLogger(__name__)
 FRAMES_WAIT_S = 2.0
 """How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
-Fetch = Callable[[Shard, bool, Callable[[float], None]], Awaitable[tuple[Path, Weights]]]
+Fetch = Callable[[Shard, bool, Callable[[Download], None]], Awaitable[tuple[Path, Weights]]]
 """Makes sure that a shard's files are on this node's disk, with those of embedding and head if the flag says so; calls
-back with the share done. Returns their directory and a description of all weights of the model. Cancelled, it keeps the
+back while they are fetched. Returns their directory and a description of all weights of the model. Cancelled, it keeps the
 bytes that have come."""
 
 
@@ -87,6 +100,8 @@ class Rings:
         self._placement = Placement()
         """The placement that is followed."""
         self._draining = False
+        self._released: set[str] = set()
+        """Models whose idle layers are to be freed."""
         self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -143,6 +158,11 @@ class Rings:
             raise NotAdmitted(f"Frames of ring {first.ring} come from the stage before, not from {caller.address}.")
         await part.serve_link(first, frames)
 
+    def release(self, model: str) -> None:
+        """Free the layers of a model that no ring needs."""
+        self._released.add(model)
+        self._agent.adopted.notify()
+
     def give_up(self, reason: PippinError) -> None:
         """End this node's part in all rings, as it can't compute; their requests go on elsewhere."""
         lost = RingLost(f"{self._agent.info.name} left the ring: {reason.message}")
@@ -156,7 +176,8 @@ class Rings:
     async def run(self) -> None:
         async with self._group:
             while True:
-                if self._agent.placement is self._placement and self._agent.draining == self._draining:
+                is_followed = self._agent.placement is self._placement and self._agent.draining == self._draining
+                if is_followed and not self._released:
                     await self._agent.adopted.wait()
                 self._placement, self._draining = self._agent.placement, self._agent.draining
                 await self._release()
@@ -177,7 +198,7 @@ class Rings:
         return {shard for ring in self._placement.rings if (shard := self._draft(ring))}
 
     async def _release(self) -> None:
-        """Leave the rings that are not in the placement, and unload idle weights as far as their memory is needed."""
+        """Leave the rings that are not in the placement, and unload idle weights that are released, or whose memory is needed."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
         used = {*wanted.values(), *self._drafts()}
         if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - used]:
@@ -191,7 +212,8 @@ class Rings:
         # A load that was cancelled or failed leaves memory to free, too.
         unfinished = any(report.state not in (StageState.READY, StageState.ENDED) for report in gone)
         room = 0 if self._draining else max(0, self._usable - self._set_aside())
-        await self._shards.make_room(used, room, collect=unfinished)
+        released, self._released = self._released, set()
+        await self._shards.make_room(used, room, released, collect=unfinished)
         self._agent.touch()
 
     def _set_aside(self) -> int:
@@ -209,7 +231,7 @@ class Rings:
         ring, shard = self._parts[ring_id].ring, self._reports[ring_id].shard
         # Another ring that runs on these layers would never ask for the KV.
         keep = not any(self._shard(part.ring) == shard for other, part in self._parts.items() if other != ring_id)
-        left = await self._parts.pop(ring_id).close(RingLost(f"Ring {ring_id} was replaced."), keep=keep)
+        left = await self._parts.pop(ring_id).close(replaced(ring_id), keep=keep)
         if keep and (loaded := self._shards.get(shard)):
             loaded.leftover, loaded.shape = left, shape_of(ring)
         if driving := self._driving.pop(ring_id, None):
@@ -267,19 +289,17 @@ class Rings:
     async def _fetch_and_load(self, shard: Shard, ends: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         self._agent.touch()
-        directory, weights = await self._fetch(shard, ends, partial(self._progress, shard, StageState.FETCHING))
-        self._progress(shard, StageState.LOADING, 0.0)
+        directory, weights = await self._fetch(shard, ends, partial(self._fetched, shard))
+        self._loaded(shard, 0.0)
         self._agent.touch()
-        await self._shards.load(shard, directory, weights, partial(self._progress, shard, StageState.LOADING))
+        await self._shards.load(shard, directory, weights, partial(self._loaded, shard))
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded, as their stage or as their draft model."""
         return [
             ring
             for ring in self._placement.rings
-            if (report := self._reports.get(ring.id))
-            and shard in (report.shard, self._draft(ring))
-            and report.state in (StageState.FETCHING, StageState.LOADING)
+            if (report := self._reports.get(ring.id)) and shard in (report.shard, self._draft(ring)) and report.loads
         ]
 
     def _node_before(self, ring: Ring) -> str:
@@ -315,10 +335,18 @@ class Rings:
             leftover=loaded.leftover,
             guesses=self._guesses,
             draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
+            is_wire_slow=partial(self._is_wire_slow, ring, loaded),
         )
         loaded.leftover = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
+
+    def _is_wire_slow(self, ring: Ring, loaded: LoadedShard) -> bool:
+        alive = {report.info.id: report for report in self._agent.alive()}
+        bytes_per_s = next((speed.bytes_per_s for speed in self.speeds() if speed.shard.model == ring.model), 0.0)
+        if not bytes_per_s or not all(node in alive for node in ring.nodes):
+            return False
+        return is_slow_wire([alive[node] for node in ring.nodes], 1e3 * loaded.stage.weight_bytes / bytes_per_s)
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds."""
@@ -329,8 +357,14 @@ class Rings:
         self._reports[ring] = StageReport(ring, shard, state, progress, error)
         self._agent.touch()
 
-    def _progress(self, shard: Shard, state: StageState, share: float) -> None:
+    def _fetched(self, shard: Shard, download: Download) -> None:
+        self._progress(StageReport("", shard, StageState.FETCHING, download.share, download=download))
+
+    def _loaded(self, shard: Shard, share: float) -> None:
+        self._progress(StageReport("", shard, StageState.LOADING, share))
+
+    def _progress(self, report: StageReport) -> None:
         """Sent with the next heartbeat. That of a draft model, which is small, is not told."""
-        for ring in self._waiting(shard):
-            if self._reports[ring.id].shard == shard:
-                self._reports[ring.id] = StageReport(ring.id, shard, state, share)
+        for ring in self._waiting(report.shard):
+            if self._reports[ring.id].shard == report.shard:
+                self._reports[ring.id] = replace(report, ring=ring.id)

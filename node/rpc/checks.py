@@ -16,6 +16,8 @@ from node.wire import serving_pb2
 
 MAX_ITEMS = 1024
 """Maximum nodes, rings, loads or addresses in one message."""
+MAX_ISSUES = 32
+"""Maximum issues that a node reports of itself."""
 MAX_STAGES = 4096
 """Maximum stages of all rings of a placement."""
 MAX_LAYERS = 65_536
@@ -29,6 +31,13 @@ def checked_model(message: pb.ModelRequest) -> pb.ModelRequest:
     """Raises Incompatible."""
     _check_names(message.model, message.revision)
     _check_kv_bits(message.kv_bits)
+    return message
+
+
+def checked_load(message: pb.LoadRequest) -> pb.LoadRequest:
+    """Raises Incompatible."""
+    _check_names(message.model)
+    _check_wish(message.wish)
     return message
 
 
@@ -53,6 +62,7 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     )
     _check_names(message.id, message.revision)
     _check_kv_bits(message.kv_bits)
+    _check_wish(message.wish)
     if message.HasField("draft"):
         if message.draft.HasField("draft"):
             raise Incompatible(f"A peer's description of the model {message.id!r:.60} has a draft with a draft.")
@@ -133,7 +143,8 @@ def _check_report(report: pb.NodeReport) -> None:
     for load in report.stages:
         _check_names(load.ring)
         _check_shard(load.shard)
-        _check_finite(load.progress)
+        _check_finite(load.progress, load.download.bytes_per_s)
+        _check_below("bytes", _SIZE, load.download.done, load.download.total)
         load.error = load.error[:MAX_TEXT_CHARS]
     _check_count("idle shards", report.idle, MAX_ITEMS)
     for shard in report.idle:
@@ -146,7 +157,7 @@ def _check_report(report: pb.NodeReport) -> None:
     for ring in report.traffic:
         _check_names(ring.ring)
         _check_finite(ring.tokens_per_second)
-        _check_below("counted tokens", COUNTER_LIMIT, ring.guesses, ring.right_guesses, ring.recomputed)
+        _check_below("counted tokens", COUNTER_LIMIT, ring.guesses, ring.right_guesses, ring.recomputed, ring.requests)
     _check_finite(report.lag_s, report.job_s)
     _check_count("links", report.links, MAX_ITEMS)
     for link in report.links:
@@ -155,6 +166,10 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_count("suspects", report.suspects, MAX_ITEMS)
     del report.suspects[MAX_NODES:]
     _check_names(*report.suspects)
+    del report.issues[MAX_ISSUES:]
+    for issue in report.issues:
+        _check_names(issue.code)
+        issue.text, issue.hint = issue.text[:MAX_NAME_CHARS], issue.hint[:MAX_NAME_CHARS]
     _check_count("peers", report.peers, MAX_ITEMS)
     del report.peers[MAX_NODES:]
     for hint in report.peers:
@@ -162,6 +177,11 @@ def _check_report(report: pb.NodeReport) -> None:
         del hint.addresses[MAX_ADDRESSES:]
         _check_names(hint.id, *hint.addresses)
         _check_below("ports", 1 << 16, hint.grpc_port)
+
+
+def _check_wish(wish: pb.Wish) -> None:
+    _check_below("stages", MAX_ITEMS + 1, wish.stages)
+    _check_below("tokens", 1 << 31, wish.context)
 
 
 def _check_placement(placement: pb.Placement) -> None:

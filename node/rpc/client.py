@@ -12,7 +12,7 @@ from node.core.addresses import split_host_port
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelSpec
+from node.core.models import ModelSpec, Wish
 from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
@@ -172,6 +172,19 @@ class RpcClient:
     async def want(self, peer: Address, model: str) -> None:
         with calling(peer.target):
             await self._control(peer).Want(control_pb2.ModelRequest(model=model), timeout=DESCRIBE_TIMEOUT_S)
+
+    async def load(self, peer: Address, model: str, wish: Wish) -> None:
+        message = control_pb2.LoadRequest(model=model, wish=to_message(wish, control_pb2.Wish))
+        with calling(peer.target):
+            await self._control(peer).Load(message, timeout=DESCRIBE_TIMEOUT_S)
+
+    async def unload(self, peer: Address, model: str) -> None:
+        with calling(peer.target):
+            await self._control(peer).Unload(control_pb2.ModelRequest(model=model), timeout=DECIDE_TIMEOUT_S)
+
+    async def release(self, peer: Address, model: str) -> None:
+        with calling(peer.target):
+            await self._control(peer).Release(control_pb2.ModelRequest(model=model), timeout=CALL_TIMEOUT_S)
 
     async def request_draining(self, peer: Address, node: str, *, draining: bool) -> None:
         with calling(peer.target):

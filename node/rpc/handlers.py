@@ -6,7 +6,7 @@ from typing import Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelSpec
+from node.core.models import ModelSpec, Wish
 from node.core.types import Caller, Heartbeat, NodeInfo
 
 
@@ -25,6 +25,15 @@ class ControlHandler(Protocol):
 
     async def want(self, model: str) -> None:
         """On the head: load the model. Raises NotReady if this node is not the head, ModelNotAllowed, …"""
+
+    async def load(self, model: str, wish: Wish) -> None:
+        """On the head: load the model for good. Raises what `want` raises."""
+
+    async def unload(self, model: str) -> None:
+        """On the head: unload the model. Raises NotReady if this node is not the head, ModelNotFound, ModelBusy."""
+
+    async def release(self, model: str, caller: Caller) -> None:
+        """Called by the head: free the layers of a model that is not placed any more. Raises NotAdmitted."""
 
     async def request_draining(self, node: str, *, draining: bool) -> None:
         """On the head: drain a node (move its work away), or take it into use again. Raises NotReady, NoCapacity."""

@@ -11,6 +11,7 @@ from node.core.addresses import join_host_port
 from node.core.errors import PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
+from node.core.models import Wish
 from node.core.types import Heartbeat
 from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
@@ -19,6 +20,7 @@ from node.rpc.checks import (
     checked_challenge,
     checked_evaluation,
     checked_heartbeat,
+    checked_load,
     checked_model,
     checked_request,
 )
@@ -116,6 +118,18 @@ class _Control(ControlServicer):
 
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
         await self._handler.want(checked_model(request).model)
+        return control_pb2.Empty()
+
+    async def Load(self, request: control_pb2.LoadRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.load(checked_load(request).model, from_message(request.wish, Wish))
+        return control_pb2.Empty()
+
+    async def Unload(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.unload(checked_model(request).model)
+        return control_pb2.Empty()
+
+    async def Release(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
+        await self._handler.release(checked_model(request).model, caller_of(context))
         return control_pb2.Empty()
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.Empty:

@@ -68,6 +68,7 @@ class SandboxServer:
                 [sys.executable, "-P", "-m", "node.text.sandbox_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # what a terminal sends to all processes is for the node to decide
                 env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
 

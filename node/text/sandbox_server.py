@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 import psutil
 
+from node.host.descriptors import fixed_limit
+
 Job = Callable[[bytes], bytes]
 
 IMPORTED = ("node.text.grammar_job", "node.text.same_tokens", "node.text.tokenizer_job")
@@ -36,8 +38,9 @@ def main() -> None:
     """Run the server on the socket whose file descriptor is the first argument, until the node closes it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # terminals and supervisors may send them to all processes
         signal.signal(number, signal.SIG_IGN)  # the node decides, and closes the socket
-    for module in IMPORTED:
-        importlib.import_module(module)
+    with fixed_limit():
+        for module in IMPORTED:
+            importlib.import_module(module)
     node = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, (*ends,), _, _ = socket.recv_fds(node, START.size, 1)

@@ -48,6 +48,24 @@ class ModelRequest(_message.Message):
     kv_bits: int
     def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
+class LoadRequest(_message.Message):
+    __slots__ = ("model", "wish")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    wish: Wish
+    def __init__(self, model: _Optional[str] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ...) -> None: ...
+
+class Wish(_message.Message):
+    __slots__ = ("named", "stages", "context")
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    named: bool
+    stages: int
+    context: int
+    def __init__(self, named: _Optional[bool] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("node", "draining")
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -79,12 +97,14 @@ class Shard(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., revision: _Optional[str] = ..., kv_bits: _Optional[int] = ...) -> None: ...
 
 class HeldModel(_message.Message):
-    __slots__ = ("id", "revision")
+    __slots__ = ("id", "revision", "bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     revision: str
-    def __init__(self, id: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    bytes: int
+    def __init__(self, id: _Optional[str] = ..., revision: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class DraftChoice(_message.Message):
     __slots__ = ("model", "draft")
@@ -105,7 +125,7 @@ class KvCost(_message.Message):
     def __init__(self, per_token: _Optional[int] = ..., fixed: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits", "draft")
+    __slots__ = ("id", "layer_bytes", "ends_bytes", "kv", "cuts", "max_context", "shared_ends", "head_bytes", "revision", "score_bytes", "kv_bits", "draft", "wish")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +138,7 @@ class ModelSpec(_message.Message):
     SCORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
     id: str
     layer_bytes: _containers.RepeatedScalarFieldContainer[int]
     ends_bytes: int
@@ -130,7 +151,8 @@ class ModelSpec(_message.Message):
     score_bytes: int
     kv_bits: int
     draft: ModelSpec
-    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
+    wish: Wish
+    def __init__(self, id: _Optional[str] = ..., layer_bytes: _Optional[_Iterable[int]] = ..., ends_bytes: _Optional[int] = ..., kv: _Optional[_Iterable[_Union[KvCost, _Mapping]]] = ..., cuts: _Optional[_Iterable[int]] = ..., max_context: _Optional[int] = ..., shared_ends: _Optional[bool] = ..., head_bytes: _Optional[int] = ..., revision: _Optional[str] = ..., score_bytes: _Optional[int] = ..., kv_bits: _Optional[int] = ..., draft: _Optional[_Union[ModelSpec, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("total", "usable", "used")
@@ -168,19 +190,31 @@ class NodeInfo(_message.Message):
     started_at: int
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., cluster: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ..., api_port: _Optional[int] = ..., chip: _Optional[str] = ..., started_at: _Optional[int] = ...) -> None: ...
 
+class Download(_message.Message):
+    __slots__ = ("done", "total", "bytes_per_s")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    bytes_per_s: float
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
 class StageReport(_message.Message):
-    __slots__ = ("ring", "shard", "state", "progress", "error")
+    __slots__ = ("ring", "shard", "state", "progress", "error", "download")
     RING_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     ring: str
     shard: Shard
     state: str
     progress: float
     error: str
-    def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+    download: Download
+    def __init__(self, ring: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., state: _Optional[str] = ..., progress: _Optional[float] = ..., error: _Optional[str] = ..., download: _Optional[_Union[Download, _Mapping]] = ...) -> None: ...
 
 class Speed(_message.Message):
     __slots__ = ("shard", "bytes_per_s", "tokens_per_s")
@@ -193,7 +227,7 @@ class Speed(_message.Message):
     def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., bytes_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RingTraffic(_message.Message):
-    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed")
+    __slots__ = ("ring", "running", "queued", "tokens_per_second", "guesses", "right_guesses", "recomputed", "requests")
     RING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +235,7 @@ class RingTraffic(_message.Message):
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     RIGHT_GUESSES_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ring: str
     running: int
     queued: int
@@ -208,7 +243,8 @@ class RingTraffic(_message.Message):
     guesses: int
     right_guesses: int
     recomputed: int
-    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ...) -> None: ...
+    requests: int
+    def __init__(self, ring: _Optional[str] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., recomputed: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("to", "address", "rtt_ms", "interface", "kind", "bytes_per_s")
@@ -236,8 +272,22 @@ class PeerHint(_message.Message):
     grpc_port: int
     def __init__(self, id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc_port: _Optional[int] = ...) -> None: ...
 
+class Issue(_message.Message):
+    __slots__ = ("code", "severity", "text", "hint", "node")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    severity: str
+    text: str
+    hint: str
+    node: str
+    def __init__(self, code: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., hint: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "suspects")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "suspects", "issues")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +308,7 @@ class NodeReport(_message.Message):
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    ISSUES_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -278,7 +329,8 @@ class NodeReport(_message.Message):
     speeds: _containers.RepeatedCompositeFieldContainer[Speed]
     drafts: _containers.RepeatedCompositeFieldContainer[DraftChoice]
     suspects: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., suspects: _Optional[_Iterable[str]] = ...) -> None: ...
+    issues: _containers.RepeatedCompositeFieldContainer[Issue]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., suspects: _Optional[_Iterable[str]] = ..., issues: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")

@@ -57,6 +57,21 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/pippin.control.Control/Load',
+                request_serializer=node_dot_wire_dot_control__pb2.LoadRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_unary(
+                '/pippin.control.Control/Unload',
+                request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/pippin.control.Control/Release',
+                request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/pippin.control.Control/Drain',
                 request_serializer=node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
@@ -114,6 +129,27 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Load(self, request, context):
+        """Asks the head to load a model for good, and how to place it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Asks the head to unload a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """From the head: this node no longer names the model, and frees the layers of it that no ring needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Asks the head to have a node's work moved away, or to take the node into use again.
         """
@@ -162,6 +198,21 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Want': grpc.unary_unary_rpc_method_handler(
                     servicer.Want,
+                    request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=node_dot_wire_dot_control__pb2.LoadRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Unload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
                     request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             ),
@@ -295,6 +346,87 @@ class Control:
             request,
             target,
             '/pippin.control.Control/Want',
+            node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/Load',
+            node_dot_wire_dot_control__pb2.LoadRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/Unload',
+            node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pippin.control.Control/Release',
             node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.Empty.FromString,
             options,

@@ -17,10 +17,16 @@ class Node:
         self.answers = []
         self.paths = []
         self.keys = []
+        self.bodies = []
         node = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                node.bodies.append(json.loads(body) if body else None)
+                self.do_GET()
+
+            def do_DELETE(self):
                 self.do_GET()
 
             def do_GET(self):

@@ -1,4 +1,5 @@
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import pytest
 
+from node import __version__
 from node.cli.__main__ import main, watch
 from node.cli.client import parse_api
 
@@ -64,7 +66,14 @@ def test_usage(argv, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(argv)
     assert exit_.value.code == 2
-    assert "usage: cluster" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"cluster( \w+)?: .*\. See cluster( \w+)? --help\n", err), "one line"
+
+
+def test_a_near_miss(capsys):
+    with pytest.raises(SystemExit):
+        main(["status", "--jsn"])
+    assert "unknown argument: --jsn (did you mean --json?)" in capsys.readouterr().err
 
 
 def test_wait_until_ready(node, status, capsys):
@@ -166,6 +175,17 @@ def test_the_key_comes_from_the_environment_or_a_file(node, ready, tmp_path, mon
     assert node.keys == ["Bearer sk-environment", "Bearer sk-file", "Bearer sk-file"]
 
 
+def test_the_address_comes_from_the_environment(node, ready, monkeypatch, capsys):
+    node.answers = [ready]
+    monkeypatch.setenv("PIPPIN_HOST", node.url.removeprefix("http://"))
+    assert main(["status"]) == 0
+    assert node.paths == ["/cluster/status"]
+    monkeypatch.setenv("PIPPIN_HOST", "ftp://x")
+    with pytest.raises(SystemExit, match="2"):
+        main(["status"])
+    assert "'ftp://x' is not a node's address" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("key", "file"), [("two words", None), ("", "/no/such/file")])
 def test_no_usable_key(key, file, node, capsys, monkeypatch):
     monkeypatch.setenv("PIPPIN_API_KEY", key)
@@ -173,3 +193,10 @@ def test_no_usable_key(key, file, node, capsys, monkeypatch):
         main(["status", "--api", node.url, *(["--api-key-file", file] if file else [])])
     assert "two words" not in capsys.readouterr().err
     assert node.paths == []
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"pippin {__version__}\n"

@@ -47,6 +47,6 @@ def test_undrain(node, capsys):
 
 
 def test_a_node_that_is_gone_is_no_longer_held_up(ready):
-    assert held(named(ready, "left"), "mini-1").startswith("mini-1 is left and holds layers ")
-    assert held(named(ready, "left", layers=[]), "mini-1") == ""
+    assert held(named(ready, "left"), "a1").startswith("mini-1 is left and holds layers ")
+    assert held(named(ready, "left", layers=[]), "a1") == ""
     assert held(ready, "unknown") == ""

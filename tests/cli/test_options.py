@@ -44,6 +44,8 @@ def test_defaults(monkeypatch):
         (["--no-mdns"], "mdns", False),
         (["--context", "4096"], "context", 4096),
         (["--max-sessions", "8"], "max_sessions", 8),
+        (["--keep-alive", "30m"], "keep_alive", 1800.0),
+        (["--keep-alive", "2H"], "keep_alive", 7200.0),
         (["--kv-bits", "4"], "kv_bits", 4),
         (["--no-guesses"], "guesses", False),
         (["--model", "a", "--model", "b", "--draft", "c"], "drafts", (("a", "c"), ("b", "c"))),
@@ -57,6 +59,7 @@ def test_defaults(monkeypatch):
         (["--step-timeout", "120"], "step_timeout", 120.0),
         (["--allow-sleep"], "allow_sleep", True),
         (["--log-level", "debug"], "log_level", "debug"),
+        (["--log-file", "~/x"], "log_file", Path.home() / "x"),
     ],
 )
 def test_values(argv, field, value):
@@ -67,13 +70,14 @@ def test_values(argv, field, value):
 def test_device(device, monkeypatch):
     monkeypatch.setenv("PIPPIN_DEVICE", device)
     assert parsed().device == device
+    assert parsed("--device", "cpu").device == "cpu"
 
 
 def test_no_such_device(monkeypatch, capsys):
     monkeypatch.setenv("PIPPIN_DEVICE", "metal")
     with pytest.raises(SystemExit, match="2"):
         parsed()
-    assert "PIPPIN_DEVICE is 'metal'; it may be cpu or gpu" in capsys.readouterr().err
+    assert "PIPPIN_DEVICE: invalid choice: 'metal'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--name", "--model"])
@@ -184,6 +188,32 @@ def test_mistakes(argv, text, capsys):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("--port", "--api-port"),
+        ("--port=80", "--api-port"),
+        ("--modle", "--model"),
+        ("--ctx-size", "--context"),
+        ("--bind", "--host"),
+        ("-c", "--context"),
+        ("--verbose", "--log-level debug"),
+    ],
+)
+def test_near_misses(argument, meant, capsys, monkeypatch):
+    monkeypatch.setattr("node.options.meant_for_nodejs", lambda _: None)  # it has a -c
+    with pytest.raises(SystemExit) as exit_:
+        parsed(argument, "8080")
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == f"node: unknown argument: {argument} (did you mean {meant}?). See node --help\n"
+
+
+def test_what_resembles_nothing(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--xyz")
+    assert "unknown argument: --xyz (a model is named with --model ID)." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--version", "-v"])
 def test_version_says_which_node_this_is(flag, capsys):
     with pytest.raises(SystemExit) as exit_:
@@ -237,3 +267,30 @@ def test_the_way_to_nodejs_is_told(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse_options()
     assert "no other `node` on your PATH" in capsys.readouterr().err
+
+
+def test_a_folder_is_a_model_of_its_name(tmp_path, monkeypatch):
+    folder = tmp_path / "qwen3-8b"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text in (str(folder), "./qwen3-8b/", "~/qwen3-8b"):
+        options = parsed("--model", text, "--models-dir", "/tmp", "--model", "other")
+        assert options.models == ("qwen3-8b", "other")
+        assert options.models_dirs == (Path("/tmp"), folder.resolve())
+
+
+def test_a_model_for_llama_cpp_is_refused_at_once(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parsed("--model", "qwen3:8b-q4_K_M")
+    assert "Write mlx-community/Qwen3-8B-4bit." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "what"), [("./none", "is no directory"), ("./empty", "has no config.json")])
+def test_a_folder_that_is_no_model(folder, what, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        parsed("--model", folder)
+    assert what in capsys.readouterr().err

@@ -20,7 +20,8 @@ def test_golden(status):
 def test_idle_cluster_without_head(status):
     status |= {"state": "idle", "head": "", "models": [], "warnings": [], "api": ""}
     for node in status["nodes"]:
-        node |= {"layers": [], "link": None, "state": "idle"}
+        node |= {"layers": [], "link": None, "state": "idle", "loads": []}
+        node["memory"] |= {"weights": 0, "kv": 0}
     lines = render(status).splitlines()
     assert lines[0] == "cluster home   IDLE   no head"
     assert lines[1] == ""

@@ -2,7 +2,8 @@ import copy
 
 import pytest
 
-from node.cli.client import NoNode, StatusFailed
+from node.cli.client import KeyRefused, NoNode, StatusFailed
+from node.cli.terminal import REPEAT_S, LogPace
 from node.cli.wait import Target, wait
 
 
@@ -48,7 +49,7 @@ def test_waits_for_a_node_to_start_and_load(status):
     lack, told, took = run(api)
     assert (lack, took) == ("", 0.75)
     assert told[0] == "waiting: No node answers"
-    assert told[1].startswith("waiting: mlx-community/Qwen3-32B-4bit is loading; mini-3 has loaded 58 % of")
+    assert told[1].startswith("waiting: mlx-community/Qwen3-32B-4bit is loading; mini-3 has fetched 58 % of")
     assert told[2:] == [""]
 
 
@@ -106,3 +107,21 @@ def test_another_model_does_not_matter(ready):
 
 def test_degraded_by_a_lost_replica_is_not_ready(ready):
     assert Target().missing(ready | {"state": "degraded"}) == "the cluster is degraded"
+
+
+def test_a_log_is_told_of_progress_now_and_then():
+    now = [100.0]
+    pace = LogPace(lambda: now[0])
+    fetching = "waiting: m is loading; a has fetched {} % of layers 0-7 of m: {}, 2.5 MB/s, {} left".format
+    assert pace.takes(fetching(1, "0.1 of 3.9 GB", "99 s"))
+    assert not pace.takes(fetching(1, "0.1 of 3.9 GB", "99 s"))
+    assert not pace.takes(fetching(2, "900 of 930 MB", "2 min"))
+    now[0] += REPEAT_S
+    assert pace.takes(fetching(3, "0.2 of 3.9 GB", "88 s"))
+    assert pace.takes("waiting: m is loading; a has loaded 3 % of layers 0-7 of m")
+
+
+def test_a_key_that_is_missing_is_told_at_once():
+    api = FakeApi(KeyRefused("It asks for an API key."))
+    with pytest.raises(KeyRefused):
+        run(api)

@@ -195,3 +195,58 @@ def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
 def test_revisions_that_lead_elsewhere(catalogue, revision):
     with pytest.raises(ModelNotFound):
         catalogue.target("org/model", revision)
+
+
+def test_a_directory_of_models_may_be_a_model_itself(places, make_model):
+    make_model(places / "qwen3-8b")
+    catalogue = Catalogue(places / "builtin", [places / "qwen3-8b"], places / "data", places / "cache")
+    catalogue.refresh()
+    assert ids(catalogue) == ("qwen3-8b",)
+    folder = catalogue.whole("qwen3-8b")
+    assert folder.path == places / "qwen3-8b"
+    assert catalogue.directory_for(Shard("qwen3-8b", 1, 2, folder.revision), ends=True) == folder.path
+    assert catalogue.flaw("qwen3-8b") is None
+
+
+def test_a_model_that_came_since_the_last_search_is_found(places, catalogue, make_model):
+    catalogue.refresh()
+    with pytest.raises(ModelNotFound):
+        catalogue.find("one")
+    make_model(places / "mine" / "one")
+    with pytest.raises(ModelNotFound):
+        catalogue.find("one")  # so soon after the last search for an unknown name
+    make_model(places / "mine" / "org" / "two")
+    catalogue._searched_again_at = float("-inf")
+    assert catalogue.find("two") == "org/two"
+    assert [held.id for held in catalogue.local()] == ["one", "org/two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("org/model-GGUF:Q4_K_M", "Pippin reads safetensors"),
+        ("./qwen3-8b", "Start a node with --model and this path"),
+        ("/models/org/name", "Start a node with --model and this path"),
+    ],
+)
+def test_a_name_of_something_else_is_told_what_to_write(name, hint, catalogue):
+    with pytest.raises(ModelNotFound) as caught:
+        catalogue.find(name)
+    assert hint in caught.value.hint
+
+
+def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model):
+    make_model(places / "mine" / "org" / "mine")
+    make_model(places / "data" / "fetched" / COMMIT / "org" / "model")
+    make_model(snapshot(places, "models--org--model", COMMIT))
+    make_model(snapshot(places, "models--org--other", COMMIT))
+    catalogue.refresh()
+    assert catalogue.remove("org/model") > 2 * 10_000
+    catalogue.refresh()
+    assert ids(catalogue) == ("org/mine", "org/other")
+    with pytest.raises(ModelNotFound) as caught:
+        catalogue.remove("org/mine")
+    assert f"Its folder is {places / 'mine' / 'org' / 'mine'}" in caught.value.hint
+    for name in ("org/model", "../mine/org", "none"):
+        with pytest.raises(ModelNotFound):
+            catalogue.remove(name)

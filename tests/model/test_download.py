@@ -67,8 +67,8 @@ def test_broken_off_by_progress(fake_hub, hub, content, tmp_path):
     class Stop(Exception):
         pass
 
-    def progress(done, total):
-        if done > 500_000:
+    def progress(download):
+        if download.done > 500_000:
             raise Stop
 
     with pytest.raises(Stop):
@@ -76,7 +76,9 @@ def test_broken_off_by_progress(fake_hub, hub, content, tmp_path):
     came = incomplete(tmp_path).stat().st_size
     assert 500_000 < came < 1_000_000, "at once, not when the file is whole"
     told = []
-    directory = hub.fetch("org/big", 0, 1, ends=True, progress=lambda done, total: told.append((done, total)))
+    directory = hub.fetch(
+        "org/big", 0, 1, ends=True, progress=lambda download: told.append((download.done, download.total))
+    )
     assert (directory / NAME).read_bytes() == content
     assert fake_hub.begins(NAME) == [0, came]
     assert told == sorted(told)
@@ -106,9 +108,9 @@ def test_a_hub_that_sends_nothing_any_more(fake_hub, hub):
 def test_a_hub_in_trouble_for_a_while(fake_hub, hub, content):
     seen = []
 
-    def progress(done, total):
-        if done == 1_000_000:
-            seen.append(done)
+    def progress(download):
+        if download.done == 1_000_000:
+            seen.append(download)
             fake_hub.status = 503 if len(seen) < 4 else 200
 
     fake_hub.breaks[NAME] = 1_000_000

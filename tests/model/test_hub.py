@@ -52,7 +52,9 @@ def test_metadata_a_second_time_asks_for_the_commit_only(fake_hub, hub):
 
 def test_each_node_fetches_only_its_files(fake_hub, hub, tmp_path):
     told = []
-    directory = hub.fetch("org/model", 1, 3, ends=False, progress=lambda done, total: told.append((done, total)))
+    directory = hub.fetch(
+        "org/model", 1, 3, ends=False, progress=lambda download: told.append((download.done, download.total))
+    )
     assert fake_hub.fetched() == [SECOND]
     size = len(fake_hub.repos["org/model"][SECOND])
     assert (directory / SECOND).read_bytes() == fake_hub.repos["org/model"][SECOND]
@@ -77,7 +79,7 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     fake_hub.log.clear()
 
     told = []
-    hub.fetch("org/model", 0, 4, ends=True, progress=lambda done, total: told.append((done, total)))
+    hub.fetch("org/model", 0, 4, ends=True, progress=lambda download: told.append((download.done, download.total)))
     assert fake_hub.fetched() == [FIRST, THIRD]
     sizes = [len(fake_hub.repos["org/model"][file]) for file in (FIRST, SECOND, THIRD)]
     assert told[0] == (sizes[1], sum(sizes))
@@ -101,8 +103,8 @@ def test_progress_can_break_it_off(fake_hub, hub):
     class Stop(Exception):
         pass
 
-    def progress(done, total):
-        if done:
+    def progress(download):
+        if download.done:
             raise Stop
 
     with pytest.raises(Stop):

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from node.core import models, types
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
-from node.core.models import HeldModel, KvCost, ModelSpec
+from node.core.models import HeldModel, KvCost, ModelSpec, Wish
 from node.core.types import (
+    Download,
     Fence,
     Heartbeat,
+    Issue,
     Link,
     Memory,
     NodeInfo,
@@ -24,6 +26,7 @@ from node.core.types import (
     Refusal,
     Ring,
     RingTraffic,
+    Severity,
     Shard,
     Speed,
     StageReport,
@@ -52,6 +55,7 @@ fences = st.builds(Fence, small, small)
 shards = st.builds(Shard, texts, small, small, texts)
 infos = st.builds(NodeInfo, texts, small, texts, texts, texts, small, tuples(texts), small, small, texts)
 floats = st.floats(0, 1e6)
+downloads = st.none() | st.builds(Download, small, small, floats)
 reports = st.builds(
     NodeReport,
     info=infos,
@@ -59,9 +63,9 @@ reports = st.builds(
     term=small,
     head=texts,
     fence=fences,
-    stages=tuples(st.builds(StageReport, texts, shards, st.sampled_from(StageState), floats, texts)),
-    traffic=tuples(st.builds(RingTraffic, texts, small, small, floats, small, small, small)),
-    models=tuples(st.builds(HeldModel, texts, texts)),
+    stages=tuples(st.builds(StageReport, texts, shards, st.sampled_from(StageState), floats, texts, downloads)),
+    traffic=tuples(st.builds(RingTraffic, texts, small, small, floats, small, small, small, small)),
+    models=tuples(st.builds(HeldModel, texts, texts, small)),
     preload=tuples(texts),
     min_stages=small,
     links=tuples(st.builds(Link, texts, texts, floats, texts, texts, floats)),
@@ -71,6 +75,7 @@ reports = st.builds(
     disk_error=texts,
     speeds=tuples(st.builds(Speed, shards, floats, floats)),
     suspects=tuples(texts),
+    issues=tuples(st.builds(Issue, texts, st.sampled_from(Severity), texts, texts, texts)),
 )
 rings = st.builds(
     Ring,
@@ -96,6 +101,7 @@ specs = st.builds(
     st.booleans(),
     small,
     texts,
+    wish=st.builds(Wish, st.booleans(), small, small),
 )
 tokens = st.integers(0, 2**31)
 requests = st.builds(

@@ -153,6 +153,7 @@ async def test_without_multicast_a_node_goes_on_with_a_warning(monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         assert not await lonely.start()
     assert "--peer" in caplog.text
+    assert "No such device" in lonely.failure
     assert not await lonely.name.serve(info("a"))
     await lonely.name.drop()
     await lonely.update(info("a"), LOOPBACK)
@@ -195,6 +196,7 @@ async def test_multicast_that_works_later_is_found_out(monkeypatch, caplog):
         await until(lambda: len(tries) == 3)
         async with started(info("b", port=7003)):
             await late.hears("b", 7003)
+        await until(lambda: not late.discovery.failure)
     assert [record.levelname for record in caplog.records if "No route" in record.message] == ["WARNING"]
 
 

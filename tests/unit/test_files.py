@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import NotReady
 from node.core.models import HeldModel
 from node.core.pool import Pools
-from node.core.types import Address, Shard
+from node.core.types import Address, Download, Shard
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from tests.unit.test_model_revisions import ID, NEW, Sender, made
@@ -29,7 +29,7 @@ class SlowHub:
         assert (model, revision) == (ID, NEW)
         try:
             for done in range(1_000_000_000):
-                progress(done, 1_000_000_000)
+                progress(Download(done, 1_000_000_000))
         except BaseException as error:
             self.error = error
             raise
@@ -45,8 +45,8 @@ def catalogue(tmp_path):
 async def test_a_download_tells_the_loop_and_is_broken_off_at_once(catalogue):
     hub, told, here, enough = SlowHub(), [], threading.get_ident(), asyncio.Event()
 
-    def progress(share: float) -> None:
-        told.append((share, threading.get_ident() == here))
+    def progress(download: Download) -> None:
+        told.append((download.share, threading.get_ident() == here))
         if len(told) == 3:
             enough.set()
 

@@ -7,9 +7,12 @@ from typing import Any
 import psutil
 import pytest
 
+from node.core.errors import ModelNotFound
+from node.core.models import HeldModel
 from node.core.pool import Pools
 from node.core.types import Placement, Ring, StageSpec
 from node.gateway.gateway import Gateway
+from node.model.catalogue import Catalogue
 from node.text.sandbox import SandboxServer
 from tests.text.test_constraint import DEMO
 
@@ -33,7 +36,7 @@ async def gateway(sandbox_server):
         "tokenizer_files": files,
         "sandboxes": sandbox_server,
         "grammars": SimpleNamespace(is_stuck=False),
-        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowlist", "draining")),
+        **dict.fromkeys(("rings", "client", "catalogue", "want", "allowlist", "draining", "loading", "disk")),
     }
     gateway = Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple)
     yield gateway
@@ -123,3 +126,15 @@ async def test_a_node_without_sandboxes_is_of_no_use(gateway):
     gateway._sandboxes = server = SandboxServer()
     server.close()
     assert gateway.health() == {"status": "stuck", "stuck": ["sandbox"], "node": "n1", "models": []}
+
+
+async def test_a_short_name_gives_the_entry_of_a_model_that_is_held(gateway, tmp_path):
+    report = SimpleNamespace(models=(HeldModel("mlx-community/Qwen3-8B-4bit"),))
+    gateway._agent.alive = lambda: [report]
+    gateway._allowlist = SimpleNamespace(filter=list)
+    gateway._catalogue = Catalogue(tmp_path, (), tmp_path, tmp_path)
+    for name in ("qwen3", "Qwen3:8b", "mlx-community/qwen3-8b-4bit", "hf.co/mlx-community/Qwen3-8B-4bit"):
+        assert gateway.known(name).id == "mlx-community/Qwen3-8B-4bit"
+    assert gateway.known("llama3") is None
+    with pytest.raises(ModelNotFound, match="Pippin reads safetensors"):
+        gateway.known("hf.co/org/x-GGUF:Q4_K_M")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
-from node.core.errors import ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
-from node.core.models import DraftChoice, KvCost, ModelSpec
-from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.errors import ModelBusy, ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
+from node.core.models import DraftChoice, KvCost, ModelSpec, Wish
+from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, RingTraffic, StageSpec
 from node.placement.place import place
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
@@ -43,20 +44,20 @@ class Specs:
         return await self.find(draft)
 
 
-def head_and(specs, drafts=()) -> tuple[Head, Agent]:
+def head_and(specs, drafts=(), context=None) -> tuple[Head, Agent]:
     nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, disconnect=lambda _: None)
     agent = Agent(
         INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL), drafts=tuple(drafts)), lambda _: None
     )
-    return Head(agent, specs, context=None, max_sessions=None), agent
+    return Head(agent, specs, context=context, max_sessions=None), agent
 
 
 @contextlib.asynccontextmanager
-async def elected(monkeypatch, drafts=()):
+async def elected(monkeypatch, drafts=(), context=None):
     """A single node as head, and its requests for descriptions of models. It wants these `drafts`."""
     monkeypatch.setattr("node.cluster.election.Election.is_head", True)
     specs = Specs()
-    head, agent = head_and(specs, drafts)
+    head, agent = head_and(specs, drafts, context)
     agent.touch()
     task = asyncio.create_task(head.run())
     try:
@@ -74,6 +75,17 @@ async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
         failures = await asyncio.gather(*wants, return_exceptions=True)
     assert specs.asked == 1
     assert [type(failure) for failure in failures] == 3 * [ModelNotFound]
+
+
+async def test_a_context_that_a_model_does_not_take(monkeypatch, caplog):
+    async with elected(monkeypatch, context=4096) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/a")
+        await head.want("tiny/b")
+    assert {ring.context for ring in agent.placement.rings} == {1000}
+    told = [record.message for record in caplog.records if "--context" in record.message]
+    assert told == [f"--context 4096: {model} takes 1000 tokens at most" for model in ("tiny/a", "tiny/b")]
 
 
 async def test_a_model_is_refused_while_the_node_stops(monkeypatch):
@@ -130,6 +142,105 @@ async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
         monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
         with pytest.raises(NoCapacity):
             await head.want("huge/model-0")
+
+
+async def loaded(head, specs, model="tiny/model", wish=Wish(named=True)):  # noqa: B008 - it is frozen
+    specs.go_on.set()
+    await asyncio.sleep(0)
+    await head.load(model, wish)
+
+
+async def test_a_model_is_loaded_as_a_user_wishes_and_the_next_head_knows_it(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs, wish=Wish(named=True, context=300))
+        (spec,), (ring,) = agent.placement.specs, agent.placement.rings
+        assert spec.wish == Wish(named=True, context=300)
+        assert ring.context == 300
+        follower, _ = head_and(Specs())
+        follower._wanted.update(agent.alive(), agent.placement)
+        assert follower._wanted.models["tiny/model"].is_named
+        assert follower._wanted.specs(["tiny/model"]) == (spec,)
+
+
+async def test_a_named_model_makes_no_room_for_another(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs, "small/one")
+        with pytest.raises(NoCapacity):
+            await head.want("small/other")
+        assert [ring.model for ring in agent.placement.rings] == ["small/one"]
+
+
+async def test_a_wish_that_fails_is_forgotten(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, _, specs):
+        for model, error in (("huge/model", NoCapacity), ("org/none", ModelNotFound)):
+            with pytest.raises(error):
+                await loaded(head, specs, model)
+        assert list(head._wanted.models) == ["huge/model"]
+        assert not head._wanted.models["huge/model"].is_named
+
+
+async def test_an_unloaded_model_stays_away_although_nodes_name_it(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        report = agent._local_report
+        agent._local_report = lambda: replace(report(), preload=("tiny/model",))
+        agent.touch()
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/model")
+        before = agent.placement.fence
+        head.unload("tiny/model")
+        assert agent.placement.rings == agent.placement.specs == ()
+        assert agent.placement.fence > before
+        await planned(head, agent)
+        assert agent.placement.rings == ()
+        agent._local_report = report
+        agent.touch()
+        await planned(head, agent)
+        await head.want("tiny/model")  # a request loads it again
+        assert agent.placement.rings
+
+
+async def test_a_model_is_idle_when_nobody_names_it_and_it_had_no_request_for_long(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/one")
+        await head.load("tiny/named", Wish(named=True))
+        report = agent._local_report
+        ring = next(ring for ring in agent.placement.rings if ring.model == "tiny/one")
+        assert head.idle(60) == []
+        assert head.idle(-1) == ["tiny/one"]
+        wanted = head._wanted.models["tiny/one"]
+        for traffic in (RingTraffic(ring.id, running=1), RingTraffic(ring.id, requests=2)):
+            wanted.asked_at = wanted.used_at = -1e9
+            agent._local_report = lambda traffic=traffic: replace(report(), traffic=(traffic,))
+            agent.touch()
+            await planned(head, agent)
+            assert head.idle(60) == []
+        wanted.used_at = -1e9
+        await planned(head, agent)
+        assert head.idle(60) == ["tiny/one"]
+        monkeypatch.setattr("node.cluster.election.Election.is_head", False)
+        assert head.idle(60) == []
+
+
+async def test_what_can_not_be_unloaded(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        with pytest.raises(ModelNotFound, match="org/other is not loaded"):
+            head.unload("org/other")
+        report, (ring,) = agent._local_report, agent.placement.rings
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, running=1, queued=1),))
+        agent.touch()
+        with pytest.raises(ModelBusy, match="tiny/model is answering 2 requests"):
+            head.unload("tiny/model")
+        monkeypatch.setattr("node.cluster.election.Election.is_head", False)
+        with pytest.raises(NotReady):
+            head.unload("tiny/model")
+        assert agent.placement.rings
 
 
 async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.health import Code, Severity, diagnose, is_slow
+from node.core.health import Code, Severity, diagnose, disk_low, is_slow, loads_of
 from node.core.types import (
     ClusterView,
+    Download,
     Link,
     Memory,
     NodeInfo,
@@ -134,6 +135,11 @@ def test_loads_tell_progress_and_failure():
     failed, loading = diagnose(view(*peers))
     assert (failed.code, failed.text) == (Code.LOAD_FAILED, "b could not load layers 2-4 of m: x: y.")
     assert (loading.code, loading.text) == (Code.LOADING, "a has loaded 58 % of layers 2-4 of m.")
+    download = replace(load(StageState.FETCHING, 0.25), download=Download(2**20, 2**22, 2**18))
+    assert [issue.text for issue in loads_of(view(peer("a", loads=(download,))), "m")] == [
+        "a has fetched 25 % of layers 2-4 of m: 1.0 of 4.0 MB, 256.0 KB/s, 12 s left."
+    ]
+    assert not loads_of(view(peer("a", loads=(download,))), "other")
     assert only(
         diagnose(
             view(
@@ -171,3 +177,28 @@ def test_a_node_that_can_t_write_says_so():
     assert (issue.code, issue.severity) == (Code.DISK_FAILED, Severity.WARNING)
     assert issue.text.endswith("does not become head: No space left on device.")
     assert diagnose(view(replace(full, state=NodeState.LEFT))) == ()
+
+
+def test_nodes_of_different_versions():
+    issue = only(diagnose(view(peer("a"), peer("b"), peer("c", version="0.2.0"))))
+    assert (issue.code, issue.severity) == (Code.VERSION_SKEW, Severity.INFO)
+    assert issue.text == "The nodes run 2 versions: 0.1.0 on a, b; 0.2.0 on c."
+    assert diagnose(view(peer("a"), peer("c", NodeState.LEFT, version="0.2.0"))) == ()
+
+
+def test_what_a_node_says_of_itself_is_told_while_it_is_here():
+    """A node can't put words into another one's mouth."""
+    full = disk_low("b", "/", 2**30)
+    b = peer("b")
+    b = replace(b, report=replace(b.report, issues=(replace(full, node="id-a"),)))
+    assert diagnose(view(peer("a"), b)) == (replace(full, node="id-b"),)
+    assert Code.DISK_LOW not in {issue.code for issue in diagnose(view(peer("a"), replace(b, state=NodeState.FAILED)))}
+
+
+def test_issues_name_the_node_that_they_are_about():
+    gone = peer("b", NodeState.FAILED, seen=5.0)
+    busy = peer("a", loads=(load(StageState.LOADING, 0.5),))
+    assert {issue.code: issue.node for issue in diagnose(view(busy, gone))} == {
+        "node-failed": "id-b",
+        "loading": "id-a",
+    }

@@ -45,6 +45,8 @@ def test_more_than_a_mac_can_wire(asked, told, monkeypatch, caplog):
     memory.usable(11 * GIB, asked)
     assert told in caplog.text
     assert bool(told) == bool(caplog.records)
+    assert told in (found := memory.excess(11 * GIB, asked))
+    assert bool(told) == bool(found)
 
 
 def test_more_than_a_card_has(monkeypatch, caplog):
@@ -53,6 +55,18 @@ def test_more_than_a_card_has(monkeypatch, caplog):
     memory.usable(24 * GIB, 30 * GIB)
     assert "the GPU can hold 24.0 GB, not 30.0 GB; a model that needs more" in caplog.text
     assert "sysctl" not in caplog.text
+
+
+def test_nothing_asked_is_not_too_much():
+    assert memory.excess(11 * GIB, None) == memory.excess(None, 2**60) == ""
+
+
+def test_more_than_the_machine_has(monkeypatch, caplog):
+    monkeypatch.setattr(memory, "total", lambda: 16 * GIB)
+    memory.usable(None, 16 * GIB)
+    assert not caplog.records
+    memory.usable(None, 64 * GIB)
+    assert "--memory 64.0 GB: this machine has 16.0 GB, which is used" in caplog.text
 
 
 def test_this_machine_has_memory():

@@ -30,6 +30,11 @@ FREE = """
 
 asyncio.run(main())
 """
+NOHUP = """
+    say(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+
+asyncio.run(main())
+"""
 BLOCKED = """
     say("ready")
     while True:
@@ -65,6 +70,23 @@ def test_the_first_stops_and_the_second_leaves(number):
             process.send_signal(number)
             assert process.stdout.readline() == f"{said}\n"
         assert process.wait(WITHIN_S) == 0
+
+
+def test_a_terminal_that_is_closed_stops_once():
+    """Its shell repeats the signal of the system."""
+    with running(FREE) as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "leaving\n"
+        assert process.wait(WITHIN_S) == 0
+
+
+def test_nohup():
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + BEGIN + NOHUP
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WITHIN_S)
+    assert done.stdout == "True\n"
 
 
 def test_the_second_ends_a_process_whose_loop_is_held_up():

@@ -96,17 +96,19 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.placement = Placement()
-        self.adopted = asyncio.Event()
+        self.adopted = Signal()
         self.touched = asyncio.Event()
         self.head_due = Signal()
 
     def adopt(self, placement: Placement, *, draining: bool = False) -> None:
         self.placement, self.draining = placement, draining
-        self.adopted.set()
-        self.adopted = asyncio.Event()
+        self.adopted.notify()
 
     def touch(self) -> None:
         self.touched.set()
+
+    def alive(self) -> tuple[()]:
+        return ()
 
 
 class World:
@@ -238,6 +240,23 @@ async def test_idle_weights_stay_for_the_next_ring(world: World) -> None:
     await world.until(StageState.READY)
     assert world.rings.idle() == ()
     assert world.loads == ["0-2", "closed"]
+
+
+async def test_the_idle_weights_of_a_released_model_are_freed_and_no_others(world: World) -> None:
+    half = (StageSpec("a", 0, 2),)
+    world.go_on.set()
+    world.place(ring("one", half), ring("other", half, model="other"))
+    await world.until(StageState.READY, StageState.READY)
+    world.rings.release("m")  # in use
+    world.place(ring("one", half))
+    await world.until(StageState.READY)
+    assert world.rings.idle() == (Shard("other", 0, 2),)
+    world.place()
+    await world.until()
+    assert len(world.rings.idle()) == 2
+    world.rings.release("m")
+    await world.released.wait()
+    assert world.rings.idle() == (Shard("other", 0, 2),)
 
 
 async def test_a_ring_with_other_bits_of_kv_loads_its_layers_anew(world: World) -> None:

@@ -4,9 +4,11 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from node import __main__ as program
 from node.core.logs import LineFormatter
 
 LINE = r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR) +"
@@ -44,3 +46,18 @@ def test_a_traceback_is_indented_and_holds_no_line_of_its_own_making(written: io
     assert re.fullmatch(LINE + "it failed", first)
     assert others[-1] == r"    12:00:00.000 ERROR   all is lost\x1b[2J"
     assert all(line.startswith("    ") for line in others)
+
+
+def test_a_log_file_has_dates_and_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "LOG_BYTES", 100)
+    handler = program._log_handler(tmp_path / "log")
+    for number in range(9):
+        handler.handle(logging.LogRecord("x", logging.INFO, "", 1, f"line {number} {'.' * 60}", (), None))
+    handler.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", *(f"log.{number}" for number in range(1, 5))]
+    assert re.match(r"\d{4}-\d\d-\d\d " + LINE + "line 8 ", (tmp_path / "log").read_text())
+
+
+def test_a_log_file_that_cannot_be_written_ends_the_node(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no/log can't be written: No such file or directory"):
+        program._log_handler(tmp_path / "no" / "log")

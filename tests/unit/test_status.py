@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from node.cluster.status import build_status
+from node.core.models import KvCost, ModelSpec
 from node.core.types import (
     ClusterView,
+    Download,
     Fence,
     Link,
     Memory,
@@ -27,7 +29,7 @@ from node.core.types import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "cli" / "golden" / "status.json"
-READY, LOADING, FAILED = StageState.READY, StageState.LOADING, StageState.FAILED
+FETCHING, READY, LOADING, FAILED = StageState.FETCHING, StageState.READY, StageState.LOADING, StageState.FAILED
 
 
 def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), links=(), preload=(), addresses=("10.0.0.1",), seen=0.0):
@@ -67,7 +69,9 @@ def home_view():
             f"{'abc'[at - 1]}{at}", at, name, "home", "0.1.0", 1, (f"192.168.1.{at}",), 50000 + at, 52415, "Apple M4"
         )
         loading = name == "mini-3"
-        loads = (StageReport("r1", Shard(model, start, end), LOADING if loading else READY, 0.58 if loading else 1.0),)
+        load = StageReport("r1", Shard(model, start, end), READY, 1.0)
+        download = Download(58 * 2**28 // 10, 5 * 2**29, 32 * 2**20)
+        loads = (replace(load, state=FETCHING, progress=0.58, download=download) if loading else load,)
         rings = (RingTraffic("r1", 2, 0, 21.41),) if at == 1 else ()
         memory = Memory(24 * 2**30, 16 * 2**30, used[name])
         report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, links=(hops[name],))
@@ -75,9 +79,9 @@ def home_view():
     stranger = NodeInfo("d4", 1, "mini-4", "home", "0.2.0", 2, ("fd00::4",), 50004, 52415)
     peers.append(PeerView(NodeReport(stranger, Memory(0, 0)), NodeState.REFUSED, 1.0, "protocol 2, not 1"))
     stages = tuple(StageSpec(f"{'abc'[at]}{at + 1}", *span) for at, span in enumerate(spans.values()))
-    return ClusterView(
-        "b2", 7, "b2", tuple(peers), Placement(Fence(7, 3), "b2", (Ring("r1", model, stages, 32768, 4),))
-    )
+    spec = ModelSpec(model, (220 * 2**20,) * 64, 2**30, (KvCost(2048),) * 64, tuple(range(1, 64)), 40960)
+    placement = Placement(Fence(7, 3), "b2", (Ring("r1", model, stages, 32768, 4),), specs=(spec,))
+    return ClusterView("b2", 7, "b2", tuple(peers), placement)
 
 
 def test_golden():
@@ -293,3 +297,15 @@ def test_nodes_of_another_secret_are_shown_as_refused():
     shown = [(node["id"], node["state"], node["reason"]) for node in status["nodes"]]
     assert shown == [("id-1", "idle", ""), ("id-2", "refused", "secret"), ("id-9", "refused", "secret")]
     assert [warning["code"] for warning in status["warnings"]] == ["secret-mismatch"]
+
+
+def test_memory_that_is_set_aside_is_not_free():
+    """The same figures as in the error for a model that does not fit."""
+    spec = ModelSpec("m", (2**20,) * 8, 3 * 2**20, (KvCost(1024),) * 8, (4,), 8192)
+    seen = view(peer("1"), peer("2"), rings=(ring("1", context=4096),))
+    status = build_status(replace(seen, placement=replace(seen.placement, specs=(spec,))))
+    holder, other = (node["memory"] for node in status["nodes"])
+    assert holder["weights"] == 11 * 2**20
+    assert holder["kv"] == (8 * 16 + 64 + 1 + 16) * 2**20  # the last three: working memory
+    assert holder["free"] == holder["usable"] - holder["weights"] - holder["kv"]
+    assert (other["weights"], other["kv"], other["free"]) == (0, 0, other["usable"])

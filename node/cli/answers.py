@@ -1,0 +1,116 @@
+"""Answers of a model in the terminal: streamed as they arrive, and `cluster run`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from node.cli.client import Api, Json, StatusFailed
+from node.cli.terminal import dim, progress, without_controls
+
+CHAT = "/v1/chat/completions"
+WHOLE_ANSWER_S = 3600.0
+"""Timeout of an answer that is not streamed: nothing arrives before its end."""
+_KEEP_ALIVE = "keep-alive"
+
+
+class Shown(NamedTuple):
+    """An answer that was shown."""
+
+    text: str = ""
+    finish: str = ""
+    """Why it ended, as in the API; empty if Ctrl-C stopped it."""
+
+
+def show(api: Api, body: Json) -> Shown:
+    """Print an answer as it arrives, until its end or Ctrl-C, which ends the request as well.
+
+    Raises NoNode, StatusFailed, Refused.
+    """
+    text, finish, has_begun, write = "", "", False, _writer()
+    try:
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_choices(api, body)) as choices:
+            for choice in choices:
+                delta = choice["delta"]
+                write(delta.get("reasoning_content") or "", True)
+                write(delta.get("content") or "", False)
+                text += delta.get("content") or ""
+                finish = choice["finish_reason"] or finish
+                has_begun = True
+    finally:
+        if has_begun:  # an error stands on a line of its own
+            print(flush=True)
+    if finish == "length":
+        print(dim("The answer has reached its maximum length.", sys.stderr), file=sys.stderr)
+    return Shown(text, finish)
+
+
+def _choices(api: Api, body: Json) -> Generator[Json, None, None]:
+    """The choices of a stream's chunks. What it waits for before its first chunk is shown as progress."""
+    wait, is_waiting, has_begun = progress(), False, False
+    with contextlib.closing(api.events(CHAT, body | {"stream": True})) as events:
+        for event in events:
+            if isinstance(event, str):
+                if event != _KEEP_ALIVE and not has_begun:
+                    wait(event)
+                    is_waiting = True
+                continue
+            if is_waiting:
+                wait("")
+            is_waiting, has_begun = False, True
+            yield from event["choices"]
+
+
+def _writer() -> Callable[[str, bool], None]:
+    """Print pieces of an answer: text to stdout, reasoning to a terminal only, dimmed and apart from the text."""
+    was_reasoning = False
+
+    def write(piece: str, is_reasoning: bool) -> None:
+        nonlocal was_reasoning
+        piece = without_controls(piece)
+        if not piece or (is_reasoning and not sys.stdout.isatty()):
+            return
+        between = "\n\n" if was_reasoning and not is_reasoning else ""
+        was_reasoning = is_reasoning
+        print(between + (dim(piece, sys.stdout) if is_reasoning else piece), end="", flush=True)
+
+    return write
+
+
+def run(api: Api, body: Json, *, as_json: bool) -> bool:
+    """`cluster run`: one answer, printed as it arrives, or as JSON when it is whole. False if Ctrl-C stopped it.
+
+    Raises NoNode, StatusFailed, Refused.
+    """
+    if as_json:
+        print(json.dumps(api.ask("POST", CHAT, body, WHOLE_ANSWER_S), indent=2))
+        return True
+    return bool(show(api, body).finish)
+
+
+def whole_prompt(words: Sequence[str]) -> str:
+    """The prompt from the arguments, after what comes by a pipe: `cat letter | cluster run MODEL "Make it shorter"`.
+
+    Raises StatusFailed if there is neither.
+    """
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    prompt = "\n\n".join(filter(None, (piped, " ".join(words).strip())))
+    if not prompt:
+        raise StatusFailed('There is no prompt. Write it like: cluster run MODEL "Why is the sky blue?"')
+    return prompt
+
+
+def default_model(api: Api) -> str:
+    """The model to talk to if none is named: one that is loaded, else one that is loading, else the only one here.
+
+    Raises StatusFailed if there is no such model, with the names of those that there are.
+    """
+    states = {model["state"]: model["id"] for model in reversed(api.status()["models"])}
+    if model := states.get("ready") or states.get("loading"):
+        return str(model)
+    held = [str(model["id"]) for model in api.ask("GET", "/v1/models")["data"]]
+    if len(held) == 1:
+        return held[0]
+    there = f"There are {', '.join(held)}." if held else "No node has one: fetch one with `cluster pull`."
+    raise StatusFailed(f"No model is loaded. Name one. {there}")

@@ -1,0 +1,115 @@
+"""`cluster chat`: a conversation in the terminal. Lines that begin with a slash are commands."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from node.cli.answers import show
+from node.cli.client import Api, Refused, StatusFailed
+from node.cli.terminal import printable, without_controls
+
+HELP = '''\
+/model [ID]      go on with another model, or list the models
+/system [TEXT]   tell the model who it is; without TEXT nothing is told
+/reset           forget the conversation
+/save FILE       write the conversation as JSON, as the API takes it
+/quit            end; so does Ctrl-D
+"""              begin and end a text of several lines
+Ctrl-C stops an answer.'''
+_FENCE = '"""'
+
+
+class Chat:
+    """One conversation. `read`: asks for a line, with a prompt; raises EOFError at the end."""
+
+    def __init__(self, api: Api, model: str, system: str = "", *, read: Callable[[str], str] = input) -> None:
+        self._api = api
+        self._model = model
+        self._system = system
+        self._read = read
+        self._turns: list[dict[str, str]] = []
+        self._saved: Path | None = None
+        """The file that this conversation has written, which it may replace."""
+
+    def run(self) -> None:
+        """Take lines until /quit or Ctrl-D. Errors of single answers are shown, and the conversation goes on."""
+        with contextlib.suppress(EOFError):
+            while (line := self._line()) != "/quit":
+                try:
+                    self._take(line)
+                except StatusFailed as error:
+                    print(f"cluster: {without_controls(str(error))}", file=sys.stderr)
+
+    # --- input --------------------------------------------------------------------------------------------------------
+
+    def _line(self) -> str:
+        """The next line, or the text between two fences. Raises EOFError."""
+        try:
+            line = self._ask(">>> ").strip()
+            if not line.startswith(_FENCE):
+                return line
+            text = line.removeprefix(_FENCE)
+            while not text.endswith(_FENCE):
+                text += "\n" + self._ask("... ")
+            return text.removesuffix(_FENCE).strip()
+        except KeyboardInterrupt:
+            print("\nCtrl-D or /quit ends the conversation.")
+            return ""
+
+    def _ask(self, prompt: str) -> str:
+        return self._read(prompt if sys.stdin.isatty() else "")
+
+    def _take(self, line: str) -> None:
+        name, _, value = line.partition(" ")
+        value = value.strip()
+        match name:
+            case "":
+                pass
+            case "/model" | "/models":
+                self._choose(value)
+            case "/system":
+                self._system = value
+            case "/reset" | "/clear":
+                self._turns = []
+            case "/save":
+                self._save(value)
+            case "/help" | "/?":
+                print(HELP)
+            case _ if name.startswith("/") and "/" not in name[1:] and "\n" not in line:
+                print(f"There is no command {printable(name)}.\n{HELP}")
+            case _:
+                self._say(line)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _choose(self, model: str) -> None:
+        if model:
+            self._model = model
+            return
+        for entry in self._api.ask("GET", "/v1/models")["data"]:
+            print("*" if entry["id"] == self._model else " ", printable(entry["id"]))
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise Refused("Name the file: /save FILE")
+        path = Path(name).expanduser()
+        body = {"model": self._model, "messages": self._messages()}
+        try:
+            with path.open("w" if path == self._saved else "x", encoding="utf-8") as file:
+                file.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise Refused(f"{path} can't be written: {error.strerror}.") from error
+        self._saved = path
+        print(f"Saved in {path}.")
+
+    def _say(self, text: str) -> None:
+        """An answer that was stopped stays in the conversation as far as it came; a failed one leaves nothing."""
+        body = {"model": self._model, "messages": [*self._messages(), {"role": "user", "content": text}]}
+        answer = show(self._api, body)
+        if answer.text or answer.finish:
+            self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer.text}]
+
+    def _messages(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]

@@ -1,0 +1,54 @@
+"""`cluster doctor`: the findings of the cluster, and those of the terminal in which it runs."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from node.cli.client import Api, Json, NoNode, StatusFailed
+from node.cli.table import findings
+from node.core.node_names import named, shown_names
+from node.host.examination import examine_terminal
+
+EXIT_WELL, EXIT_NO_NODE, EXIT_ILL = 0, 3, 4
+
+
+def run(args: argparse.Namespace) -> int:
+    """Without a node, tell the findings of the terminal all the same."""
+    found = [] if args.node else [asdict(issue) for issue in examine_terminal(Path(sys.executable).parent)]
+    missing = ""
+    try:
+        found = _of_cluster(args.api, args.node) + found
+    except NoNode as error:
+        missing = str(error)
+    print(json.dumps({"warnings": found}, indent=2) if args.json else _text(found))
+    if missing:
+        print(f"cluster: {missing}", file=sys.stderr)
+        return EXIT_NO_NODE
+    return EXIT_ILL if any(issue["severity"] != "info" for issue in found) else EXIT_WELL
+
+
+def _of_cluster(api: Api, node: str) -> list[Json]:
+    """Findings as in the status; with `node`, a name or id, only those about this node. Raises StatusFailed."""
+    status = api.status()
+    found: list[Json] = status["warnings"]
+    return [issue for issue in found if issue["node"] == _id_of(node, status["nodes"])] if node else found
+
+
+def _id_of(asked: str, nodes: list[Json]) -> str:
+    """Raises StatusFailed unless exactly one node is meant."""
+    names = {node["id"]: node["name"] for node in nodes}
+    found = named(asked, names)
+    if len(found) != 1:
+        shown = ", ".join(sorted(shown_names(names).values()))
+        raise StatusFailed(f"{len(found) or 'No'} nodes are called {asked}. There are {shown}.")
+    return found[0]
+
+
+def _text(found: list[Json]) -> str:
+    counts = Counter(issue["severity"] for issue in found)
+    kinds = (("error", "errors"), ("warning", "warnings"), ("info", "infos"))
+    summary = [f"{counts[kind]} {kind if counts[kind] == 1 else many}" for kind, many in kinds if counts[kind]]
+    return "\n".join([findings(found), ", ".join(summary)] if found else ["Nothing is wrong."])

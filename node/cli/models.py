@@ -1,0 +1,56 @@
+"""Formats the models of a cluster for people: those that nodes hold, those that are loaded, and the short names."""
+
+from collections.abc import Sequence
+
+from node.cli.client import Json
+from node.cli.table import aligned, context_length, node_names
+from node.cli.terminal import printable
+from node.core.units import format_bytes
+
+
+def held(models: Json, status: Json) -> str:
+    """`models`: of GET /cluster/models."""
+    names = node_names(status["nodes"])
+    rows = [
+        (
+            model["id"],
+            format_bytes(model["bytes"]) if model["bytes"] else "",
+            model["state"],
+            "yes" if model["fits"] else "no",
+            ", ".join(names.get(node, node) for node in model["nodes"]) or "-",
+            ", ".join(model["short_names"]),
+        )
+        for model in models["models"]
+    ]
+    reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
+    lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "SHORT NAMES"), *rows])
+    return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
+
+
+def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
+    """`wanted`: models of the status that have rings."""
+    names = node_names(status["nodes"])
+    sizes = {model["id"]: model["bytes"] for model in models["models"]}
+    rows = [
+        (
+            model["id"],
+            model["state"],
+            format_bytes(sizes[model["id"]]) if sizes.get(model["id"]) else "",
+            context_length(model["context"]),
+            "; ".join(_stages(ring, names) for ring in model["rings"]),
+            f"{model['requests']['running']} running, {model['requests']['queued']} queued",
+            f"{model['tokens_per_second']:.1f}",
+        )
+        for model in wanted
+    ]
+    head = ("MODEL", "STATE", "SIZE", "CONTEXT", "LAYERS", "REQUESTS", "TOK/S")
+    return "\n".join(map(printable, aligned([head, *rows])))
+
+
+def _stages(ring: Json, names: dict[str, str]) -> str:
+    """First and last layer of each stage, both inclusive, as people count."""
+    return ", ".join(f"{names.get(s['node'], s['node'])} {s['start']}-{s['end'] - 1}" for s in ring["stages"])
+
+
+def short_names(models: Json) -> str:
+    return "\n".join(map(printable, aligned([("SHORT NAME", "MODEL"), *models["short_names"].items()])))

@@ -1,0 +1,162 @@
+"""`cluster service`: has this machine's system start a node at boot. It asks no node over HTTP."""
+
+import argparse
+import getpass
+import os
+import platform
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from node.core.errors import PippinError
+from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
+
+EXIT_DONE, EXIT_ERROR, EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 0, 1, 3, 4
+CHECK_S = 30.0
+
+
+class ServiceFailed(PippinError):
+    """The system's manager of services is missing or refuses, or the caller may not change services."""
+
+    code = "service_failed"
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args, _manager())
+    except PippinError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _run(args: argparse.Namespace, manager: Manager) -> int:
+    if args.service == "install":
+        if not args.print:
+            _require_root("install")
+        service = service_of(args.user, args.config)
+        if args.print:
+            print(manager.definition(service), end="")
+            return EXIT_DONE
+        install(manager, service)
+        print(f"A node runs now and at each boot, as {service.user}. `cluster service logs` shows what it says.")
+        return EXIT_DONE
+    if not manager.file.exists():
+        print(f"cluster: there is no service {NAME}. Install it with `cluster service install`.", file=sys.stderr)
+        return EXIT_NOT_INSTALLED
+    if args.service == "uninstall":
+        _require_root("uninstall")
+        uninstall(manager)
+        print("The service is gone. Models and the node's identity are where they were.")
+        return EXIT_DONE
+    if args.service == "logs":
+        return subprocess.run(manager.logs(manager.file, args.follow), check=False).returncode  # noqa: S603
+    state = manager.state(_call(manager.status).stdout)
+    print(f"{NAME}   {state.text}   {manager.file}")
+    return EXIT_DONE if state.is_running else EXIT_NOT_RUNNING
+
+
+def service_of(user: str | None, config: str | None) -> Service:
+    """The service of the `node` beside this program. Raises ServiceFailed."""
+    name = user or os.environ.get("SUDO_USER") or getpass.getuser()
+    if name == "root" and not user:
+        raise ServiceFailed("The node would run as root.", hint="Name another user with --user NAME.")
+    try:
+        home = Path(pwd.getpwnam(name).pw_dir)
+    except KeyError:
+        raise ServiceFailed(f"There is no user {name} on this machine.") from None
+    return Service(_program("node"), name, home, Path(config).expanduser().absolute() if config else None)
+
+
+def install(manager: Manager, service: Service) -> None:
+    """Start the service; one that runs already is replaced. Raises ServiceFailed."""
+    _check_options(service)
+    _stop(manager)
+    try:
+        manager.file.write_text(manager.definition(service), encoding="utf-8")
+        manager.file.chmod(0o644)  # launchd takes no file that others may write
+    except OSError as error:
+        raise ServiceFailed(f"{manager.file} can't be written: {error.strerror}.") from error
+    try:
+        for command in manager.start:
+            _succeed(command)
+    except ServiceFailed:
+        manager.file.unlink()  # else the next boot would try again what failed
+        raise
+
+
+def uninstall(manager: Manager) -> None:
+    """Raises ServiceFailed."""
+    _stop(manager)
+    manager.file.unlink(missing_ok=True)
+    for command in manager.after_removal:
+        _succeed(command)
+
+
+def _manager() -> Manager:
+    manager = LAUNCHD if platform.system() == "Darwin" else SYSTEMD
+    if shutil.which(manager.status[0]) is None:
+        raise ServiceFailed(
+            f"This system has no {manager.status[0]}, so Pippin can't install a service here.",
+            hint=f"Have its own manager of services start {_program('node')}.",
+        )
+    return manager
+
+
+def _require_root(command: str) -> None:
+    if os.geteuid() != 0:
+        raise ServiceFailed(
+            "Only root may change the services of a machine.",
+            hint=f"Run: sudo {_program('cluster')} service {command}",  # sudo has a PATH of its own
+        )
+
+
+def _program(name: str) -> Path:
+    """A program of this installation."""
+    return Path(sys.executable).with_name(name)
+
+
+def _check_options(service: Service) -> None:
+    """Let the node read its configuration as the service will: with a mistake in it, it would start and end for ever.
+
+    Raises ServiceFailed.
+    """
+    command = (*service.arguments, "--print-config")
+    environment = {"HOME": str(service.home), "PATH": os.defpath}
+    user = service.user if os.geteuid() == 0 else None
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, env=environment, user=user, cwd="/", capture_output=True, text=True, timeout=CHECK_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ServiceFailed(f"{service.program} can't be started as {service.user}: {error}.") from error
+    if done.returncode != 0:
+        said = (
+            done.stderr.strip().rpartition("\n")[2].removeprefix("node: ").removesuffix(" See node --help").rstrip(".")
+        )
+        raise ServiceFailed(f"The node would not start: {said}.", hint="Nothing has been changed.")
+
+
+def _stop(manager: Manager) -> None:
+    """Stop the service if it is loaded, and wait for its end: a node first finishes its answers."""
+    deadline = time.monotonic() + STOP_S + 5
+    if _call(manager.loaded).returncode != 0:
+        return
+    _succeed(manager.stop)
+    while _call(manager.loaded).returncode == 0:
+        if time.monotonic() > deadline:
+            raise ServiceFailed(f"The node that runs did not stop within {STOP_S + 5} s.", hint="Try again.")
+        time.sleep(0.2)
+
+
+def _succeed(command: Command) -> None:
+    done = _call(command)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise ServiceFailed(f"`{' '.join(command)}` failed: {said}.")
+
+
+def _call(command: Command) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603

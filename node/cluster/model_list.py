@@ -1,0 +1,68 @@
+"""The JSON of GET /cluster/models: the models that nodes hold or that the cluster wants. Pure.
+
+Whether a model fits is exact for a model that is placed or refused. For any other it is whether its weights fit in the
+memory of all nodes: how much KV they have room for as well is known when it is placed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from node.cluster.status import model_states
+from node.core.types import PRESENT, ClusterView, NodeReport
+from node.core.units import format_bytes
+
+Json = dict[str, Any]
+
+
+def build_models(
+    view: ClusterView, short_names: Mapping[str, str], allowed: Callable[[Iterable[str]], list[str]]
+) -> Json:
+    """`short_names`: ids by short name. `allowed`: leaves out models that requests may not load."""
+    reports = [peer.report for peer in view.peers if peer.state in PRESENT]
+    states = model_states(view)
+    held = {model.id for report in reports for model in report.models}
+    return {
+        "schema": 1,
+        "models": [
+            _model(model, view, reports, states, short_names) for model in sorted(allowed(held | states.keys()))
+        ],
+        "short_names": dict(short_names),
+    }
+
+
+def _model(
+    model: str, view: ClusterView, reports: list[NodeReport], states: Mapping[str, str], short_names: Mapping[str, str]
+) -> Json:
+    size = _size(model, view, reports)
+    reason = _obstacle(model, size, view, reports)
+    return {
+        "id": model,
+        "state": states.get(model, "unloaded"),
+        "bytes": size,
+        "nodes": [report.info.id for report in reports if any(held.id == model for held in report.models)],
+        "fits": not reason,
+        "reason": reason,
+        "short_names": [short for short, of in short_names.items() if of == model],
+    }
+
+
+def _size(model: str, view: ClusterView, reports: list[NodeReport]) -> int:
+    """Bytes of the weights: as placed, or as the files have them; 0 if unknown."""
+    for spec in view.placement.specs:
+        if spec.id == model:
+            return sum(spec.layer_bytes) + spec.ends_bytes
+    return max((held.bytes for report in reports for held in report.models if held.id == model), default=0)
+
+
+def _obstacle(model: str, size: int, view: ClusterView, reports: list[NodeReport]) -> str:
+    """Why the model does not fit; empty if it does."""
+    if any(ring.model == model for ring in view.placement.rings):
+        return ""
+    for refusal in view.placement.refused:
+        if refusal.model == model:
+            return refusal.message
+    usable = [report.memory.usable for report in reports if not report.draining]
+    if size <= sum(usable):
+        return ""
+    count = f"{len(usable)} {'node has' if len(usable) == 1 else 'nodes have'}"
+    return f"The weights need {format_bytes(size)}; {count} {format_bytes(sum(usable))} for models."

@@ -1,0 +1,31 @@
+"""Names of nodes, as tables show them and as people type them."""
+
+from collections.abc import Iterable, Mapping
+
+SHOWN_DIGITS = 4
+
+
+def shown_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Names to show, by id. Nodes on one machine share its name, and get the first digits of their ids appended.
+
+    `names`: by id.
+    """
+    all_names = list(names.values())
+    return {
+        node: f"{name}-{node[:SHOWN_DIGITS]}" if all_names.count(name) > 1 else name for node, name in names.items()
+    }
+
+
+def named(text: str, names: Mapping[str, str]) -> list[str]:
+    """Ids of the nodes that a text means: an id, a name, a name as it is shown, or the beginning of an id.
+
+    Several if it is ambiguous. `names`: by id.
+    """
+    shown = shown_names(names)
+    ways: Iterable[list[str]] = (
+        [node for node in names if node == text],
+        [node for node, name in shown.items() if name == text],
+        [node for node, name in names.items() if name == text],
+        [node for node in names if text and node.startswith(text)],
+    )
+    return next((found for found in ways if found), [])

@@ -1,0 +1,49 @@
+import json
+
+import pytest
+
+from node.cli.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.cli.doctor.examine_terminal", lambda _: iter(()))
+
+
+def test_findings(node, status, capsys):
+    node.answers = [status]
+    assert main(["doctor", "--api", node.url]) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:20] for line in lines[:-1]] == [
+        "! version-mismatch  ",
+        "! slow-link  mini-2 ",
+        "- loading  mini-3 ha",
+    ]
+    assert lines[-1] == "2 warnings, 1 info"
+
+
+def test_findings_about_one_node(node, status, capsys):
+    node.answers = [status]
+    assert main(["doctor", "--api", node.url, "--node", "mini-3", "--json"]) == 0
+    (issue,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert issue["code"] == "loading"
+    assert main(["doctor", "--api", node.url, "--node", "mini-1"]) == 0
+    assert capsys.readouterr().out == "Nothing is wrong.\n"
+    assert main(["doctor", "--api", node.url, "--node", "mini-9"]) == 1
+    assert "No nodes are called mini-9. There are mini-1" in capsys.readouterr().err
+
+
+def test_nothing_is_wrong(node, ready, capsys):
+    node.answers = [ready]
+    assert main(["doctor", "--api", node.url]) == 0
+    assert capsys.readouterr().out == "Nothing is wrong.\n"
+
+
+def test_without_a_node_the_terminal_is_examined(capsys, monkeypatch):
+    from node.core.health import not_nodejs
+
+    monkeypatch.setattr("node.cli.doctor.examine_terminal", lambda _: iter([not_nodejs("/usr/bin/node")]))
+    assert main(["doctor", "--api", "127.0.0.1:1"]) == 3
+    said = capsys.readouterr()
+    assert "- not-nodejs  `node` is /usr/bin/node in this shell" in said.out
+    assert "No node answers" in said.err

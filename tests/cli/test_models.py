@@ -1,0 +1,53 @@
+"""`cluster models` and `cluster ps`. Their tables are in golden/: change them with care."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node.cli.__main__ import main
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def models():
+    return json.loads((GOLDEN / "models.json").read_text())
+
+
+def golden(name):
+    return (GOLDEN / name).read_text()
+
+
+def test_the_models_that_nodes_hold(node, models, status, capsys):
+    node.answers = [models, status]
+    assert main(["models", "--api", node.url]) == 0
+    assert capsys.readouterr().out == golden("models.txt")
+
+
+def test_the_loaded_models(node, models, status, capsys):
+    node.answers = [status, models]
+    assert main(["ps", "--api", node.url]) == 0
+    assert capsys.readouterr().out == golden("ps.txt")
+
+
+def test_short_names(node, models, capsys):
+    node.answers = [models]
+    assert main(["models", "--short-names", "--api", node.url]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "qwen3-8b    mlx-community/Qwen3-8B-4bit"
+
+
+def test_the_json_is_the_nodes_own(node, models, status, capsys):
+    node.answers = [models]
+    assert main(["models", "--json", "--api", node.url]) == 0
+    assert json.loads(capsys.readouterr().out) == models
+    node.answers = [status]
+    assert main(["ps", "--json", "--api", node.url]) == 0
+    assert json.loads(capsys.readouterr().out) == status["models"]
+
+
+def test_names_do_not_control_the_terminal(node, models, status, capsys):
+    models["models"][0]["id"] = "evil\x1b[2Jname"
+    node.answers = [models, status]
+    assert main(["models", "--api", node.url]) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,222 @@
+"""`cluster service`: the files that it writes, and the commands that it gives to a system made of scripts."""
+
+import os
+import plistlib
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from node.cli import service as command
+from node.cli.__main__ import main
+from node.host.service import LAUNCHD, SYSTEMD, Manager, Service
+from tests.cli.conftest import GOLDEN
+
+ANNA = Service(Path("/opt/pippin 1%/bin/node"), "anna", Path("/Users/anna"), config=Path("/Users/anna/my $config.toml"))
+LAUNCHCTL = """
+case $1 in
+bootstrap) echo 512 > {loaded} ;;
+bootout) rm {loaded} ;;
+print)
+  [ -e {loaded} ] || exit 113
+  printf 'system/pippin = {{\\n\\tactive count = 1\\n\\tstate = running\\n\\n\\tpid = 512\\n\\tlast exit code = 0\\n}}\\n' ;;
+esac
+"""
+SYSTEMCTL = """
+case $*:$([ -e {loaded} ] && echo active) in
+"enable --now pippin:"*) echo 512 > {loaded} ;;
+"disable --now pippin:"*) rm {loaded} ;;
+"is-active "*:) exit 3 ;;
+"show "*:active) printf 'MainPID=512\\nExecMainStatus=0\\nActiveState=active\\nSubState=running\\n' ;;
+"show "*) printf 'MainPID=0\\nExecMainStatus=70\\nActiveState=activating\\nSubState=auto-restart\\n' ;;
+esac
+"""
+
+
+@dataclass
+class Machine:
+    """A system with a service manager of its own: scripts on the PATH that note their calls."""
+
+    manager: Manager
+    bin: Path
+    calls: Path
+    loaded: Path
+    """A file that is there while the service is loaded."""
+
+    def program(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.calls}\n{text.format(loaded=self.loaded)}')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def changes(self) -> list[str]:
+        """Calls since the last time that change something."""
+        called = self.calls.read_text().splitlines() if self.calls.exists() else []
+        self.calls.write_text("")
+        return [call for call in called if call.split()[1] not in ("print", "show", "is-active")]
+
+
+@pytest.fixture(params=[LAUNCHD, SYSTEMD], ids=["launchd", "systemd"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """As root, called with sudo by the user of the tests."""
+    kind: Manager = request.param
+    manager = replace(kind, file=tmp_path / kind.file.name)
+    machine = Machine(manager, tmp_path / "bin", tmp_path / "calls", tmp_path / "loaded")
+    machine.bin.mkdir()
+    for name, text in {"launchctl": LAUNCHCTL, "systemctl": SYSTEMCTL, "journalctl": "", "tail": ""}.items():
+        machine.program(name, text)
+    monkeypatch.setenv("PATH", f"{machine.bin}:{os.environ['PATH']}")
+    monkeypatch.setattr(command, "LAUNCHD", manager)
+    monkeypatch.setattr(command, "SYSTEMD", manager)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    return machine
+
+
+def me() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text("api-port = 8080\n")
+    return path
+
+
+# --- the files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manager", [LAUNCHD, SYSTEMD], ids=["launchd", "systemd"])
+def test_the_file(manager: Manager) -> None:
+    home = Path("/Users/anna" if manager is LAUNCHD else "/home/anna")
+    service = replace(ANNA, home=home, config=home / "my $config.toml")
+    assert manager.definition(service) == (GOLDEN / manager.file.name).read_text()
+
+
+def test_launchd_reads_what_was_meant() -> None:
+    read = plistlib.loads(LAUNCHD.definition(ANNA).encode())
+    assert read["ProgramArguments"][:3] == ["/opt/pippin 1%/bin/node", "--config", "/Users/anna/my $config.toml"]
+    assert read["KeepAlive"] is read["RunAtLoad"] is True
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze of systemd")
+def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
+    program = tmp_path / "with $ and 100%" / "node"
+    program.parent.mkdir()
+    program.symlink_to(sys.executable)
+    service = Service(program, me(), Path.home(), config=tmp_path / 'con "fig" \\ $.toml')
+    file = tmp_path / "pippin.service"
+    file.write_text(SYSTEMD.definition(service))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+def test_install_and_uninstall(machine: Machine, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = command.service_of(me(), str(config))
+    assert main(["service", "install", "--user", me(), "--config", str(config)]) == 0
+    assert machine.manager.file.read_text() == machine.manager.definition(service)
+    assert stat.S_IMODE(machine.manager.file.stat().st_mode) == 0o644
+    started = [" ".join(each) for each in machine.manager.start]
+    assert machine.changes() == started
+    assert main(["service", "status"]) == 0
+    assert "running, process 512" in capsys.readouterr().out
+
+    assert main(["service", "install", "--user", me(), "--config", str(config)]) == 0
+    assert machine.changes() == [" ".join(machine.manager.stop), *started]
+
+    assert main(["service", "uninstall"]) == 0
+    assert machine.changes() == [" ".join(each) for each in (machine.manager.stop, *machine.manager.after_removal)]
+    assert not machine.manager.file.exists()
+    assert main(["service", "status"]) == 3
+    assert "there is no service pippin" in capsys.readouterr().err
+
+
+def test_a_node_that_would_not_start_is_not_installed(
+    machine: Machine, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text("api_port = 1\n")
+    assert main(["service", "install", "--user", me(), "--config", str(config)]) == 1
+    assert "The node would not start: " in (said := capsys.readouterr().err)
+    assert "the nearest is 'api-port'. Nothing has been changed." in said
+    assert not machine.manager.file.exists()
+    assert machine.changes() == []
+
+
+def test_a_stopped_service(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.manager.file.touch()
+    assert main(["service", "status"]) == 4
+    expected = {"pippin.plist": "stopped", "pippin.service": "auto-restart, last exit code 70"}
+    assert f"pippin   {expected[machine.manager.file.name]}   " in capsys.readouterr().out
+
+
+def test_logs(machine: Machine) -> None:
+    machine.manager.file.write_text(machine.manager.definition(ANNA))
+    assert main(["service", "logs"]) == 0
+    assert main(["service", "logs", "-f"]) == 0
+    log = "/Users/anna/Library/Logs/pippin.log"
+    expected = {
+        "pippin.plist": [f"tail -n 200 {log}", f"tail -n 200 -F {log}"],
+        "pippin.service": [f"journalctl --unit pippin --no-pager --lines 200{more}" for more in ("", " --follow")],
+    }
+    assert machine.changes() == expected[machine.manager.file.name]
+
+
+def test_what_the_manager_refuses_is_told(machine: Machine, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = machine.manager.status[0]
+    machine.program(
+        tool, 'case $1 in enable) echo "Bootstrap failed: 5" >&2; exit 5;; daemon-reload) ;; *) exit 3;; esac\n'
+    )
+    assert main(["service", "install", "--user", me(), "--config", str(config)]) == 1
+    assert "failed: Bootstrap failed: 5." in capsys.readouterr().err
+    assert not machine.manager.file.exists()
+
+
+def test_print_changes_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    assert main(["service", "install", "--print", "--user", me()]) == 0
+    assert capsys.readouterr().out == machine.manager.definition(command.service_of(me(), None))
+    assert machine.changes() == []
+
+
+@pytest.mark.parametrize("asked", ["install", "uninstall"])
+def test_only_root_may(
+    asked: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.manager.file.touch()
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    monkeypatch.setenv("SUDO_USER", me())
+    assert main(["service", asked]) == 1
+    said = capsys.readouterr().err
+    assert f"sudo {Path(sys.executable).with_name('cluster')} service {asked}" in said
+    assert machine.changes() == []
+
+
+def test_users(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["service", "install", "--user", "no-such-user"]) == 1
+    assert "no user no-such-user" in capsys.readouterr().err
+    monkeypatch.setattr("getpass.getuser", lambda: "root")
+    assert main(["service", "install"]) == 1
+    assert "Name another user with --user NAME" in capsys.readouterr().err
+    monkeypatch.setenv("SUDO_USER", "daemon")
+    assert command.service_of(None, None).user == "daemon"
+
+
+def test_a_system_without_a_manager(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/no/such")
+    assert main(["service", "install", "--user", me()]) == 1
+    assert "can't install a service here" in capsys.readouterr().err

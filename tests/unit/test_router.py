@@ -1,0 +1,56 @@
+"""What a router tells of a model that is not ready, and of a ring that a request lost."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from node.core.errors import NotReady, PippinError, RingLost, replaced
+from node.core.types import (
+    ClusterView,
+    Download,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Ring,
+    Shard,
+    StageReport,
+    StageState,
+)
+from node.gateway.router import Router, Tries
+
+
+async def test_a_refusal_says_how_far_the_load_is() -> None:
+    download = Download(1040 * 2**20, 4000 * 2**20, 80 * 2**20)
+    load = StageReport("r", Shard("m", 0, 22), StageState.FETCHING, 0.26, download=download)
+    info = NodeInfo("id-a", 1, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
+    peer = PeerView(NodeReport(info, Memory(16, 12), stages=(load,)), NodeState.ALIVE)
+    agent = SimpleNamespace(view=lambda: ClusterView("id-a", 1, "id-a", (peer,), Placement()))
+    router = Router(agent, *[None] * 4)  # type: ignore[arg-type]
+    with pytest.raises(NotReady) as refused:
+        await router.wait_for_rings("m", 0.0)
+    assert str(refused.value) == (
+        "m is still loading after 0 s. "
+        "mini-1 has fetched 26 % of layers 0-21 of m: 1.0 of 3.9 GB, 80.0 MB/s, 37 s left. "
+        "Try again later; `cluster status` shows how far it is."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(replaced("r"), logging.INFO), (RingLost("The link ended."), logging.WARNING)],
+    ids=["planned", "lost"],
+)
+async def test_a_planned_hand_over_is_no_warning(
+    error: PippinError, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    router = Router(None, *[None] * 4)  # type: ignore[arg-type]
+    ring, request = Ring("r", "m", (), 1, 1), SimpleNamespace(id="chatcmpl-1", model="m", revision="")
+    router._note_failure(error, ring, request, Tries())  # type: ignore[arg-type]
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (level, f"request chatcmpl-1 lost its ring: {error}")
+    ]
