@@ -5,7 +5,7 @@
     .venv/bin/python scripts/clients.py --url http://localhost:52415/v1 --environments /tmp/clients
 
 Each folder of tests/clients is a client: its packages (requirements.txt, no-deps.txt, package.json) and its checks
-(check.py, *.mjs). Packages come from the registries that uv and npm are configured for.
+(check.py, *.mjs). It needs uv (scripts/install dev), and npm and Node.js for the clients in JavaScript. Packages come from the registries that uv and npm are configured for.
 """
 
 import argparse
@@ -100,6 +100,16 @@ def install(client: Path, environment: Path) -> list[str]:
     return [python]
 
 
+def _refuse_without_tools(chosen: Collection[Path]) -> None:
+    """Exit unless the programs that make the clients' environments are here."""
+    if not Path(UV).exists():
+        raise SystemExit(f"{UV} is missing: run scripts/install dev")
+    if any((client / "package.json").exists() for client in chosen) and not (
+        shutil.which("npm") and shutil.which("node")
+    ):
+        raise SystemExit("npm and Node.js are missing, which the JavaScript clients need: install them, or name others")
+
+
 def _run(*command: str, cwd: Path | None = None) -> None:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     if done.returncode:
@@ -170,6 +180,7 @@ def _options(clients: Collection[str]) -> argparse.Namespace:
 
 def results(options: argparse.Namespace, folders: dict[str, Path], directory: Path) -> Iterator[Result]:
     """Yield the results of all checks, one after the other."""
+    _refuse_without_tools([folders[name] for name in options.clients or folders])
     known = directory / "known.json"
     command = [sys.executable, str(CLIENTS / "known.py"), str(MODEL_FILES)]
     known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)

@@ -1,88 +1,226 @@
 """Starts one node with the built-in model, or several on this machine that split it, and prints how to use them."""
 
-import argparse
 import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import psutil
 
 from node.cli.client import Api, StatusFailed
+from node.cli.terminal import LogPace
+from node.cli.wait import ABSENT, reasons
+from node.core.usage import Parser
 from node.host.api_keys import read_keys
+from node.host.ports import is_served
 
 BIN = Path(sys.executable).parent
 API_PORT = 52415
 MODEL = "pippin-demo"
-START_S = 120.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A node's process, and the name by which its lines and its end are told."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/run", description=__doc__, epilog="Other options go to `node`.")
+    parser = Parser(prog="scripts/run", description=__doc__, epilog="Other options go to `node`.")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
     parser.add_argument("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
-    parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node")
+    parser.add_argument("--host", metavar="ADDR", help="of the nodes (default: all addresses, of several: 127.0.0.1)")
+    parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node; 0: any")
     parser.add_argument("--api-key-file", metavar="FILE", help="file of accepted API keys, one per line")
     options, rest = parser.parse_known_args()
-    stages = min(options.stages or options.nodes, options.nodes)
+    if options.nodes < 1:
+        parser.error(f"--nodes {options.nodes}: at least one node is started")
     try:
         key = read_keys(Path(options.api_key_file))[0] if options.api_key_file else ""
     except (OSError, ValueError) as error:
         parser.error(f"--api-key-file: {error}")
+    stages = min(options.stages or options.nodes, options.nodes)
+    host = options.host or ("127.0.0.1" if options.nodes > 1 else "")
+    port = options.api_port or free_port()
+    if is_served(host or "0.0.0.0", port):
+        print(f"API port {port} is taken. Is a node running? Choose another port with --api-port.", file=sys.stderr)
+        return 1
     guard = ["--api-key-file", options.api_key_file] if key else []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)  # also if a shell started this in the background
+    common = [*(["--host", host] if host else []), *guard, *rest]
+    raise_on_signals()
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
-        processes = start(options.nodes, stages, options.api_port, [*guard, *rest], Path(directory))
+        nodes = start(options.nodes, stages, port, common, Path(directory))
         try:
-            status = wait_ready(Api("http", "127.0.0.1", options.api_port, key), options.nodes, stages, processes)
-            if status:
-                print(greeting(status, options.api_port, guard), flush=True)
-                processes[0].wait()
-            return stop(processes) if status else max(stop(processes), 1)
+            follow(nodes, Api("http", host or "127.0.0.1", port, key), stages, guard)
         except KeyboardInterrupt:
-            return stop(processes)
+            return stop(nodes)
+        return max(abs(node.process.wait()) for node in nodes)
 
 
-def start(count: int, stages: int, api_port: int, rest: list[str], directory: Path) -> list[subprocess.Popen[bytes]]:
+def free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def raise_on_signals() -> None:
+    """Have Ctrl-C, SIGTERM and the end of the terminal raise KeyboardInterrupt."""
+    numbers = [signal.SIGINT, signal.SIGTERM]  # SIGINT also if a shell started this in the background
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, interrupt)
+
+
+def interrupt(*_: object) -> NoReturn:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent twice, by the system and by the shell: no second Ctrl-C
+    raise KeyboardInterrupt
+
+
+# --- the processes --------------------------------------------------------------------------------------------------
+
+
+def start(count: int, stages: int, api_port: int, common: list[str], directory: Path) -> list[Started]:
     if count == 1:
-        return [launch(["--model", MODEL, "--api-port", str(api_port), *rest])]
+        arguments = ["--model", MODEL, "--api-port", str(api_port), *common]
+        return [Started("the node", launch(arguments))]
     cluster = f"local-{os.getpid()}"
     return [
-        launch(
+        launch_named(
+            f"node-{number}",
             [
-                *("--name", f"node-{number}", "--cluster", cluster, "--host", "127.0.0.1"),
+                *("--name", f"node-{number}", "--cluster", cluster),
                 *("--data-dir", str(directory / f"node-{number}")),
                 *("--api-port", str(api_port if number == 1 else 0)),
-                *("--model", MODEL, "--stages", str(stages), *rest),
-            ]
+                *("--model", MODEL, "--stages", str(stages), *common),
+            ],
         )
         for number in range(1, count + 1)
     ]
 
 
-def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
-    # A process group of its own: Ctrl-C reaches only this script, which passes it on once.
-    return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True)
+def launch(arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C, or the end of the terminal, reaches only this script, which passes it on once.
+    return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True, **streams)
 
 
-def wait_ready(api: Api, count: int, stages: int, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any] | None:
-    """Return the status once all nodes are here and hold their layers; None when a node ended or time ran out."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        with contextlib.suppress(StatusFailed):
+def launch_named(name: str, arguments: list[str]) -> Started:
+    """Start a node whose lines begin with its name."""
+    process = launch(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    threading.Thread(target=copy_lines, args=(name, process), daemon=True).start()
+    return Started(name, process)
+
+
+def copy_lines(name: str, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        with contextlib.suppress(OSError):  # the terminal may be gone; the node must not wait for a reader all the same
+            os.write(sys.stderr.fileno(), f"{name} | ".encode() + line)
+
+
+def stop(nodes: Sequence[Started]) -> int:
+    """Drain the nodes on the first Ctrl-C, end them on the second."""
+    for _ in range(2):
+        for node in nodes:
+            if node.runs:
+                node.process.send_signal(signal.SIGINT)
+        try:
+            return max(abs(node.process.wait()) for node in nodes)
+        except KeyboardInterrupt:
+            continue
+    for node in nodes:
+        node.process.kill()
+    return 130
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def follow(nodes: Sequence[Started], api: Api, stages: int, guard: list[str]) -> None:
+    """Tell what the nodes wait for, then that they are ready, and which of them end. Return when all have ended."""
+    running = list(nodes)
+    awaited = tell_awaited(nodes, api, stages, guard)
+    while running:
+        next(awaited, None)
+        time.sleep(POLL_S)
+        ended = [node for node in running if not node.runs]
+        running = [node for node in running if node.runs]
+        for node in ended if running else ():
+            rest = ", ".join(node.name for node in running)
+            tell(f"{node.name} has ended with exit code {node.process.returncode}. Still running: {rest}.")
+
+
+def tell_awaited(nodes: Sequence[Started], api: Api, stages: int, guard: list[str]) -> Iterator[None]:
+    """Ask for the status each time that it is advanced, and end when the greeting is printed."""
+    while not serves(nodes[0], api.port):  # another program may have taken the port just now
+        yield
+    pace = LogPace()
+    while True:
+        try:
             status = api.status(timeout=2)
-            rings = [ring for model in status["models"] for ring in model["rings"]]
-            whole = all(ring["state"] == "ready" and len(ring["stages"]) >= stages for ring in rings)
-            if status["state"] == "ready" and len(status["nodes"]) == count and whole:
-                return status
-        time.sleep(0.2)
-    print("The node did not start; see above.", file=sys.stderr)
-    return None
+            awaited = missing(status, len(nodes), stages)
+        except StatusFailed as error:
+            status, awaited = {}, str(error)
+        if not awaited:
+            print(greeting(status, api.port, guard), flush=True)
+            return
+        if pace.takes(awaited):
+            tell(f"waiting: {awaited}")
+        yield
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def serves(node: Started, port: int) -> bool:
+    """Whether the node's own process listens at the port."""
+    try:
+        return any(
+            listener.status == psutil.CONN_LISTEN and listener.laddr.port == port
+            for listener in psutil.Process(node.process.pid).net_connections("tcp")
+        )
+    except psutil.Error:  # it has ended
+        return False
+
+
+def missing(status: dict[str, Any], count: int, stages: int) -> str:
+    """What the `count` nodes of this script lack to be ready; empty if nothing.
+
+    What other nodes of their cluster load is not waited for.
+    """
+    here = [node for node in status["nodes"] if node["state"] not in ABSENT]
+    own = here if count > 1 else [node for node in here if node["id"] == status["self"]]
+    if len(own) < count:
+        return f"{len(own)} of {count} nodes are here"
+    if not status["head"]:
+        return "no head is elected yet"
+    wanted = {model for node in own for model in node["preload"]}
+    lacking = [
+        f"{model['id']} is {model['state']}"
+        for model in status["models"]
+        if model["id"] in wanted and model["state"] != "ready"
+    ]
+    lacking += [f"{node['name']} is {node['state']}" for node in own if node["state"] in ("loading", "error")]
+    if not lacking and any(len(ring["stages"]) < stages for model in status["models"] for ring in model["rings"]):
+        lacking = [f"the model is not spread over {stages} nodes yet"]
+    return "; ".join(lacking + reasons(status)) if lacking else ""
 
 
 def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
@@ -98,25 +236,15 @@ def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
             ]
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})
     header = ' -H "Authorization: Bearer KEY"' if guard else ""
-    lines += ["", "Try:", f"  curl http://localhost:{port}/v1/chat/completions{header} -d '{body}'"]
+    lines += [
+        "",
+        "Try:",
+        f"  http://localhost:{port}/ in a browser",
+        f"  curl http://localhost:{port}/v1/chat/completions{header} -d '{body}'",
+    ]
     api = "" if port == API_PORT else f" --api http://localhost:{port}"
     lines += [" ".join([f"  {os.path.relpath(BIN)}/cluster status{api}", *guard]), "", "Ctrl-C stops it.", ""]
     return "\n".join(lines)
-
-
-def stop(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Drain the nodes on the first Ctrl-C, end them on the second."""
-    for _ in range(2):
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        try:
-            return max(abs(process.wait()) for process in processes)
-        except KeyboardInterrupt:
-            continue
-    for process in processes:
-        process.kill()
-    return 130
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import pytest
 
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
+from tests.browser import PROGRAM, Chromium, Tab
 from tests.preloaded import ForkedNode, Preloaded
 from tests.strict import check_answer, check_stream
 
@@ -43,6 +44,11 @@ hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("sh
 hypothesis.settings.load_profile("short")
 
 
+# Programs that tests start get these signals, though a shell's background job ignores SIGINT, and nohup SIGHUP.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+os.environ["PIPPIN_CONFIG"] = os.devnull  # no test reads the configuration of this machine's user
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # an M5 computes float32 with fewer bits by default
 NODE_ENVIRONMENT = {"PIPPIN_DEVICE": os.environ.get("PIPPIN_DEVICE", "cpu")}
 """Of nodes and of stock mlx-lm. On Metal, texts of kernels for prompts and for answers may differ in near ties, and a
@@ -66,6 +72,21 @@ async def grammars(sandbox_server: SandboxServer) -> AsyncIterator[Grammars]:
     grammars = Grammars(sandbox_server)
     yield grammars
     await grammars.end()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    if PROGRAM is None:
+        pytest.skip("no Chromium, in which the page is tested; on Debian: apt-get install chromium")
+    chromium = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture
+async def tab(chromium: Chromium) -> AsyncIterator[Tab]:
+    async with chromium.tab() as tab:
+        yield tab
 
 
 _shown: list["Node"] = []
@@ -127,7 +148,7 @@ class Events:
         while line := self._response.readline():
             self._body += line
             if not line.startswith(b"data: "):
-                assert line in (b"\n", b": keep-alive\n"), line
+                assert line == b"\n" or line.startswith(b": "), line
             elif line == b"data: [DONE]\n":
                 assert self.finish, "the stream ended without a finish reason"
                 check_stream("/chat/completions", self._body + self._response.readline())

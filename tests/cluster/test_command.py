@@ -1,22 +1,14 @@
-"""`cluster` and scripts/run against real nodes."""
+"""`cluster` against real nodes."""
 
-import contextlib
 import json
-import os
-import re
-import shlex
-import signal
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.conftest import BIN, ROOT, Cluster, until
+from tests.conftest import BIN, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -56,35 +48,3 @@ def test_wait(three: Cluster) -> None:
     assert missing.returncode == 4
     assert "3 of 4 nodes" in missing.stderr
     assert run(BIN / "cluster", "wait", "--model", "no/model", "--timeout", "0.5", *api).returncode == 4
-
-
-def test_run(tmp_path: Path) -> None:
-    """The script that scripts/run starts after the installation."""
-    port = free_port()
-    command = [sys.executable, ROOT / "scripts" / "run_nodes.py", "--nodes", "3", "--api-port", str(port)]
-    log = tmp_path / "log"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as file:
-        script = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment)
-    nodes: list[psutil.Process] = []
-    try:
-        until(lambda: "Ctrl-C stops it" in log.read_text() or script.poll() is not None, 60, "three nodes are ready")
-        shown = log.read_text()
-        nodes = psutil.Process(script.pid).children()
-        assert f"http://localhost:{port}/v1" in shown
-        layers = re.findall(r"pippin-demo: layers (\d)-(\d) on (node-\d)", shown)
-        assert len(layers) == 3, shown
-        curl = next(line for line in shown.splitlines() if line.strip().startswith("curl"))
-        answer = run(*shlex.split(curl), "-s")
-        assert json.loads(answer.stdout)["choices"][0]["message"]["content"], answer
-        script.send_signal(signal.SIGINT)
-        assert script.wait(20) == 0, log.read_text()
-        assert len(nodes) == 3
-        assert not any(node.is_running() for node in nodes)
-    finally:
-        nodes += psutil.Process(script.pid).children() if script.poll() is None else []
-        for node in nodes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                node.kill()
-        script.kill()
-        script.wait()

@@ -3,14 +3,16 @@
 import json
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, ROOT, Cluster, chat_body, until
+from tests.conftest import BIN, MODEL, ROOT, Cluster, chat_body, until
 from tests.model.conftest import FakeHub, Server
 
 pytestmark = pytest.mark.slow
@@ -95,6 +97,36 @@ def test_a_download_goes_on_after_kill_and_after_ctrl_c(cluster: Cluster, hub: F
     node = cluster.launch("--model", ID, environment=of_hub(hub, home)).started()
     assert node.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64)).text == stock["Hello"]
     assert hub.begins(name) == [0, parts[0], sum(parts)]
+
+
+def test_a_download_is_in_sight(cluster: Cluster, hub: FakeHub) -> None:
+    """In the status, the log, the table, and the comments of a stream that waits."""
+    name, size = largest(hub)
+    total = sum(len(content) for file, content in hub.repos[ID].items() if file.endswith(".safetensors"))
+    hub.stalls[name] = size // 2
+    node = cluster.launch("--model", ID, environment=of_hub(hub, cluster.directory / "home")).started()
+
+    def load() -> dict[str, Any]:
+        (own,) = node.status()["nodes"]
+        (load,) = own["loads"]
+        return load
+
+    until(lambda: 0 < (load()["done_bytes"] or 0) == fetched(cluster.directory / "home"), 30, "the download stalls")
+    assert (load()["state"], load()["total_bytes"]) == ("fetching", total)
+    share = f"{100 * load()['done_bytes'] / total:.0f} %"
+    with node.request("POST", "/v1/chat/completions", chat_body("Hello", model=ID, stream=True)) as response:
+        comment = response.readline().decode()  # after 10 s
+    assert re.fullmatch(rf": n1 has fetched {share} of layers 0-7 of {ID}: [0-9.]+ of [0-9.]+ MB.*\n", comment), comment
+    line = rf"fetching {ID} layers 0-7: {share}, [0-9.]+ of [0-9.]+ MB"
+    until(lambda: re.search(line, node.written), 15, "a line every 10 s")
+    table = subprocess.run([BIN / "cluster", "status", "--api", node.url], capture_output=True, text=True, check=False)
+    assert re.search(rf"^n1 \*  loading .* {share}", table.stdout, re.MULTILINE), table.stdout
+
+
+def fetched(home: Path) -> int:
+    """Bytes of weights on the disk."""
+    blobs = home.glob("hub/models--*/snapshots/*/*.safetensors")
+    return incomplete(home) + sum(path.stat().st_size for path in blobs)
 
 
 def largest(hub: FakeHub) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from tests.conftest import BIN, Cluster, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
-OTHER_PROTOCOL = "import node; node.PROTOCOL += 1; from node.__main__ import main; main()"
+OTHER_PROTOCOL = "import node; node.PROTOCOL += 2; from node.__main__ import main; main()"
 
 
 def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster, stock: dict[str, str]) -> None:

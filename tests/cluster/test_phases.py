@@ -70,7 +70,7 @@ def read(node: Node, path: str, body: dict[str, Any], begun: Callable[[], None] 
     with node.request("POST", path, whole) as response:
         assert response.status == 200, response.read()
         for line in response:
-            if line in (b"\n", b": keep-alive\n"):
+            if line == b"\n" or line.startswith(b": "):
                 continue
             if line == b"data: [DONE]\n":
                 return choices

@@ -107,3 +107,14 @@ def test_an_open_cluster_says_so(three: Cluster, cluster: Cluster) -> None:
     assert "--secret-file" in until(lambda: node.status()["warnings"], 5, "a warning")[0]["hint"]
     assert "every machine" in warning(node, "open-cluster")
     assert not warning(three.nodes[0], "open-cluster")
+
+
+def test_a_peer_with_another_secret_is_shown_without_multicast(ring: Cluster, tmp_path: Path) -> None:
+    peer = ring.ready(*ring.nodes)["nodes"][0]["address"]
+    with running_cluster(tmp_path) as outside:
+        outside.name = ring.name
+        wrong = {"PIPPIN_SECRET": "another secret of theirs"}
+        stranger = outside.launch("--peer", peer, "--no-mdns", environment=wrong).started()
+        until(lambda: peer in warning(stranger, "secret-mismatch"), 10, "the joiner's status says why it stays alone")
+        (row,) = [node for node in stranger.status()["nodes"] if node["name"] == peer]
+        assert (row["state"], row["reason"]) == ("refused", "secret")
