@@ -3,7 +3,6 @@
 import json
 import socket
 import subprocess
-import time
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from tests.conftest import BIN, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
-
-STATUS_S = 0.4
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -28,14 +25,10 @@ def free_port() -> int:
 
 def test_status(three: Cluster) -> None:
     three.ready(*three.nodes)
-    seconds = []
     for node in three.nodes:
-        begin = time.monotonic()
         done = run(BIN / "cluster", "status", "--json", "--api", node.url)
-        seconds.append(time.monotonic() - begin)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["state"] == "ready"
-    assert min(seconds) < STATUS_S  # the best of three: other processes share this machine
     table = run(BIN / "cluster", "status", "--api", three.nodes[0].url)
     assert all(node.name in table.stdout for node in three.nodes)
     assert run(BIN / "cluster", "status", "--api", f"127.0.0.1:{free_port()}").returncode == 3

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 CABLE = "thunderbolt0"
 """As Linux names it; its kind is known by this name."""
-PORT = 52416
+PORT = 24160
+"""Below the ports that the kernel gives to outgoing connections, of which one may still have a port of that range."""
 
 
 @pytest.fixture(scope="module")

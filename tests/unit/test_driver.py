@@ -15,7 +15,7 @@ from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
-from node.engine.runner import Draw, StepFailed
+from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
 from node.ring.kv import RingLimits
@@ -178,48 +178,97 @@ async def test_kv_that_no_request_used_is_left_for_the_next_ring() -> None:
     assert not ended
 
 
-async def test_an_unexpected_error_while_a_step_is_finished_ends_the_ring() -> None:
-    """Else its sessions would wait for ever, as no step would be in flight."""
+class NextHop:
+    """The other stage of a ring of two. Frames wait in `sent` until the test gives them back."""
 
-    class Broken(FakeRunner):
-        def begin(self, frame: Frame, _tokens: Sequence[Sequence[int]]) -> Frame:
-            return frame
+    node = "b"
 
-        def finish(self, *_: Any, **__: Any) -> Any:
-            raise ZeroDivisionError
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[Frame] = asyncio.Queue()
 
-    class NextHop:
-        node = "b"
+    def open(self, _on_broken: Any) -> Any:
+        return self
 
-        def __init__(self) -> None:
-            self.sent: asyncio.Queue[Frame] = asyncio.Queue()
+    async def send(self, frame: Frame) -> None:
+        self.sent.put_nowait(frame)
 
-        def open(self, _on_broken: Any) -> Any:
-            return self
+    def close(self) -> None:
+        pass
 
-        async def send(self, frame: Frame) -> None:
-            self.sent.put_nowait(frame)
 
-        def close(self) -> None:
-            pass
+class FirstRunner(FakeRunner):
+    """Of the first of two stages. Every guess is right."""
 
-    async def nothing_more() -> AsyncIterator[Frame]:
-        await asyncio.Event().wait()
-        yield Frame("never", RING.fence, 0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = self.finished = self.most = 0
+        """Steps, and how many of them at most were begun and not finished."""
 
+    def begin(self, frame: Frame, _tokens: Sequence[Sequence[int]]) -> Frame:
+        self.begun += 1
+        self.most = max(self.most, self.begun - self.finished)
+        return frame
+
+    def finish(
+        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None
+    ) -> tuple[list[Sampled], Frame | None]:
+        self.finished += 1
+        results = [Sampled(100 + draw.position) for draw in draws]
+        unverified = len(behind.guesses) + 1 if behind else 0
+        if draws[0].ends(results[0].token) or not (behind.following if behind else chain):
+            return results, None
+        return results, self.begin(replace(frame, ops=(), unverified=unverified), ())
+
+
+@asynccontextmanager
+async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIterator[Frame]]) -> AsyncIterator[Driver]:
+    """The driver of a ring of two stages, which gets `frames` back."""
     ended.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
     more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}}
-    fakes: tuple[Any, Any, Any] = FakeCompute(), Broken(), next_hop
+    fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop
     driver = Driver(ring, limits, *fakes, ended.append, **more)
-    running = asyncio.create_task(driver.run())
-    asking = asyncio.create_task(answer(driver, (7, 8), 5))
-    sent = await asyncio.wait_for(next_hop.sent.get(), 5)
-    serving = asyncio.create_task(driver.serve_link(sent, nothing_more()))
-    with pytest.raises(RingLost):
-        await asyncio.wait_for(asking, 5)
-    assert len(ended) == 1
-    for task in (serving, running):
+
+    async def serve() -> None:
+        coming = frames(next_hop)
+        await driver.serve_link(await anext(coming), coming)
+
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(serve())]
+    yield driver
+    for task in tasks:
         task.cancel()
-    await asyncio.wait([serving, running])
+    await asyncio.wait(tasks)
+
+
+async def test_an_unexpected_error_while_a_step_is_finished_ends_the_ring() -> None:
+    """Else its sessions would wait for ever, as no step would be in flight."""
+
+    class Broken(FirstRunner):
+        def finish(self, *_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError
+
+    async def one(next_hop: NextHop) -> AsyncIterator[Frame]:
+        yield await next_hop.sent.get()
+        await asyncio.Event().wait()
+
+    async with first_of_two(Broken(), one) as driver:
+        with pytest.raises(RingLost):
+            await asyncio.wait_for(answer(driver, (7, 8), 5), 5)
+        assert len(ended) == 1
+
+
+async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:
+    """A frame that comes back while the lane's last one is finished leaves no room: a guess would delay what it told."""
+
+    async def at_once(next_hop: NextHop) -> AsyncIterator[Frame]:
+        while True:
+            yield await next_hop.sent.get()
+
+    runner = FirstRunner()
+    async with first_of_two(runner, at_once) as driver:
+        asked = GenerateRequest("x", "m", (7, 8), 200, prediction=tuple(100 + position for position in range(200)))
+        events = [event async for event in generate(driver, NO_GRAMMARS, asked)]
+    assert [event.token for event in events] == [100 + position for position in range(200)]
+    assert driver.traffic().right_guesses > 150
+    assert runner.most == 2, "one for each stage"
