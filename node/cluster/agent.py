@@ -334,6 +334,10 @@ class Agent:
         placement = self.placement if theirs and self._needs_placement(theirs) else None
         return self._states.outgoing(self._report(), placement, node)
 
+    def holds(self, node: str) -> int:
+        """Digest of the report that this node has of another one; 0 for none."""
+        return self._states.digest_of(node)
+
     def rests(self, node: str) -> bool:
         """Whether this node and another one seldom exchange heartbeats now."""
         return rest_s(self.info.id, node, self.alive()) > 0

@@ -250,7 +250,7 @@ class _Exchange:
             if answer.sender != self.hint.id:
                 return False
             self.answered = True
-            if left and answer.report and self.agent.heartbeat_for(self.hint.id).held != sent.held:
+            if left and answer.report and self.agent.holds(self.hint.id) != sent.held:
                 continue
             try:
                 lacking = self.agent.heard(answer)

@@ -33,7 +33,7 @@ class HeldStates:
 
     def outgoing(self, report: NodeReport, placement: Placement | None, to: str | None) -> Heartbeat:
         """This node's heartbeat for a peer. With the whole report, if the peer lacks it or is not known."""
-        digest, held = self._digest(report), self._theirs.get(to or "", (0, None))[0]
+        digest, held = self._digest(report), self.digest_of(to or "")
         if to and self._ours.get(to) == digest:
             return Heartbeat(None, placement, report.info.id, digest, held)
         return Heartbeat(report, placement, "", digest, held)
@@ -47,6 +47,10 @@ class HeldStates:
             return heartbeat
         digest, report = self._theirs.get(node, (0, None))
         return replace(heartbeat, report=report) if report and digest and digest == heartbeat.digest else None
+
+    def digest_of(self, node: str) -> int:
+        """Of the report that this node has of a peer; 0 for none."""
+        return self._theirs.get(node, (0, None))[0]
 
     def lacks_news(self, node: str) -> bool:
         """Whether a peer has no report of this node since it had news last."""

@@ -8,7 +8,9 @@ from node.core.addresses import is_self_assigned
 from node.core.types import Link
 
 _SMOOTHING = 0.25
-"""Weight of a new probe (moving average): a plugged cable shows after a few probes, one late answer hardly does."""
+"""Weight of a new probe that took longer (moving average): one late answer hardly shows. A shorter one counts at once, as
+delays on busy machines only add to a path's round trip.
+"""
 _FAILURES = 2
 """Consecutive lost probes before an address is dropped; Wi-Fi loses single ones."""
 _GAIN = 0.8
@@ -60,7 +62,7 @@ class Paths:
         paths = self._paths.setdefault(peer, {})
         known = paths.get(address)
         if known and now - known.seen < self._stale_after:
-            rtt_ms = known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms)
+            rtt_ms = min(rtt_ms, known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms))
         self._links_until = -math.inf
         paths[address] = _Path(Link(peer, address, rtt_ms, interface, kind), now)
         if known and known.measured_at is not None and known.link.interface == interface:

@@ -96,6 +96,7 @@ def agent(**more):
         "info": report("me").info,
         "news": news,
         "heartbeat_for": heartbeat_for,
+        "holds": lambda _: 0,
         "lacks_news": lambda node: told[node][0] != news.count,
         "due_in_s": lambda node: max(0.0, told[node][1] + module.HEARTBEAT_S - now()),
         "heard": lambda _: None,
