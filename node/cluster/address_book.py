@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from node.cluster.paths import Paths, in_steps
+from node.cluster.paths import Paths
 from node.core.addresses import is_link_local_ipv6, is_local_address, join_host_port, without_zone
 from node.core.clock import now
 from node.core.signal import Signal
@@ -173,7 +173,7 @@ class AddressBook:
         return entry is not None and caller.address in (*entry.hint.addresses, entry.caller)
 
     def links(self) -> tuple[Link, ...]:
-        return tuple(map(in_steps, self.paths.links(now())))
+        return self.paths.links(now())
 
 
 def address_at(hint: PeerHint, address: str) -> Address:

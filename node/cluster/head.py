@@ -18,7 +18,7 @@ from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, Pip
 from node.core.models import Wish
 from node.core.signal import Signal
 from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
-from node.placement.normalize import Normalizer
+from node.placement.normalize import normalize
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
 from node.placement.unreachable import UnreachablePairs
@@ -59,7 +59,6 @@ class Head:
         self._max_rings = max_rings
         self._handover = Handover()
         self._unreachable = UnreachablePairs()
-        self._normalizer = Normalizer()
         self._place_once = lru_cache(_CACHED)(place)
         """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
         self._succeeded_at: dict[tuple[str, tuple[StageSpec, ...]], float] = {}
@@ -264,5 +263,5 @@ class Head:
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,
         )
         existing = Placement(rings=current.rings)
-        head, seen = self._agent.info.id, self._normalizer.normalize(nodes)
+        head, seen = self._agent.info.id, normalize(nodes)
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=existing)

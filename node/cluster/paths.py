@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from node.core.addresses import is_self_assigned
 from node.core.types import Link
@@ -23,8 +22,11 @@ _WIDER = 1.5
 """A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
-_STEP = 1.15
-"""Factor between round trips as reported: a smaller difference is noise."""
+NOISE = 0.2
+NOISE_MS = 0.3
+"""A round trip is reported anew if it differs by more than both (relative and in ms) from the one last reported: a smoothed
+probe of an idle link varies by less, and no decision depends on less.
+"""
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0
@@ -52,6 +54,7 @@ class Paths:
         self._paths: dict[str, dict[str, _Path]] = {}
         self._chosen: dict[str, str] = {}
         self._links: tuple[Link, ...] = ()
+        """As last reported."""
         self._links_until = -math.inf
         """Time until which `_links` holds if nothing changes: it is asked for much more often than paths change."""
 
@@ -118,21 +121,23 @@ class Paths:
         return best.address if measured_at is None or now - measured_at >= BANDWIDTH_AGAIN_S else None
 
     def links(self, now: float) -> tuple[Link, ...]:
-        """The best path to each reachable peer; for this node's report."""
+        """The best path to each reachable peer, without noise; for this node's report."""
         if now >= self._links_until:
+            before = {link.to: link for link in self._links}
             found = (self.best(peer, now) for peer in sorted(self._paths))
-            self._links = tuple(link for link in found if link)
+            self._links = tuple(_without_noise(link, before.get(link.to)) for link in found if link)
             seen = (path.seen for paths in self._paths.values() for path in paths.values())
             ends = (at + self._stale_after for at in seen if at + self._stale_after > now)
             self._links_until = min(ends, default=math.inf)
         return self._links
 
 
-@lru_cache(maxsize=1024)
-def in_steps(link: Link) -> Link:
-    """The link with a rounded round trip, so that a report seldom changes."""
-    rtt_ms = float(f"{_STEP ** round(math.log(link.rtt_ms, _STEP)):.2g}") if link.rtt_ms > 0 else 0.0
-    return replace(link, rtt_ms=rtt_ms)
+def _without_noise(link: Link, before: Link | None) -> Link:
+    """The link, with the round trip of the one reported before if that has not changed."""
+    if before is None or before.address != link.address:
+        return link
+    noise = max(NOISE_MS, NOISE * min(before.rtt_ms, link.rtt_ms))
+    return replace(link, rtt_ms=before.rtt_ms) if abs(link.rtt_ms - before.rtt_ms) <= noise else link
 
 
 def _bandwidth(link: Link) -> float:

@@ -17,9 +17,13 @@ from node.rpc.client import RpcClient
 log = logging.getLogger(__name__)
 
 PROBE_S = 5.0
-"""Interval at which each address is measured after the addresses, the path in use or its round trip have changed, and least
-interval.
+"""Interval at which each address is measured after the addresses or the path in use have changed, or its round trip has become
+longer, and least interval.
 """
+LONGER = 2.0
+"""A round trip is measured again soon if it is longer than before by this factor: perhaps a busy machine has delayed it."""
+SOFTWARE_MS = 1.0
+"""Share of two processes in a round trip: differences between shorter ones do not matter."""
 RARELY_S = 30.0
 """Longest interval: it grows fourfold with each measurement. What is plugged in usually changes an address; a path that is lost is
 noticed by heartbeats if it is in use, and tried in vain if it is not.
@@ -48,12 +52,14 @@ class Probes:
         while self._agent.state_of(node) is None:
             await self._agent.news.wait(FIRST_S)
         seen: object = None
-        interval_s, measured_at = 0.0, -math.inf
+        interval_s, measured_at, usual_ms = 0.0, -math.inf, math.inf
         while hint := self._book.hint_of(node):
             best = self._book.paths.best(node, now())
-            found = hint, best and (best.address, _magnitude(best.rtt_ms)), self._agent.state_of(node) in PRESENT
-            if found != seen:
-                seen, interval_s = found, 0.0
+            found = hint, best and best.address, self._agent.state_of(node) in PRESENT
+            rtt_ms = max(SOFTWARE_MS, best.rtt_ms) if best else math.inf
+            if found != seen or (best and rtt_ms > LONGER * usual_ms):
+                seen, interval_s, usual_ms = found, 0.0, rtt_ms
+            usual_ms = min(usual_ms, rtt_ms)
             longest_s = RESTING_S if self._agent.rests(node) else RARELY_S
             with probes:
                 if now() >= measured_at + min(interval_s, longest_s):
@@ -87,8 +93,3 @@ class Probes:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0
             self._book.paths.observe_bandwidth(hint.id, address, rate, now())
-
-
-def _magnitude(rtt_ms: float) -> int:
-    """A number that changes when a round trip doubles: one that a busy machine has delayed is soon measured again."""
-    return round(math.log2(max(1.0, rtt_ms)))

@@ -1,9 +1,9 @@
 """How often two nodes exchange heartbeats. Pure.
 
 While requests run or models load, all do so every 0.6 s: whatever breaks then has to be noticed at once, by everybody.
-At rest, each node keeps watch over two others only, its neighbours in the order of ids; all others rest for RESTING_S.
-Whoever misses a neighbour tells all nodes, and each asks all others at once. So a quiet cluster notices a loss as soon
-as a busy one, and the cost for each node hardly grows with their number.
+At rest, each node keeps watch over two others only, its neighbours in the order of ids, every 1.2 s; all others rest for
+RESTING_S. Whoever misses a neighbour tells all nodes, and each asks all others at once. So a quiet cluster notices a loss
+hardly later than a busy one, as two nodes watch each, and the cost for each node hardly grows with their number.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,12 @@ from node.core.types import NodeReport, StageState
 
 HEARTBEAT_S = 0.6
 """Interval of heartbeats with a node that does not rest."""
+FEW = 3
+"""Up to so many nodes are all neighbours of each other, and do not rest."""
 RESTING_S = 15.0
 """Interval of heartbeats with a node that rests."""
+WATCHED_BY_TWO_S = 1.2
+"""Interval of heartbeats with a neighbour at rest."""
 PATIENCE = 1.25
 """Of a pair, the node of the smaller id calls. The other one calls if that is late by this factor of HEARTBEAT_S."""
 
@@ -26,7 +30,9 @@ def rest_s(own: str, node: str, alive: Sequence[NodeReport]) -> float:
     if node not in ids:
         return 0.0
     apart = abs(ids.index(own) - ids.index(node))
-    return 0.0 if apart in (1, len(ids) - 1) else RESTING_S - HEARTBEAT_S
+    if apart not in (1, len(ids) - 1):
+        return RESTING_S - HEARTBEAT_S
+    return WATCHED_BY_TWO_S - HEARTBEAT_S if len(ids) > FEW else 0.0
 
 
 def interval_s(own: str, node: str) -> float:

@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from node.cluster.paths import Paths
+from node.cluster.paths import NOISE, NOISE_MS, Paths
 from node.core.types import Link
 
 
@@ -61,6 +63,36 @@ def test_a_peer_that_is_gone_is_forgotten():
     paths.observe("a", "y", 1.0, 0.0)
     paths.forget("b")
     assert [link.to for link in paths.links(0.0)] == ["a"]
+
+
+@given(st.lists(st.floats(0, 100), min_size=1))
+def test_a_round_trip_is_reported_anew_if_it_changes(measured):
+    paths, reported = Paths(stale_after_s=1.0), [measured[0]]
+    for at, rtt_ms in enumerate(measured):
+        paths.observe("b", "x", rtt_ms, 2.0 * at)  # the last one is stale, so that this one is not smoothed
+        (link,) = paths.links(2.0 * at)
+        noise = max(NOISE_MS, NOISE * min(reported[-1], rtt_ms))
+        assert link.rtt_ms == (reported[-1] if abs(rtt_ms - reported[-1]) <= noise else rtt_ms)
+        reported.append(link.rtt_ms)
+
+
+def test_another_path_is_reported_as_it_is():
+    paths = Paths()
+    paths.observe("b", "x", 1.0, 0.0)
+    assert paths.links(0.0) == (Link("b", "x", 1.0),)
+    paths.failed("b", "x")
+    paths.failed("b", "x")
+    paths.observe("b", "y", 1.1, 0.0)
+    assert paths.links(0.0) == (Link("b", "y", 1.1),)
+
+
+def test_a_shorter_round_trip_counts_at_once_and_a_longer_one_slowly():
+    paths = Paths()
+    paths.observe("b", "x", 8.0, 0.0)
+    paths.observe("b", "x", 2.0, 1.0)
+    assert paths.links(1.0) == (Link("b", "x", 2.0),)
+    paths.observe("b", "x", 8.0, 2.0)
+    assert paths.links(2.0) == (Link("b", "x", 3.5),)
 
 
 # --- kinds and bandwidth ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.cluster.rhythm import HEARTBEAT_S, RESTING_S, interval_s, is_news, rest_s
+from node.cluster.rhythm import FEW, HEARTBEAT_S, RESTING_S, WATCHED_BY_TWO_S, interval_s, is_news, rest_s
 from node.core.types import (
     Link,
     Memory,
@@ -27,9 +27,10 @@ def report(node: str, **more) -> NodeReport:
 def test_at_rest_each_node_watches_its_two_neighbours(count):
     alive = [report(f"n{number:02}") for number in reversed(range(count))]
     for node in (each.info.id for each in alive):
-        watched = [o.info.id for o in alive if o.info.id != node and rest_s(node, o.info.id, alive) == 0.0]
-        assert len(watched) == min(2, count - 1)
-        assert all(rest_s(other, node, alive) == 0.0 for other in watched), "a pair agrees"
+        rests = {o.info.id: rest_s(node, o.info.id, alive) for o in alive if o.info.id != node}
+        assert rests == {other: rest_s(other, node, alive) for other in rests}, "a pair agrees"
+        intervals = [HEARTBEAT_S + rest for rest in rests.values() if rest < RESTING_S - HEARTBEAT_S]
+        assert intervals == [HEARTBEAT_S if count <= FEW else WATCHED_BY_TWO_S] * min(2, count - 1)
 
 
 def test_a_node_that_is_not_known_yet_does_not_rest():
