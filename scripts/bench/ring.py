@@ -8,7 +8,8 @@ Parts:
   c  a long prompt: time to the first token of a ring of 2 against generate_step
   d  one hop between two processes, in microseconds, and its parts; needs no model
   e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
-     a stage would be idle; and of one node, which can't; and a ring of 3, where there are three cores
+     a stage would be idle; and of one node, which can't; and a ring of 3: where there are less than three cores, each of
+     its nodes and stock have half of a core (Linux, as root)
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import bare
 import bars
+import half_cores
 import hop
 import processes
 import ring_nodes
@@ -127,9 +129,13 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
             if "e" in parts:
                 rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "e" in parts:
-            for stages in (1, 3) if len(processes.cores()) >= 3 else (1,):
+            for stages in (1, 3):
                 with ring_nodes.running(stages, model, scratch, options.preload) as ring:
-                    rows += map(_told, ring_parts.predicted(stock, ring, options))
+                    if stages == 1 or len(processes.cores()) >= 3:
+                        rows += map(_told, ring_parts.predicted(stock, ring, options))
+                    elif half_cores.are_possible():
+                        with half_cores.half_cores((stock.process.pid, *ring.pids)):
+                            rows += map(_told, ring_parts.predicted(stock, ring, options, "half a core each"))
         if "b" in parts and len(cores := processes.cores()) > 1:
             other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
             other.answer()

@@ -124,7 +124,7 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
     return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
 
 
-def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
+def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace, limit: str = "") -> Iterator[Row]:
     """(e) One stream whose client predicts the answer, but for every n-th token. The text must always be the same."""
     tokens: int = options.tokens
     prompt, answer = _answer_without_repetition(stock, ring, options)
@@ -146,7 +146,8 @@ def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Iter
             return found.rate
 
         pairs = _pairs(2 * options.pairs, stock, lambda: _single_rate(stock, prompt, tokens), ring, split)
-        row = pairs.row("e", f"{what}, " + (f"ring of {stages}" if stages > 1 else "one node"))
+        nodes = f"ring of {stages}" if stages > 1 else "one node"
+        row = pairs.row("e", ", ".join(filter(None, (what, nodes, limit))))
         yield row | at_least(pairs.ratio, PREDICTED_TARGETS.get(every) if stages == 2 else None)
 
 
