@@ -19,4 +19,8 @@ def _api_of(api: Api, text: str) -> Api:
     if len(found) != 1:
         names = ", ".join(f"{nodes[node]['name']} ({node})" for node in found or nodes)
         raise Refused(f"{'Several nodes are' if found else 'No node is'} named {text!r:.60}. There are {names}.")
-    return parse_api(nodes[found[0]]["api"])._replace(key=api.key)
+    node = nodes[found[0]]
+    try:
+        return parse_api(node["api"])._replace(key=api.key)
+    except ValueError as error:
+        raise Refused(f"{node['name']} has no address for its API; run `cluster logs` there.") from error

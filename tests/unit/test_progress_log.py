@@ -74,7 +74,7 @@ async def test_a_terminal_that_is_closed_ends_the_bars_alone(
         monkeypatch.setattr(sys, "stderr", terminal)
         telling = asyncio.create_task(tell_progress(lambda: [FETCHING], bars=True))
         async with asyncio.timeout(10):
-            while not (caplog.messages or telling.done()):
+            while not (caplog.messages or telling.done()):  # noqa: ASYNC110 - the log tells nobody
                 await asyncio.sleep(0.01)
         assert not telling.done()
         telling.cancel()
