@@ -116,6 +116,11 @@ class Rings:
         used = {report.shard for report in self._reports.values()}
         return self._shards.idle(used | self._drafts())
 
+    def models(self) -> set[str]:
+        """Ids of the models, draft models too, of which layers are in memory or on their way there."""
+        shards = {report.shard for report in self._reports.values()} | self._drafts()
+        return {shard.model for shard in shards} | self._shards.models
+
     def speeds(self) -> tuple[Speed, ...]:
         """Measured when layers were loaded."""
         return self._shards.speeds

@@ -71,6 +71,10 @@ class LoadedShards:
         return tuple(shard for shard in self._loaded if shard not in used)
 
     @property
+    def models(self) -> set[str]:
+        return {shard.model for shard in self._loaded}
+
+    @property
     def speeds(self) -> tuple[Speed, ...]:
         return tuple(speed for _, speed in self._speeds.values())
 
