@@ -5,8 +5,8 @@ from functools import partial
 
 from aiohttp import web
 
+from api.env import STREAM, Env
 from api.in_flight import IN_FLIGHT
-from api.response import STREAM, Env
 from api.schema import LoadRequest, parse
 from api.stream import EventStream
 from node import PROTOCOL, __version__

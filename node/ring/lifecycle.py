@@ -41,10 +41,10 @@ from node.placement.footprint import stage_bytes
 from node.placement.speed import is_slow_wire
 from node.ring import requests
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits, weights_as_tokens
+from node.ring.limits import RingLimits, weights_as_tokens
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
+from node.ring.next_hop import NextHop
 from node.ring.numbers import sequence_numbers
-from node.ring.pipeline import NextHop
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
