@@ -238,7 +238,7 @@ class Rings:
         keep = not any(self._shard(part.ring) == shard for other, part in self._parts.items() if other != ring_id)
         left = await self._parts.pop(ring_id).close(replaced(ring_id), keep=keep)
         if keep and (loaded := self._shards.get(shard)):
-            loaded.leftover, loaded.shape = left, shape_of(ring)
+            loaded.leftover_tokens, loaded.shape = left, shape_of(ring)
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
@@ -337,12 +337,12 @@ class Rings:
             on_ended,
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
-            leftover=loaded.leftover,
+            leftover=loaded.leftover_tokens,
             guesses=self._guesses,
             draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
             is_wire_slow=partial(self._is_wire_slow, ring, loaded),
         )
-        loaded.leftover = {}
+        loaded.leftover_tokens = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 
