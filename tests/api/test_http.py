@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from api.in_flight import IN_FLIGHT
 from api.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound
 from node.core.logs import RecentLines
@@ -117,6 +118,19 @@ async def test_a_download_is_streamed(server, backend):
     backend.refusal = ModelNotFound("There is none.")
     answer = await server.post("/cluster/models/org/m/pull", data=b"")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_a_download_does_not_hold_up_a_node_that_stops(server, backend):
+    async def pull(name):
+        for done in range(4):
+            yield {"model": name, "done": done, "bytes": 4}
+            server.app[IN_FLIGHT].stopping = True
+
+    backend.pull = pull
+    answer = await server.post("/cluster/models/org/m/pull", data=b"")
+    assert answer.body.startswith(b'data: {"model":"org/m","done":0,"bytes":4}\n\ndata: {"error":')
+    assert b"This node is stopping." in answer.body
+    assert answer.body.count(b"data: ") == 2
 
 
 async def test_the_files_of_a_model_are_removed(server, backend):
