@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -259,11 +260,12 @@ class WantedModels:
                     self.barred[model, node.info.id] = at + RETRY_S
                     continue
                 code, _, text = load.error.partition(": ")
-                retry_s = RETRY_S
-                if code == ModelChanged.code:  # the description is of files that are gone
-                    wanted.spec, retry_s = None, 0.0
                 wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
-                wanted.failed_at, wanted.retry_at = at + retry_s - RETRY_S, at + retry_s
+                wanted.failed_at, wanted.retry_at = at, at + RETRY_S
+                if (
+                    code == ModelChanged.code
+                ):  # the description is of files that are gone: another is looked for at once
+                    wanted.spec, wanted.failed_at, wanted.retry_at = None, -math.inf, at
 
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
