@@ -72,6 +72,8 @@ class Head:
                 began = now()
                 if self._agent.is_head:
                     self._plan()
+                else:
+                    self._wanted.forget_users()
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
                     await asyncio.sleep(min(PAUSE_SHARE * took, MAX_PAUSE_S))

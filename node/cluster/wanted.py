@@ -123,6 +123,12 @@ class WantedModels:
         self.unloaded.add(model)
         self.models.pop(model, None)
 
+    def forget_users(self) -> None:
+        """Forget what users told this node while it was head: the head of now may have been told otherwise."""
+        self.unloaded.clear()
+        for wanted in self.models.values():
+            wanted.wish = Wish()
+
     def _only_asked(self, current: Placement) -> list[str]:
         """Models that are wanted for requests alone: nobody names them, and no ring serves them."""
         served = {ring.model for ring in current.rings}
@@ -204,9 +210,10 @@ class WantedModels:
             self.models[model].placed_at = now()
         for spec in current.specs:  # of earlier heads: no node may have the whole model, and the hub may be unreachable
             known = self.models.get(spec.id)
+            if known and (known.spec is None or current.head != self._agent.info.id):
+                known.wish = known.wish if known.wish.named else spec.wish
             if known and known.spec is None:
                 known.spec, known.failure = spec, None
-                known.wish = known.wish if known.wish.named else spec.wish
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.

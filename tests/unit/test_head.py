@@ -176,6 +176,20 @@ async def test_a_wish_of_a_model_that_is_placed_already_is_told_too(monkeypatch)
         assert agent.placement.fence == fence
 
 
+async def test_what_users_told_a_head_before_the_last_one_is_outdated(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        wanted = head._wanted.models["tiny/model"]
+        assert wanted.is_named
+        monkeypatch.setattr("node.cluster.election.Election.is_head", False)
+        await planned(head, agent)
+        assert not wanted.is_named
+        (spec,) = agent.placement.specs
+        later = replace(agent.placement, head="other", specs=(replace(spec, wish=Wish(named=True, stages=2)),))
+        head._wanted.update(agent.alive(), later)
+        assert wanted.wish == Wish(named=True, stages=2)
+
+
 async def test_a_named_model_makes_no_room_for_another(monkeypatch):
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
     monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
