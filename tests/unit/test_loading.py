@@ -13,7 +13,7 @@ from node.core.errors import ModelBusy, ModelNotFound, NotReady
 @pytest.mark.parametrize("error", [ModelNotFound, ModelBusy, NotReady])
 async def test_an_idle_model_that_cannot_be_unloaded_any_more_is_no_failure(error: type[Exception]) -> None:
     """While the nodes are told of the first one, the second may be unloaded by a user, or asked for."""
-    asked = []
+    asked: list[str] = []
     all_asked = asyncio.Event()
 
     def unload(model: str) -> None:
