@@ -15,13 +15,13 @@ from api.backend import Backend
 from api.body import Bodies
 from api.callers import Callers
 from api.cors import Cors
+from api.env import STREAM, Env
 from api.errors import describe, error_object
 from api.gate import gate, leave_to_gate
 from api.in_flight import IN_FLIGHT, InFlight
 from api.limits import BODY_S, MAX_BODY
 from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
 from api.page.routes import page_routes
-from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.routes import Responses
 from api.stream import EventStream, StreamTiming

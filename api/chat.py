@@ -10,10 +10,11 @@ from aiohttp import web
 from api.answer import Delta
 from api.callers import CLIENT
 from api.constraint import AnswerConstraint, make_grammar
+from api.env import Env, open_model
 from api.generation import Choice, Job, read_prediction
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
-from api.response import Collected, Env, Reply, new_id, open_model
+from api.response import Collected, Reply, new_id
 from api.schema import ChatRequest, parse
 from node.core.errors import BadRequest
 from node.text.tokenizer import Tokenizer

@@ -11,10 +11,11 @@ from aiohttp import web
 from api.answer import Delta
 from api.callers import CLIENT
 from api.echo import Echo, prompt_pieces
+from api.env import Env, open_model
 from api.generation import Choice, Job, check_tokens, read_prediction
 from api.limits import MAX_ANSWERS
 from api.logprobs import legacy_logprobs
-from api.response import Collected, Env, Reply, new_id, open_model
+from api.response import Collected, Reply, new_id
 from api.schema import CompletionRequest, parse
 from node.core.errors import BadRequest
 from node.core.evaluation import EvaluateRequest

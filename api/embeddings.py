@@ -9,8 +9,9 @@ from aiohttp import web
 
 from api.callers import CLIENT
 from api.completions import encode
+from api.env import Env
 from api.generation import run_concurrently
-from api.response import Env, new_id
+from api.response import new_id
 from api.schema import EmbeddingRequest, parse
 from node.core.errors import ContextExceeded
 from node.core.evaluation import EvaluateRequest

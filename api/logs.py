@@ -17,19 +17,22 @@ QUIET_LOOKS = 20
 
 async def show(recent: RecentLines, request: web.Request) -> web.StreamResponse:
     """Raises BadRequest."""
-    number = recent.count - _lines(request)
+    lines, number = recent.last(_lines(request))
     if request.query.get("follow") != "true":
-        text = "".join(f"{line}\n" for line in recent.since(number))
-        return web.Response(text=text, headers={"Cache-Control": "no-store"})
+        return web.Response(text=_text(lines), headers={"Cache-Control": "no-store"})
     response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
     await response.prepare(request)
     quiet = 0
     while True:
-        lines, number = recent.since(number), recent.count
-        quiet = 0 if lines else quiet + 1
         if lines or quiet % QUIET_LOOKS == 0:
-            await response.write("".join(f"{line}\n" for line in lines or [""]).encode())
+            await response.write(_text(lines or [""]).encode())
         await asyncio.sleep(LOOK_S)
+        lines, number = recent.since(number)
+        quiet = 0 if lines else quiet + 1
+
+
+def _text(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(request: web.Request) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 from aiohttp import web
 
-from api.response import Env
+from api.env import Env
 from node.core.errors import ModelNotFound
 from node.core.models import ModelEntry
 

@@ -5,53 +5,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from aiohttp import web
 
 from api.answer import Delta, Ending, TokenText
-from api.backend import Backend, Inference
-from api.body import Bodies
+from api.env import STREAM, Env
 from api.generation import Choice, Job, best, run_all, usage
 from api.reader import CallDelta
-from api.schema import GenerationRequest
-from api.stream import EventStream, StreamTiming
-from node.core.errors import NotReady
-from node.text.sandboxed_encoder import OpenModel
-
-STREAM = web.RequestKey("stream", EventStream)
-"""The request's stream; the error middleware writes errors into it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Env:
-    """Dependencies of all handlers."""
-
-    backend: Backend
-    inference: Inference
-    """Generation and evaluation by the backend, with their tokens counted."""
-    timing: StreamTiming
-    bodies: Bodies
-
-
-async def open_model(env: Env, request: web.Request, body: GenerationRequest) -> OpenModel:
-    """Wait until the model is ready. A stream is kept alive meanwhile, and therefore may wait longer.
-
-    Raises what `Backend.open` raises.
-    """
-    if not body.stream:
-        return await env.backend.open(body.model)
-    events = request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model))
-    deadline = time.monotonic() + env.timing.loading_s
-    async with events.kept_alive():
-        while True:
-            try:
-                return await env.backend.open(body.model)
-            except NotReady:
-                # Before the first keep-alive comment a plain 503 is better: clients retry by themselves.
-                if not events.response.prepared or time.monotonic() > deadline:
-                    raise
 
 
 @dataclass(slots=True)

@@ -31,8 +31,10 @@ def main() -> None:
 
     options = parse_options()
     recent = RecentLines()
+    keep = logging.StreamHandler(recent)
+    keep.setFormatter(LineFormatter())
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[_log_handler(options.log_file), recent])
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[_log_handler(options.log_file), keep])
     for package in ("node", "api"):  # of gRPC, the hub's client and others, only warnings are of use
         logging.getLogger(package).setLevel(level)
     sys.exit(_run(options, recent))

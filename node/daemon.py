@@ -189,7 +189,7 @@ class Daemon:
         )
         draining = Draining(self._agent, self._head, self._book, self._client)
         self._loading = loading = Loading(self._agent, self._head, self._book, self._client, self._release)
-        disk = Disk(self._catalogue, self._specs, self._files, self._pools, self._models_in_use, self._agent.touch)
+        disk = Disk(self._catalogue, self._specs, self._files, self._pools, self._rings.models, self._agent.touch)
         allowlist = Allowlist(self._agent, options.allow_models)
         self._control = ControlService(
             self._agent, self._head, allowlist, self._specs, draining, loading, self._duplicate_id
@@ -347,10 +347,6 @@ class Daemon:
         self._preload = tuple(named for named in self._preload if named != model)
         self._rings.release(model)
         self._agent.touch()
-
-    def _models_in_use(self) -> set[str]:
-        """Models of which this node holds or loads layers."""
-        return {shard.model for shard in (*(report.shard for report in self._rings.reports()), *self._rings.idle())}
 
     # --- its reports --------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,10 @@ def directory(text: str) -> Path:
 
 
 def path(text: str) -> Path:
-    return Path(nonempty(text)).expanduser().absolute()
+    try:
+        return Path(nonempty(text)).expanduser().absolute()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"there is no user {text.partition('/')[0][1:]}") from error
 
 
 def size(text: str) -> int:

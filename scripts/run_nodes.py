@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import psutil
 
 from node.cli.client import Api, StatusFailed
-from node.cli.terminal import LogPace
+from node.cli.terminal import LogPace, printable
 from node.cli.wait import ABSENT, reasons
 from node.core.usage import Parser
 from node.host.api_keys import read_keys
@@ -186,7 +186,7 @@ def tell_awaited(nodes: Sequence[Started], api: Api, stages: int, guard: list[st
 
 
 def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def serves(node: Started, port: int) -> bool:

@@ -1,5 +1,7 @@
 // Asks the node that served this page, over its public API.
 
+const ANSWER_MS = 5000; // a node answers from memory at once, even while it computes
+const NO_ANSWER = "This node does not answer. Is it still running?";
 const KEY = "pippin.key"; // of the session: the browser forgets it with the tab
 
 export class ApiError extends Error {
@@ -13,8 +15,8 @@ export class ApiError extends Error {
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 
-export const readStatus = async () => (await ask("cluster/status")).json();
-export const readModels = async () => (await (await ask("v1/models")).json()).data.map((model) => model.id);
+export const readStatus = () => read("cluster/status");
+export const readModels = async () => (await read("v1/models")).data.map((model) => model.id);
 
 /** Yield the chunks of a streamed chat. Aborting `signal` ends the request, and so the work on it. */
 export async function* streamChat(body, signal) {
@@ -35,6 +37,14 @@ export async function* streamChat(body, signal) {
   throw new ApiError("The answer broke off: the node that served it has stopped.");
 }
 
+/** An object of JSON, soon: a node whose cable is pulled closes no connection. */
+async function read(path) {
+  const response = await ask(path, { signal: AbortSignal.timeout(ANSWER_MS) });
+  return response.json().catch(() => {
+    throw new ApiError(NO_ANSWER);
+  });
+}
+
 async function ask(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key === null ? {} : { Authorization: `Bearer ${key}` }) };
@@ -43,7 +53,7 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("This node does not answer. Is it still running?");
+    throw new ApiError(NO_ANSWER);
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null); // a proxy's error need not be JSON

@@ -153,7 +153,9 @@ export class ChatView {
     chat.messages.splice(chat.messages.indexOf(answer), 1);
     this.prompt.value ||= chat.messages.pop()?.content ?? "";
     fitHeight(this.prompt);
-    if (!chat.messages.length) removeChat(chat.id);
+    if (chat.messages.length) return;
+    removeChat(chat.id);
+    this.onSaved();
   }
 
   #showSoon() {

@@ -6,8 +6,9 @@ import { copyButton, element } from "./elements.js";
 const MAX_DEPTH = 8; // of quotes and lists within each other
 const MAX_INLINE = 20_000; // characters; a longer paragraph stays plain, as it would take too long
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$/;
+// Lines may be long: no pattern may be tried in two ways at each of their characters.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))[ \t]*(?![ \t])([^\s`]*)(?![^\s`])[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]{0,100}$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const ITEM = /^( *)([-*+]|(\d{1,9})[.)])( {1,4}|$)(.*)$/;
 const QUOTE = /^ {0,3}> ?/;

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.chat import prepare
+from api.env import STREAM, Env
 from api.errors import Unsupported
 from api.generation import run_all
 from api.json_object import approximate_bytes
 from api.limits import SMALL_BODY
-from api.response import STREAM, Env
 from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output

@@ -20,7 +20,7 @@ from node.cli.client import Api, Json, NoNode, StatusFailed
 from node.cli.logs import logs
 from node.cli.pull import pull
 from node.cli.table import render
-from node.cli.terminal import printable, progress, without_controls
+from node.cli.terminal import complain, printable, progress, without_controls
 from node.cli.wait import Target, held, in_memory, wait
 from node.core.units import format_bytes
 from node.host.api_keys import parse_key, read_keys
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _COMMANDS[args.command](args)
     except StatusFailed as error:
-        print(f"cluster: {without_controls(str(error))}", file=sys.stderr)
+        complain(str(error))
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -137,7 +137,7 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
                 status = api.status()
                 text = json.dumps(status) if as_json else render(status)
             except StatusFailed as error:
-                text = json.dumps({"error": str(error)}) if as_json else str(error)
+                text = json.dumps({"error": str(error)}) if as_json else without_controls(str(error))
             print(f"{clear}{text}", end="\n" if as_json or clear else "\n\n", flush=True)
             pause(1)
     except KeyboardInterrupt:
@@ -156,9 +156,9 @@ def _drain(args: argparse.Namespace) -> int:
 def _wait_until(args: argparse.Namespace, missing: Callable[[Json], str], aim: str, done: str) -> int:
     left = wait(args.api, missing, args.timeout, progress())
     if not left:
-        print(done)
+        print(printable(done))
         return EXIT_READY
-    print(f"cluster: not {aim} after {args.timeout:g} s: {left}.", file=sys.stderr)
+    complain(f"not {aim} after {args.timeout:g} s: {left}.")
     return EXIT_NOT_READY
 
 

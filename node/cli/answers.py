@@ -92,9 +92,12 @@ def run(api: Api, body: Json, *, as_json: bool) -> bool:
 def whole_prompt(words: Sequence[str]) -> str:
     """The prompt from the arguments, after what comes by a pipe: `cat letter | cluster run MODEL "Make it shorter"`.
 
-    Raises StatusFailed if there is neither.
+    Raises StatusFailed if there is neither, or if the pipe has no text.
     """
-    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    try:
+        piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise StatusFailed("What comes by the pipe is no text in UTF-8.") from error
     prompt = "\n\n".join(filter(None, (piped, " ".join(words).strip())))
     if not prompt:
         raise StatusFailed('There is no prompt. Write it like: cluster run MODEL "Why is the sky blue?"')

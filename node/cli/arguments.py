@@ -10,6 +10,7 @@ from node.cli.completion import SCRIPTS
 from node.core.usage import Parser
 
 API_VARIABLE = "PIPPIN_HOST"
+NODE = "name, or id or its first characters"
 
 
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -59,12 +60,12 @@ Commands = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public n
 def _add_answers(commands: "Commands[Parser]") -> None:
     chat = commands.add_parser("chat", help="talk to a model; /help shows what else you can type")
     chat.add_argument("model", metavar="MODEL", nargs="?", help="id or short name (default: one that is loaded)")
-    chat.add_argument("--system", metavar="TEXT", default="", help="tell the model who it is")
+    _add_system(chat)
 
     run = commands.add_parser("run", help="print a model's answer to one prompt")
-    run.add_argument("model", metavar="MODEL", help="id or short name")
+    _add_model(run)
     run.add_argument("prompt", metavar="PROMPT", nargs="*", help="the prompt, after what comes from a pipe")
-    run.add_argument("--system", metavar="TEXT", default="", help="tell the model who it is")
+    _add_system(run)
     run.add_argument("--max-tokens", metavar="N", type=int, help="maximum length of the answer (default: the context)")
     run.add_argument("--temperature", metavar="T", type=float, help="0 for the likeliest answer (default: 1)")
     run.add_argument("--json", action="store_true", help="print the node's JSON when the answer is whole")
@@ -79,19 +80,19 @@ def _add_models(commands: "Commands[Parser]") -> None:
     ps.add_argument("--json", action="store_true", help="print the models of the node's status as JSON")
 
     pull = commands.add_parser("pull", help="fetch a model to the disk of the node at --api")
-    pull.add_argument("model", metavar="MODEL", help="id or short name")
+    _add_model(pull)
 
     rm = commands.add_parser("rm", help="delete a fetched model from the disk of the node at --api")
-    rm.add_argument("model", metavar="MODEL", help="id or short name")
+    _add_model(rm)
 
     load = commands.add_parser("load", help="load a model for good, and wait until it is ready")
-    load.add_argument("model", metavar="MODEL", help="id or short name")
+    _add_model(load)
     load.add_argument("--stages", metavar="N", type=int, help="spread it over at least N nodes")
     load.add_argument("--context", metavar="N", type=int, help="maximum context in tokens")
     _add_timeout(load)
 
     unload = commands.add_parser("unload", help="unload a model that answers no requests")
-    unload.add_argument("model", metavar="MODEL", help="id or short name")
+    _add_model(unload)
     _add_timeout(unload)
 
 
@@ -111,22 +112,16 @@ def _add_cluster(commands: "Commands[Parser]") -> None:
     doctor.add_argument("--node", metavar="NODE", default="", help="only findings about this node")
 
     drain = commands.add_parser("drain", help="move a node's work to other nodes, and wait until it holds none")
-    drain.add_argument("node", metavar="NODE", help="name, or id or its first characters")
+    drain.add_argument("node", metavar="NODE", help=NODE)
     _add_timeout(drain)
 
     logs = commands.add_parser("logs", help="show the log of a node")
-    logs.add_argument(
-        "node",
-        metavar="NODE",
-        nargs="?",
-        default="",
-        help="name, or id or its first characters (default: the node at --api)",
-    )
+    logs.add_argument("node", metavar="NODE", nargs="?", default="", help=f"{NODE} (default: the node at --api)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
     logs.add_argument("-n", "--lines", metavar="N", type=int, default=200, help="last lines (default: %(default)s)")
 
     undrain = commands.add_parser("undrain", help="use a drained node again")
-    undrain.add_argument("node", metavar="NODE", help="name, or id or its first characters")
+    undrain.add_argument("node", metavar="NODE", help=NODE)
 
 
 def _add_service(commands: "Commands[Parser]") -> None:
@@ -151,11 +146,19 @@ def _add_completion(commands: "Commands[Parser]") -> None:
     complete.add_argument("words", nargs="*")
 
 
-def _add_timeout(command: argparse.ArgumentParser) -> None:
+def _add_model(command: Parser) -> None:
+    command.add_argument("model", metavar="MODEL", help="id or short name")
+
+
+def _add_system(command: Parser) -> None:
+    command.add_argument("--system", metavar="TEXT", default="", help="tell the model who it is")
+
+
+def _add_timeout(command: Parser) -> None:
     command.add_argument("--timeout", metavar="S", type=_seconds, default=600.0, help="seconds (default: %(default)g)")
 
 
-def _add_api(command: argparse.ArgumentParser) -> None:
+def _add_api(command: Parser) -> None:
     where = f"address of any node (default: {API_VARIABLE}, or {DEFAULT_API})"
     command.add_argument("--api", metavar="URL", type=_api, default=_default_api(), help=where)
     command.add_argument(

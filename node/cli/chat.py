@@ -8,7 +8,7 @@ from pathlib import Path
 
 from node.cli.answers import show
 from node.cli.client import Api, Refused, StatusFailed
-from node.cli.terminal import printable, without_controls
+from node.cli.terminal import complain, printable
 
 HELP = '''\
 /model [ID]      go on with another model, or list the models
@@ -40,7 +40,7 @@ class Chat:
                 try:
                     self._take(line)
                 except StatusFailed as error:
-                    print(f"cluster: {without_controls(str(error))}", file=sys.stderr)
+                    complain(str(error))
 
     # --- input --------------------------------------------------------------------------------------------------------
 
@@ -94,13 +94,16 @@ class Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise Refused("Name the file: /save FILE")
-        path = Path(name).expanduser()
         body = {"model": self._model, "messages": self._messages()}
+        text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         try:
-            with path.open("w" if path == self._saved else "x", encoding="utf-8") as file:
-                file.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+            path = Path(name).expanduser()
+            with path.open("w" if path == self._saved else "x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
         except OSError as error:
             raise Refused(f"{path} can't be written: {error.strerror}.") from error
+        except RuntimeError as error:
+            raise Refused(f"{name} can't be written: there is no such user.") from error
         self._saved = path
         print(f"Saved in {path}.")
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from node.cli.client import Api, Refused, parse_api
-from node.core.node_names import named
+from node.core.errors import NodeNotFound
+from node.core.node_names import node_named
 
 
 def logs(api: Api, node: str, lines: int, *, follow: bool) -> Iterator[str]:
@@ -15,8 +16,11 @@ def logs(api: Api, node: str, lines: int, *, follow: bool) -> Iterator[str]:
 def _api_of(api: Api, text: str) -> Api:
     """The API of a node that this text names."""
     nodes = {node["id"]: node for node in api.status()["nodes"]}
-    found = named(text, {node: entry["name"] for node, entry in nodes.items()})
-    if len(found) != 1:
-        names = ", ".join(f"{nodes[node]['name']} ({node})" for node in found or nodes)
-        raise Refused(f"{'Several nodes are' if found else 'No node is'} named {text!r:.60}. There are {names}.")
-    return parse_api(nodes[found[0]]["api"])._replace(key=api.key)
+    try:
+        node = nodes[node_named(text, {node: entry["name"] for node, entry in nodes.items()})]
+    except NodeNotFound as error:
+        raise Refused(str(error)) from error
+    try:
+        return parse_api(node["api"])._replace(key=api.key)
+    except ValueError as error:
+        raise Refused(f"{node['name']} has no address for its API; run `cluster logs` there.") from error

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from node.core.errors import PippinError
 from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
@@ -125,10 +126,16 @@ def _check_options(service: Service) -> None:
     """
     command = (*service.arguments, "--print-config")
     environment = {"HOME": str(service.home), "PATH": os.defpath}
-    user = service.user if os.geteuid() == 0 else None
     try:
         done = subprocess.run(  # noqa: S603
-            command, env=environment, user=user, cwd="/", capture_output=True, text=True, timeout=CHECK_S, check=False
+            command,
+            env=environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+            **_identity(service.user),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ServiceFailed(f"{service.program} can't be started as {service.user}: {error}.") from error
@@ -137,6 +144,14 @@ def _check_options(service: Service) -> None:
             done.stderr.strip().rpartition("\n")[2].removeprefix("node: ").removesuffix(" See node --help").rstrip(".")
         )
         raise ServiceFailed(f"The node would not start: {said}.", hint="Nothing has been changed.")
+
+
+def _identity(user: str) -> dict[str, Any]:
+    """What a program must be started with to be this user's, as the service will be: root's groups may read more."""
+    known = pwd.getpwnam(user)
+    if known.pw_uid == os.getuid():
+        return {}
+    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": os.getgrouplist(user, known.pw_gid)}
 
 
 def _stop(manager: Manager) -> None:

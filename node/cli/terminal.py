@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-_CLEAR_LINE = "\r\x1b[2K"
+CLEAR_LINE = "\r\x1b[2K"
 REPEAT_S = 10.0
 """Interval at which a log is told of progress."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -22,6 +22,10 @@ def printable(line: str) -> str:
 def without_controls(text: str) -> str:
     """An answer's text: its line ends and tabs, emoji and combined characters stay, control characters do not."""
     return _CONTROL.sub("", text)
+
+
+def complain(text: str) -> None:
+    print(f"cluster: {without_controls(text)}", file=sys.stderr)
 
 
 def dim(text: str, to: TextIO) -> str:
@@ -49,5 +53,5 @@ def progress() -> Callable[[str], None]:
     """Progress callback: a terminal gets one line, rewritten; a log gets lines. An empty text ends it."""
     if not sys.stderr.isatty():
         pace = LogPace()
-        return lambda text: print(text, file=sys.stderr, flush=True) if text and pace.takes(text) else None
-    return lambda text: print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
+        return lambda text: print(printable(text), file=sys.stderr, flush=True) if text and pace.takes(text) else None
+    return lambda text: print(f"{CLEAR_LINE}{printable(text)}", end="", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.core.errors import NodeNotFound, NotReady, PeerUnavailable
-from node.core.node_names import named
+from node.core.node_names import node_named
 from node.core.types import ClusterView, NodeState
 from node.rpc.client import RpcClient
 
@@ -28,7 +28,7 @@ class Draining:
         self._client = client
 
     async def request(self, name: str, *, draining: bool) -> str:
-        """At a gateway. `name`: see `named`. Returns the node's id, once the node reports its new state.
+        """At a gateway. `name`: see `node_named`. Returns the node's id, once the node reports its new state.
 
         Raises NodeNotFound; NoCapacity if a model would have no place without the node; NotReady without a head.
         """
@@ -61,13 +61,7 @@ class Draining:
 
     def _find(self, name: str) -> str:
         alive = [peer.report.info for peer in self._agent.view().peers if peer.state is NodeState.ALIVE]
-        nodes = {info.id: info.name for info in alive}
-        found = named(name, nodes)
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(f"{nodes[node]} ({node})" for node in found or nodes)
-        problem = f"{len(found)} nodes are named" if found else "No live node is named"
-        raise NodeNotFound(f"{problem} {name!r:.60}.", hint=f"There are {names}.", param="node")
+        return node_named(name, {info.id: info.name for info in alive})
 
     async def _wait_until_reported(self, node: str, *, draining: bool) -> None:
         """So that the head's next decision takes it into account."""

@@ -71,6 +71,8 @@ class Head:
                 began = now()
                 if self._agent.is_head:
                     self._plan()
+                else:
+                    self._wanted.forget_users()
                 self._planned.notify()
                 if (took := now() - began) > SLOW_PLAN_S:
                     await asyncio.sleep(min(PAUSE_SHARE * took, MAX_PAUSE_S))
@@ -176,7 +178,7 @@ class Head:
             plan = better if self._handover.is_due(better, plan, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
-        is_same = (plan.rings, plan.refused) == (current.rings, current.refused)
+        is_same = (plan.rings, plan.refused, _wishes(plan)) == (current.rings, current.refused, _wishes(current))
         if not is_same or current.fence.term != self._agent.term or current.head != self._agent.info.id:
             self._agent.adopt(plan)
             self._warn_of_context(plan)
@@ -265,3 +267,8 @@ class Head:
         existing = Placement(rings=current.rings)
         head, seen = self._agent.info.id, normalize(nodes)
         return self._place_once(specs, seen, rules, fence=fence, head=head, current=existing)
+
+
+def _wishes(placement: Placement) -> dict[str, Wish]:
+    """What users wish of models, by id: the next head has it from the placement alone."""
+    return {spec.id: spec.wish for spec in placement.specs if spec.wish != Wish()}

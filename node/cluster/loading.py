@@ -12,7 +12,7 @@ from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.core.clock import in_step, now
-from node.core.errors import ModelBusy, NotReady, PippinError
+from node.core.errors import ModelBusy, ModelNotFound, NotReady, PippinError
 from node.core.models import Wish
 from node.core.types import Address
 from node.rpc.client import RpcClient
@@ -42,7 +42,7 @@ class Loading:
             await asyncio.sleep(in_step(min(LOOK_S, keep_alive_s / 4)))
             for model in self._head.idle(keep_alive_s):
                 log.info("%s had no request for %.0f s", model, keep_alive_s)
-                with contextlib.suppress(ModelBusy, NotReady):
+                with contextlib.suppress(ModelBusy, ModelNotFound, NotReady):  # things changed while nodes were told
                     await self.decide_unload(model)
 
     async def load(self, model: str, wish: Wish) -> None:

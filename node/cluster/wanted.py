@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -122,6 +123,12 @@ class WantedModels:
         self.unloaded.add(model)
         self.models.pop(model, None)
 
+    def forget_users(self) -> None:
+        """Forget what users told this node while it was head: the head of now may have been told otherwise."""
+        self.unloaded.clear()
+        for wanted in self.models.values():
+            wanted.wish = Wish()
+
     def _only_asked(self, current: Placement) -> list[str]:
         """Models that are wanted for requests alone: nobody names them, and no ring serves them."""
         served = {ring.model for ring in current.rings}
@@ -203,9 +210,10 @@ class WantedModels:
             self.models[model].placed_at = now()
         for spec in current.specs:  # of earlier heads: no node may have the whole model, and the hub may be unreachable
             known = self.models.get(spec.id)
+            if known and (known.spec is None or current.head != self._agent.info.id):
+                known.wish = known.wish if known.wish.named else spec.wish
             if known and known.spec is None:
                 known.spec, known.failure = spec, None
-                known.wish = known.wish if known.wish.named else spec.wish
         for model, wanted in self.models.items():
             wanted.preload = model in preload
             # A node that joined since may have the model's files.
@@ -259,11 +267,12 @@ class WantedModels:
                     self.barred[model, node.info.id] = at + RETRY_S
                     continue
                 code, _, text = load.error.partition(": ")
-                retry_s = RETRY_S
-                if code == ModelChanged.code:  # the description is of files that are gone
-                    wanted.spec, retry_s = None, 0.0
                 wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
-                wanted.failed_at, wanted.retry_at = at + retry_s - RETRY_S, at + retry_s
+                wanted.failed_at, wanted.retry_at = at, at + RETRY_S
+                if (
+                    code == ModelChanged.code
+                ):  # the description is of files that are gone: another is looked for at once
+                    wanted.spec, wanted.failed_at, wanted.retry_at = None, -math.inf, at
 
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""

@@ -1,8 +1,8 @@
-"""Formats the log: one line per record, also if it quotes control characters of peers or clients."""
+"""Formats the log, one line per record also if it quotes control characters of peers or clients, and keeps its last lines."""
 
 import logging
+import threading
 from collections import deque
-from contextlib import nullcontext
 
 RECENT = 2000
 """Lines that are kept for `cluster logs`."""
@@ -30,26 +30,29 @@ class LineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-class RecentLines(logging.Handler):
-    """Keeps the last lines of the log in memory, each with its number from 0."""
+class RecentLines:
+    """The last lines of the log, in memory, each with its number from 0: the stream of a handler, which threads share."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(LineFormatter())
-        self.count = 0
-        """Number of lines so far."""
         self._lines: deque[str] = deque(maxlen=RECENT)
+        self._count = 0
+        self._lock = threading.Lock()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        for line in self.format(record).split("\n"):
-            self._lines.append(line[:MAX_LINE_CHARS])
-            self.count += 1
+    def write(self, text: str) -> None:
+        with self._lock:
+            for line in text.splitlines():
+                self._lines.append(line[:MAX_LINE_CHARS])
+                self._count += 1
 
-    def since(self, number: int) -> list[str]:
-        """The lines that are kept, from this number on."""
-        with self.lock or nullcontext():
-            kept = min(len(self._lines), max(0, self.count - number))
-            return list(self._lines)[len(self._lines) - kept :]
+    def since(self, number: int) -> tuple[list[str], int]:
+        """The lines that are kept, from this number on, and the number of the next one."""
+        with self._lock:
+            kept = min(len(self._lines), max(0, self._count - number))
+            return list(self._lines)[len(self._lines) - kept :], self._count
+
+    def last(self, count: int) -> tuple[list[str], int]:
+        """As `since`, of the last lines."""
+        return self.since(self._count - count)
 
 
 def _escaped(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from node.core.errors import NodeNotFound
+
 SHOWN_DIGITS = 4
 
 
@@ -29,3 +31,13 @@ def named(text: str, names: Mapping[str, str]) -> list[str]:
         [node for node in names if text and node.startswith(text)],
     )
     return next((found for found in ways if found), [])
+
+
+def node_named(text: str, names: Mapping[str, str]) -> str:
+    """Id of the one node that a text means, see `named`. Raises NodeNotFound, which tells those that there are."""
+    found = named(text, names)
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{names[node]} ({node})" for node in found or names)
+    problem = f"{len(found)} nodes are" if found else "No node is"
+    raise NodeNotFound(f"{problem} named {text!r:.60}.", hint=f"There are {there}.", param="node")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from node.core.models import DraftChoice, HeldModel, ModelSpec
-from node.core.units import format_bytes, format_duration, format_share
+from node.core.units import format_download
 
 MAX_NAME_CHARS = 512
 """Maximum characters of an id, a name or an address from a peer: a model's id consists of up to two file names of 255."""
@@ -99,11 +99,7 @@ class Download:
         return (self.total - self.done) / self.bytes_per_s if self.bytes_per_s else None
 
     def __str__(self) -> str:
-        """Like "1.2 of 4.6 GB, 80.0 MB/s, 43 s left"."""
-        parts = [format_share(self.done, self.total)]
-        if self.left_s is not None:
-            parts += [f"{format_bytes(round(self.bytes_per_s))}/s", f"{format_duration(self.left_s)} left"]
-        return ", ".join(parts)
+        return format_download(self.done, self.total, self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

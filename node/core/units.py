@@ -44,6 +44,15 @@ def format_share(part: int, whole: int) -> str:
     return f"{format_bytes(part, unit).removesuffix(f' {unit}')} of {format_bytes(whole, unit)}"
 
 
+def format_download(done: int, total: int, bytes_per_s: float) -> str:
+    """Format like "1.2 of 4.6 GB, 80.0 MB/s, 43 s left"; without a rate, like "1.2 of 4.6 GB"."""
+    share = format_share(done, total)
+    if not bytes_per_s:
+        return share
+    left = format_duration((total - done) / bytes_per_s)
+    return f"{share}, {format_bytes(round(bytes_per_s))}/s, {left} left"
+
+
 def format_duration(seconds: float) -> str:
     """Format like "43 s", "12 min" or "3.5 h"."""
     if seconds < 99.5:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
 
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import ModelBusy
@@ -31,6 +32,8 @@ class Disk:
         self._pools = pools
         self._in_use = in_use
         self._changed = changed
+        self._pulled: list[str] = []
+        """Models that are being fetched, once for each user who waits for it."""
 
     async def pull(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
         """Fetch all files of a model that are not here, from a node that has them, else from the hub.
@@ -38,6 +41,15 @@ class Disk:
         Yields the bytes of weights that are here, and those of the whole model, until it is. Closing it ends the fetch;
         the next one resumes. Raises ModelNotFound, ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full).
         """
+        self._pulled.append(model)
+        try:
+            async with aclosing(self._fetch(model)) as progress:
+                async for each in progress:
+                    yield each
+        finally:
+            self._pulled.remove(model)
+
+    async def _fetch(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
         spec = await self._specs.find(model)
         size, share = sum(spec.layer_bytes) + spec.ends_bytes, 0.0
 
@@ -60,9 +72,11 @@ class Disk:
     async def remove(self, model: str) -> int:
         """Delete the files of a model that were fetched from the hub or from nodes. Returns their number of bytes.
 
-        Raises ModelBusy while this node uses the model; ModelNotFound if none of its files are here, or if they are in
-        a directory of the user's.
+        Raises ModelBusy while this node uses or fetches the model; ModelNotFound if none of its files are here, or if
+        they are in a directory of the user's.
         """
+        if model in self._pulled:
+            raise ModelBusy(f"This node is fetching {model}.", hint="End the `cluster pull` first, or wait for it.")
         if model in self._in_use():
             raise ModelBusy(f"This node has layers of {model} in memory.", hint=f"Type `cluster unload {model}` first.")
         freed = await self._pools.files.run(self._catalogue.remove, model)

@@ -160,6 +160,8 @@ class Catalogue:
         """
         parts = id_parts(model_id)
         own = [root.joinpath(*parts) for root in self._scanner.folders(self._fetched)]
+        if len(parts) == 1:  # the folder of an organization, with its models, has such a name, too
+            own = [path for path in own if (path / "config.json").is_file()]
         own.append(self._hub_cache / f"models--{'--'.join(parts)}")
         found = [path for path in own if path.is_dir()]
         if not found:
@@ -168,13 +170,7 @@ class Catalogue:
             where = f"Its folder is {kept}: delete it there." if kept else "See `cluster models`."
             where = "It comes with Pippin." if builtin.is_dir() else where
             raise ModelNotFound(f"No files of {model_id} were fetched to this node.", hint=where, param="model")
-        freed = sum(file.lstat().st_size for path in found for file in path.rglob("*") if not file.is_symlink())
-        for path in found:
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                raise ModelBroken(f"{path} can't be deleted: {error.strerror}.", hint="Delete it yourself.") from error
-        return freed
+        return sum(map(_delete, found))
 
     def _places(self, model_id: str, revision: str) -> Iterator[Folder]:
         """Folders of this revision; for an empty `revision`, all whose revision is known."""
@@ -185,6 +181,16 @@ class Catalogue:
         for folder in chain(own, fetched, scanner.snapshots(self._hub_cache / f"models--{'--'.join(parts)}")):
             if folder and folder.revision and revision in ("", folder.revision):
                 yield folder
+
+
+def _delete(folder: Path) -> int:
+    """Returns the number of bytes that are free now. Raises ModelBroken."""
+    try:
+        freed = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise ModelBroken(f"{folder} can't be deleted: {error.strerror}.", hint="Delete it yourself.") from error
+    return freed
 
 
 def _check_name(name: str) -> None:

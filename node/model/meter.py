@@ -1,15 +1,10 @@
 """Measures a download: its bytes, and how quickly they come."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 
+from node.core.rate import Rate
 from node.core.types import Download
-
-WINDOW_S = 10.0
-"""The rate is that of this time: long enough not to jump, short enough to follow a line that becomes slower."""
-_MARK_S = 0.5
-"""Interval of the marks from which the rate is computed."""
 
 
 class Meter:
@@ -25,9 +20,7 @@ class Meter:
         """Bytes on the disk of the file under way; None until the first are told."""
         self._came = 0
         self._tell = tell
-        self._clock = clock
-        self._marks = deque([(clock(), 0)])
-        """Times, and the bytes that had come by then."""
+        self._rate = Rate(clock)
         tell(self.download())
 
     def of_file(self, here: int) -> None:
@@ -43,13 +36,4 @@ class Meter:
         self._tell(self.download())
 
     def download(self) -> Download:
-        return Download(self._done + (self._here or 0), self._total, self._rate())
-
-    def _rate(self) -> float:
-        now = self._clock()
-        if now >= self._marks[-1][0] + _MARK_S:
-            self._marks.append((now, self._came))
-        while len(self._marks) > 2 and self._marks[1][0] <= now - WINDOW_S:
-            self._marks.popleft()
-        since, before = self._marks[0]
-        return (self._came - before) / (now - since) if now >= since + _MARK_S else 0.0
+        return Download(self._done + (self._here or 0), self._total, self._rate.at(self._came))

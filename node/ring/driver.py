@@ -15,9 +15,10 @@ from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
 from node.engine.runner import Behind, Runner
 from node.engine.sampling import Sampled
-from node.ring.kv import RingLimits
 from node.ring.lane import Step
-from node.ring.pipeline import NextHop, Pipeline
+from node.ring.limits import RingLimits
+from node.ring.next_hop import NextHop
+from node.ring.pipeline import Pipeline
 from node.ring.prefill import GRID
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session, Slot

@@ -41,10 +41,10 @@ from node.placement.footprint import stage_bytes
 from node.placement.speed import is_slow_wire
 from node.ring import requests
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits, weights_as_tokens
+from node.ring.limits import RingLimits, weights_as_tokens
 from node.ring.loaded_shards import LoadedShard, LoadedShards, shape_of
+from node.ring.next_hop import NextHop
 from node.ring.numbers import sequence_numbers
-from node.ring.pipeline import NextHop
 from node.ring.worker import Worker
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -115,6 +115,11 @@ class Rings:
         """Shards in memory that no ring needs."""
         used = {report.shard for report in self._reports.values()}
         return self._shards.idle(used | self._drafts())
+
+    def models(self) -> set[str]:
+        """Ids of the models, draft models too, of which layers are in memory or on their way there."""
+        shards = {report.shard for report in self._reports.values()} | self._drafts()
+        return {shard.model for shard in shards} | self._shards.models
 
     def speeds(self) -> tuple[Speed, ...]:
         """Measured when layers were loaded."""
@@ -233,7 +238,7 @@ class Rings:
         keep = not any(self._shard(part.ring) == shard for other, part in self._parts.items() if other != ring_id)
         left = await self._parts.pop(ring_id).close(replaced(ring_id), keep=keep)
         if keep and (loaded := self._shards.get(shard)):
-            loaded.leftover, loaded.shape = left, shape_of(ring)
+            loaded.leftover_tokens, loaded.shape = left, shape_of(ring)
         if driving := self._driving.pop(ring_id, None):
             driving.cancel()
             await asyncio.wait([driving])
@@ -332,12 +337,12 @@ class Rings:
             on_ended,
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
-            leftover=loaded.leftover,
+            leftover=loaded.leftover_tokens,
             guesses=self._guesses,
             draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
             is_wire_slow=partial(self._is_wire_slow, ring, loaded),
         )
-        loaded.leftover = {}
+        loaded.leftover_tokens = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 

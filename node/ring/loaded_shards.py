@@ -38,7 +38,7 @@ class LoadedShard:
     stage: Stage
     directory: Path
     """Of the model's files."""
-    leftover: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    leftover_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """At a driver: the tokens whose KV the ring left, by sequence number."""
     shape: Shape | None = None
     """Of the ring that left the KV."""
@@ -69,6 +69,10 @@ class LoadedShards:
     def idle(self, used: Container[Shard]) -> tuple[Shard, ...]:
         """The loaded shards that are not `used`."""
         return tuple(shard for shard in self._loaded if shard not in used)
+
+    @property
+    def models(self) -> set[str]:
+        return {shard.model for shard in self._loaded}
 
     @property
     def speeds(self) -> tuple[Speed, ...]:
@@ -106,7 +110,7 @@ class LoadedShards:
 
     async def clear_leftover(self, loaded: LoadedShard) -> None:
         """Free the KV that a ring left."""
-        loaded.leftover, loaded.shape = {}, None
+        loaded.leftover_tokens, loaded.shape = {}, None
         await self._compute.run(loaded.stage.leftover.clear)
 
     async def make_room(

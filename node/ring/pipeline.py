@@ -1,4 +1,4 @@
-"""The way round a ring: how a stage reaches the next one, and the frames that a driver has sent and waits for."""
+"""The frames that a driver has sent round its ring, and waits for."""
 
 import asyncio
 from collections import deque
@@ -6,30 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from node.core.clock import now
-from node.core.errors import BadRequest, PeerUnavailable, PippinError, StaleFence
+from node.core.errors import BadRequest, PippinError, StaleFence
 from node.core.frames import CacheOp, Frame, Held
-from node.core.types import Address, Ring
+from node.core.types import Ring
 from node.ring.lane import Step
-from node.rpc.client import RpcClient
+from node.ring.next_hop import NextHop
 from node.rpc.link import FrameLink
-
-
-@dataclass(frozen=True, slots=True)
-class NextHop:
-    """The next stage of a ring. Its address is looked up whenever a link is opened, as it may change meanwhile."""
-
-    node: str
-    """Its id."""
-    client: RpcClient
-    address_of: Callable[[str], Address | None]
-    """Address of a node's gRPC server, by the node's id; None while none is known."""
-
-    def open(self, on_broken: Callable[[PippinError], None]) -> FrameLink:
-        """Raises PeerUnavailable when no address of the node is known."""
-        address = self.address_of(self.node)
-        if address is None:
-            raise PeerUnavailable(f"No address of node {self.node} is known.")
-        return self.client.link(address, on_broken)
 
 
 @dataclass(frozen=True, slots=True)

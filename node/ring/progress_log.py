@@ -1,6 +1,7 @@
 """Tells how far loads are: in a log a line every 10 s, in a terminal a bar."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -24,7 +25,8 @@ async def tell_progress(reports: Callable[[], Sequence[StageReport]], *, bars: b
     if not log.isEnabledFor(logging.INFO):
         return
     if bars:
-        await _draw_bars(reports)
+        with contextlib.suppress(OSError):  # the terminal is gone, and the node about to stop in good order
+            await _draw_bars(reports)
     while True:
         await asyncio.sleep(in_step(LINE_S))
         for load in _loads(reports()):

@@ -9,8 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from node.ring.kv import RingLimits
 from node.ring.lane import Lane
+from node.ring.limits import RingLimits
 from node.ring.session import HEADROOM, Session
 
 RECENT = 256

@@ -26,9 +26,10 @@ from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reu
 from node.core.guesses import Earlier
 from node.engine.runner import Behind
 from node.ring.fair_queue import FairQueue
-from node.ring.kv import MIN_TOKENS, Match, Prefixes, RingLimits
 from node.ring.lane import Lane, Step, free_rows
+from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
+from node.ring.prefixes import MIN_TOKENS, Match, Prefixes
 from node.ring.room import Room
 from node.ring.session import Session, Slot
 from node.ring.sharing import most_shared, waits

@@ -11,7 +11,7 @@ from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.core.guesses import Earlier, Guesser
 from node.engine.runner import Draw
 from node.engine.sampling import History
-from node.ring.kv import BYTES, pack
+from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
 
 HEADROOM = 64

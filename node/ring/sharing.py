@@ -6,7 +6,7 @@ A session begins with a copy of the KV of any that runs, whether its prompt is d
 
 from collections.abc import Iterable
 
-from node.ring.kv import common_tokens
+from node.ring.prefixes import common_tokens
 from node.ring.session import Session, Slot
 
 WORTH_SHARING = 256

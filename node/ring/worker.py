@@ -10,7 +10,7 @@ from node.core.frames import Failure, Frame
 from node.core.types import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
-from node.ring.pipeline import NextHop
+from node.ring.next_hop import NextHop
 from node.rpc.link import FrameLink
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.model.weights import Weights
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
+from node.ring.limits import RingLimits
 from node.ring.requests import generate
 
 mlx_generate = importlib.import_module("mlx_lm.generate")  # `mlx_lm.generate` is a function of that name

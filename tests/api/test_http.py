@@ -3,10 +3,10 @@
 import asyncio
 import gzip
 import json
-import logging
 
 import pytest
 
+from api.in_flight import IN_FLIGHT
 from api.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound
 from node.core.logs import RecentLines
@@ -82,7 +82,7 @@ async def test_the_log_is_text_and_goes_on(serve):
         assert response.status == 400
     async with server.http.get(f"{server.url}/cluster/logs?follow=true") as response:
         for message in ("one", "two"):
-            recent.handle(logging.makeLogRecord({"msg": message, "levelname": "INFO"}))
+            recent.write(f"12:00:00 {message}\n")
             while not (line := await response.content.readline()).strip():
                 pass
             assert line.endswith(f" {message}\n".encode())
@@ -118,6 +118,19 @@ async def test_a_download_is_streamed(server, backend):
     backend.refusal = ModelNotFound("There is none.")
     answer = await server.post("/cluster/models/org/m/pull", data=b"")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_a_download_does_not_hold_up_a_node_that_stops(server, backend):
+    async def pull(name):
+        for done in range(4):
+            yield {"model": name, "done": done, "bytes": 4}
+            server.app[IN_FLIGHT].stopping = True
+
+    backend.pull = pull
+    answer = await server.post("/cluster/models/org/m/pull", data=b"")
+    assert answer.body.startswith(b'data: {"model":"org/m","done":0,"bytes":4}\n\ndata: {"error":')
+    assert b"This node is stopping." in answer.body
+    assert answer.body.count(b"data: ") == 2
 
 
 async def test_the_files_of_a_model_are_removed(server, backend):

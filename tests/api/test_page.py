@@ -361,6 +361,7 @@ async def test_markdown_takes_no_longer_for_odd_texts(page):
         "_a" * 10_000,
         "| " * 9_000,
     ]
+    odd += ["```" + " " * 30_000 + "`", "```" + "a" * 30_000 + "`", "~" * 30_000 + "`", "# " * 15_000 + "x"]
     odd += ["**a" * 6_000, "<http://" * 3_000, "\n\n- x" * 3_000 + "\n" * 9_000, "[a](" * 5_000]
     for text in odd:
         took = await page.evaluate(f"""(async (text) => {{
@@ -391,6 +392,12 @@ async def test_the_key(serve, backend, tab):
     await tab.open(server.url)
     await tab.until("document.querySelectorAll('.node').length === 2", "the session keeps the key")
     assert KEY not in await tab.evaluate("JSON.stringify(localStorage)")
+    await tab.click("#new-chat")
+    await tab.evaluate("""sessionStorage.clear();
+        document.querySelector('#prompt').value = 'Again';
+        document.querySelector('#composer').requestSubmit()""")
+    await tab.until("document.querySelector('#prompt').value === 'Again'", "the message can be sent again")
+    assert await tab.text("#chats .entry") == "Hello"
 
 
 async def test_the_cluster(page, backend):
@@ -434,6 +441,16 @@ async def test_a_node_that_is_gone(serve, backend, tab):
     await tab.until("document.querySelector('.cluster.old .notice')?.innerText.includes('The server failed')")
     backend.status = lambda: TWO
     await tab.until("!document.querySelector('.cluster.old')")
+
+
+async def test_a_node_that_hangs(page):
+    await page.evaluate(
+        "{ const after = AbortSignal.timeout; AbortSignal.timeout = () => after.call(AbortSignal, 50); }"
+    )
+    await page.call("Fetch.enable", patterns=[{"urlPattern": "*/cluster/status"}])  # each is held up
+    await page.until("document.querySelector('.cluster.old .notice')?.innerText.includes('does not answer')")
+    await page.call("Fetch.disable")
+    await page.until("!document.querySelector('.cluster.old')")
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (1000, 700), (390, 800), (320, 568)])

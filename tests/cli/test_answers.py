@@ -61,6 +61,13 @@ def test_run_without_a_prompt(node, capsys):
     assert "There is no prompt. Write it like: cluster run MODEL" in capsys.readouterr().err
 
 
+def test_run_takes_no_pipe_of_other_bytes(node, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xd8\xff\xe0")))
+    assert main(["run", "demo", "What is this?", "--api", node.url]) == 1
+    assert capsys.readouterr().err == "cluster: What comes by the pipe is no text in UTF-8.\n"
+    assert node.paths == []
+
+
 def test_run_as_json_is_the_nodes_own(node, capsys):
     node.answers = [{"object": "chat.completion", "choices": []}]
     assert main(["run", "demo", "Hi", "--json", "--api", node.url]) == 0
@@ -171,11 +178,12 @@ def test_chat_saves_what_the_api_takes_and_overwrites_nothing(node, tmp_path, ca
     node.answers = [HELLO]
     mine, file = tmp_path / "mine", tmp_path / "chat.json"
     mine.write_text("precious")
-    chat(node, "one", "/save", f"/save {mine}", f"/save {file}", "/reset", f"/save {file}")
+    chat(node, "one", "/save", "/save ~nobody-here/x", f"/save {mine}", f"/save {file}", "/reset", f"/save {file}")
     assert mine.read_text() == "precious"
     assert json.loads(file.read_text()) == {"model": "demo", "messages": []}
     assert capsys.readouterr().err.splitlines() == [
         "cluster: Name the file: /save FILE",
+        "cluster: ~nobody-here/x can't be written: there is no such user.",
         f"cluster: {mine} can't be written: File exists.",
     ]
 

@@ -19,6 +19,14 @@ def test_the_log_of_another_node(name, node, status, capsys):
     assert node.paths == ["/cluster/status", "/cluster/logs?lines=200&follow=true"]
 
 
+@pytest.mark.parametrize("address", ["", "http://[fe80::1%25en0]:52415/v1"])
+def test_a_node_without_an_address_to_ask(address, node, status, capsys):
+    status["nodes"][1]["api"] = address
+    node.answers = [status]
+    assert main(["logs", "mini-2", "--api", node.url]) == 1
+    assert capsys.readouterr().err.startswith("cluster: mini-2 has no address for its API")
+
+
 def test_no_such_node(node, status, capsys):
     node.answers = [status]
     assert main(["logs", "mini-9", "--api", node.url]) == 1

@@ -148,6 +148,7 @@ def test_interface(monkeypatch):
     [
         (["--model", ""], "must not be empty"),
         (["--models-dir", "/no/such"], "there is no directory /no/such"),
+        (["--data-dir", "~nobody-here/x"], "there is no user nobody-here"),
         (["--api-port", "70000"], "'70000' is not a whole number from 0 to 65535"),
         (["--grpc-port", "x"], "'x' is not a whole number"),
         (["--host", "mini"], "'mini' is not an IP address of this machine"),

@@ -1,9 +1,6 @@
 import json
 
-import pytest
-
 from node.cli.__main__ import main
-from node.cli.pull import Rate, describe
 from tests.cli.test_answers import sse
 
 GB = 2**30
@@ -23,25 +20,6 @@ def test_a_download_that_fails(node, capsys):
     assert main(["pull", "org/m", "--api", node.url]) == 1
     assert capsys.readouterr().err.endswith("cluster: The disk is full.\n")
     assert node.paths == ["/cluster/models/org%2Fm/pull"]
-
-
-def test_the_rate_is_that_of_the_last_seconds():
-    times = iter([0.0, 1.0, 2.0, 20.0, 30.0])
-    rate = Rate(lambda: next(times))
-    assert [rate.add(done) for done in (0, 10, 20, 20, 120)] == [0.0, 10.0, 10.0, 0.0, 10.0]
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (0.0, "1.0 of 4.0 GB"),
-        (GB / 10, "1.0 of 4.0 GB   102.4 MB/s   30 s left"),
-        (GB / 100, "1.0 of 4.0 GB   10.2 MB/s   5 min left"),
-        (GB / 4000, "1.0 of 4.0 GB   262.1 KB/s   3.3 h left"),
-    ],
-)
-def test_how_long_it_will_take(rate, text):
-    assert describe(GB, 4 * GB, rate) == text
 
 
 def test_rm(node, capsys):

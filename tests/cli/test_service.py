@@ -153,6 +153,19 @@ def test_a_node_that_would_not_start_is_not_installed(
     assert machine.changes() == []
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_the_options_are_checked_as_the_service_will_read_them(config: Path, tmp_path: Path) -> None:
+    """Root's group may read the file, the user of the service not."""
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    config.chmod(0o040)
+    program = tmp_path / "node"
+    program.write_text(f"#!/bin/sh\ncat {config}\n")
+    program.chmod(0o755)
+    with pytest.raises(command.ServiceFailed, match="Permission denied"):
+        command._check_options(Service(program, "nobody", tmp_path))
+
+
 def test_a_stopped_service(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.manager.file.touch()
     assert main(["service", "status"]) == 4

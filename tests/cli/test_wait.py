@@ -2,8 +2,9 @@ import copy
 
 import pytest
 
+from node.cli.__main__ import main
 from node.cli.client import KeyRefused, NoNode, StatusFailed
-from node.cli.terminal import REPEAT_S, LogPace
+from node.cli.terminal import CLEAR_LINE, REPEAT_S, LogPace
 from node.cli.wait import Target, wait
 
 
@@ -125,3 +126,15 @@ def test_a_key_that_is_missing_is_told_at_once():
     api = FakeApi(KeyRefused("It asks for an API key."))
     with pytest.raises(KeyRefused):
         run(api)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_other_machines_say_does_not_control_the_terminal(node, status, is_terminal, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    for warning in status["warnings"]:
+        warning["text"] += "\x1b]0;owned\x07"
+    node.answers = [status]
+    assert main(["wait", "--timeout", "0", "--api", node.url]) == 4
+    said = capsys.readouterr().err
+    assert said.count("owned") == 2, "as progress, and as what is missing"
+    assert not set(said.replace(CLEAR_LINE, "")) & {"\x1b", "\x07"}

@@ -15,7 +15,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
+from node.ring.limits import RingLimits
 from node.ring.requests import generate
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, prompt, write_model

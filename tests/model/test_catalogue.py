@@ -247,6 +247,7 @@ def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model)
     with pytest.raises(ModelNotFound) as caught:
         catalogue.remove("org/mine")
     assert f"Its folder is {places / 'mine' / 'org' / 'mine'}" in caught.value.hint
-    for name in ("org/model", "../mine/org", "none"):
+    make_model(places / "data" / "fetched" / COMMIT / "org" / "model")
+    for name in ("org", "org/none", "../mine/org", "none"):
         with pytest.raises(ModelNotFound):
             catalogue.remove(name)

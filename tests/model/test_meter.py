@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from node.core.rate import WINDOW_S
 from node.core.types import Download
-from node.model.meter import WINDOW_S, Meter
+from node.model.meter import Meter
 
 MB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.ring.kv import MIN_TOKENS
+from node.ring.prefixes import MIN_TOKENS
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Machine

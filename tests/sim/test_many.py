@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling
-from node.ring.kv import RingLimits
 from node.ring.lane import Step
+from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
 from node.ring.scheduler import Scheduler
 from node.ring.session import Session

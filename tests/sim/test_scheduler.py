@@ -16,10 +16,11 @@ from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
-from node.ring.kv import MAX_PREFIXES, MIN_TOKENS, RingLimits
 from node.ring.lane import Step
+from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
 from node.ring.prefill import MIN_CHUNK, STALL_S
+from node.ring.prefixes import MAX_PREFIXES, MIN_TOKENS
 from node.ring.scheduler import LONG_PROMPTS, MAX_STEPS, Scheduler
 from node.ring.session import Session
 

@@ -18,7 +18,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
+from node.ring.limits import RingLimits
 from node.ring.requests import generate
 from node.text.constraint import Constraints, GrammarLost
 from node.text.grammar import Function, calls_grammar, json_grammar

@@ -18,7 +18,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
+from node.ring.limits import RingLimits
 from node.ring.requests import generate
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))

@@ -12,8 +12,8 @@ from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
 from node.core.types import Caller, Fence, Ring, StageSpec
 from node.ring.driver import Driver
-from node.ring.kv import RingLimits
 from node.ring.lifecycle import Rings
+from node.ring.limits import RingLimits
 from node.ring.worker import Worker
 
 RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))

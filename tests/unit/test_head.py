@@ -162,6 +162,34 @@ async def test_a_model_is_loaded_as_a_user_wishes_and_the_next_head_knows_it(mon
         assert follower._wanted.specs(["tiny/model"]) == (spec,)
 
 
+async def test_a_wish_of_a_model_that_is_placed_already_is_told_too(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/model")
+        rings = agent.placement.rings
+        await head.load("tiny/model", Wish(named=True))
+        assert [spec.wish for spec in agent.placement.specs] == [Wish(named=True)]
+        assert agent.placement.rings == rings
+        fence = agent.placement.fence
+        await planned(head, agent)
+        assert agent.placement.fence == fence
+
+
+async def test_what_users_told_a_head_before_the_last_one_is_outdated(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        wanted = head._wanted.models["tiny/model"]
+        assert wanted.is_named
+        monkeypatch.setattr("node.cluster.election.Election.is_head", False)
+        await planned(head, agent)
+        assert not wanted.is_named
+        (spec,) = agent.placement.specs
+        later = replace(agent.placement, head="other", specs=(replace(spec, wish=Wish(named=True, stages=2)),))
+        head._wanted.update(agent.alive(), later)
+        assert wanted.wish == Wish(named=True, stages=2)
+
+
 async def test_a_named_model_makes_no_room_for_another(monkeypatch):
     monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
     monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)

@@ -280,6 +280,7 @@ async def test_a_driver_loads_the_draft_model_too_and_a_worker_does_not(world: W
     (report,) = world.rings.reports()
     assert report.shard == Shard("m", 0, 2)
     assert world.rings.idle() == ()
+    assert world.rings.models() == {"m", "small"}
     world.place()
     await world.until()
     assert draft in world.rings.idle()

@@ -1,6 +1,7 @@
 """What the log and the terminal tell of loads."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -60,6 +61,26 @@ async def test_a_terminal_has_a_bar_until_the_load_is_done(
         await asyncio.wait([telling])
     first = shown.split(ERASE_LINE)[1]
     assert first == bar(FETCHING)[:79]
+
+
+async def test_a_terminal_that_is_closed_ends_the_bars_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "node")
+    monkeypatch.setattr("node.ring.progress_log.LINE_S", 0.01)
+    ours, theirs = os.openpty()
+    os.close(ours)
+    with os.fdopen(theirs, "w", buffering=1) as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        telling = asyncio.create_task(tell_progress(lambda: [FETCHING], bars=True))
+        async with asyncio.timeout(10):
+            while not (caplog.messages or telling.done()):  # noqa: ASYNC110 - the log tells nobody
+                await asyncio.sleep(0.01)
+        assert not telling.done()
+        telling.cancel()
+        await asyncio.wait([telling])
+        with contextlib.suppress(OSError):
+            terminal.close()
 
 
 async def test_a_log_has_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost
-from node.ring.kv import RingLimits, weights_as_tokens
 from node.ring.lane import Lane
+from node.ring.limits import RingLimits, weights_as_tokens
 from node.ring.room import ENOUGH, FIRST, RECENT, AnswerLengths, Room
 from node.ring.session import Session, Slot
 

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.units import format_bytes, format_share, parse_bytes
+from node.core.units import format_bytes, format_download, format_share, parse_bytes
+
+GB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,16 @@ def test_what_is_printed_can_be_read_back_but_for_rounding(count):
 def test_any_text_is_bytes_or_a_value_error(text):
     with contextlib.suppress(ValueError):
         assert parse_bytes(text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0.0, "1.0 of 4.0 GB"),
+        (GB / 10, "1.0 of 4.0 GB, 102.4 MB/s, 30 s left"),
+        (GB / 100, "1.0 of 4.0 GB, 10.2 MB/s, 5 min left"),
+        (GB / 4000, "1.0 of 4.0 GB, 262.1 KB/s, 3.3 h left"),
+    ],
+)
+def test_how_far_a_download_is(rate, text):
+    assert format_download(GB, 4 * GB, rate) == text

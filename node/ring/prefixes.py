@@ -1,4 +1,4 @@
-"""KV as the driver accounts for it: a ring's limits, and the prefixes that the stages keep for later sessions. Pure.
+"""The prefixes that the stages keep for later sessions, as the driver accounts for them. Pure.
 
 The KV itself is at the stages, under the prefix's number. Prefixes are compared as bytes: 15 comparisons find the
 common prefix of two sequences of 32k tokens, so a list serves as well as a tree.
@@ -8,12 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from node.core.models import KvCost
-
-ALLOCATED = 256
-"""Tokens by which mlx-lm's caches grow."""
 MIN_TOKENS = 16
 """A shorter prefix is not worth a copy of its KV."""
 BYTES = array("I").itemsize
@@ -22,45 +17,6 @@ MAX_REST = 8192
 """Tokens of a prefix that may tell how an answer goes on."""
 MAX_PREFIXES = 1024
 """Bounds the caches at the stages, and the comparisons for each new prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class RingLimits:
-    """How much one ring takes on."""
-
-    context: int
-    """Tokens of one session."""
-    max_sessions: int
-    """Sessions of the whole context for which there is KV."""
-    max_queue: int
-    """Sessions that wait."""
-    max_rows: int
-    """Sessions in a lane."""
-    chunk: int
-    """Tokens of prompts in one step, padding included, when no stream waits for it."""
-    kv: tuple[KvCost, ...] = (KvCost(1),)
-    """Of each layer of the model."""
-    weights: int = 1 << 20
-    """The driver's weights, in tokens of KV of the same size. A step reads them, as it reads the KV of its lane."""
-
-    def charge(self, tokens: int) -> int:
-        """The share of the KV budget that a sequence takes, in tokens of a sequence of the whole context.
-
-        It is the share in the layer for which it is largest, so it holds on every stage. The state of a recurrent layer
-        has the same size for any number of tokens, so there every session is charged the context.
-        """
-        return _charge(self.kv, self.context, min(-(-tokens // ALLOCATED) * ALLOCATED, self.context))
-
-
-def weights_as_tokens(weight_bytes: int, kv: Sequence[KvCost], context: int) -> int:
-    """Tokens of KV of these layers that have as many bytes."""
-    return weight_bytes * context // max(1, sum(cost.bytes_for(context) for cost in kv))
-
-
-@cache
-def _charge(kv: tuple[KvCost, ...], context: int, tokens: int) -> int:
-    whole = [(cost.bytes_for(tokens), cost.bytes_for(context)) for cost in set(kv)]
-    return max((-(-part * context // most) for part, most in whole if most), default=tokens)
 
 
 @dataclass(frozen=True, slots=True)
