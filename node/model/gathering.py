@@ -153,8 +153,8 @@ class Gathering:
         )
         try:
             while part.at < part.end and parts.is_with(peer, part):
-                data = await self._next(peer, chunks)
-                if data is None or not parts.is_with(peer, part):  # it failed, or another peer is quicker
+                data = await self._next(peer, part, chunks)
+                if data is None:
                     break
                 at, data = part.at, data[: part.end - part.at]
                 parts.note(peer, len(data))
@@ -166,15 +166,25 @@ class Gathering:
             await chunks.aclose()
         self._check(each, complete)
 
-    async def _next(self, peer: Address, chunks: AsyncGenerator[tuple[bytes, str], None]) -> bytes | None:
-        """The next chunk; None if the peer failed."""
+    async def _next(self, peer: Address, part: Part, chunks: AsyncGenerator[tuple[bytes, str], None]) -> bytes | None:
+        """The next chunk; None if the peer failed, or if another one has taken over the part."""
+        coming = asyncio.create_task(_chunk(chunks))
         try:
-            return (await anext(chunks))[0]
-        except StopAsyncIteration:
-            self._lose(peer, PeerUnavailable(f"{peer} has less of a file of {self._model.id} than it offered."))
+            while not (await asyncio.wait([coming], timeout=LOOK_S))[0] and self._parts.is_with(peer, part):
+                pass
+            if not coming.done() or not self._parts.is_with(peer, part):
+                return None
+            if (data := coming.result()) is None:
+                lacks = f"{peer} has less of {part.file} of {self._model.id} than it offered."
+                self._lose(peer, PeerUnavailable(lacks))
         except PippinError as error:
             self._lose(peer, error)
-        return None
+            return None
+        else:
+            return data
+        finally:
+            coming.cancel()
+            await asyncio.wait([coming])
 
     def _lose(self, peer: Address, error: PippinError) -> None:
         log.warning("%s could not be fetched from %s: %s", self._model.id, peer, error)
@@ -226,6 +236,13 @@ class Gathering:
             if sha256:
                 return sha256
         return ""
+
+
+async def _chunk(chunks: AsyncGenerator[tuple[bytes, str], None]) -> bytes | None:
+    """The next chunk; None at the end."""
+    async for data, _ in chunks:
+        return data
+    return None
 
 
 async def together(*jobs: Coroutine[Any, Any, None]) -> None:
