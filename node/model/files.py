@@ -92,7 +92,6 @@ class Files:
             raise PeerUnavailable(f"No address of the driver of {model.id} is known.")
         gathering = self._gathering(model)
         offered = holders_of({peer: await self._others.client.listing(peer, model.id, model.revision)})
-        await gather_small(gathering, {file: peers for file, peers in offered.items() if is_small(file.name)})
-        if gathering.failure:
-            raise gathering.failure
+        if not await gather_small(gathering, {file: peers for file, peers in offered.items() if is_small(file.name)}):
+            raise gathering.failure or PeerUnavailable(f"{peer} has sent wrong files of {model.id} before.")
         return self._catalogue.target(model.id, model.revision)

@@ -74,8 +74,7 @@ class Gathering:
         """
         while True:
             there = await self._pools.files.run(lambda: {file for file in wanted if has_file(self._target, file)})
-            sources = {file: self._usable(file, peers) for file, peers in wanted.items() if file not in there}
-            sources = {file: peers for file, peers in sources.items() if peers}
+            sources = self.usable({file: peers for file, peers in wanted.items() if file not in there})
             if not sources:
                 return len(there) == len(wanted)
             done = sum(file.size for file in there)
@@ -89,9 +88,13 @@ class Gathering:
                 for each in self._open.values():
                     self._pools.downloads.submit(each.disk.close)  # in a thread, as it waits for a write
 
-    def _usable(self, file: File, peers: Sequence[Address]) -> list[Address]:
-        usable = [peer for peer in peers if peer not in self.lost and self._key(peer, file) not in self._refused]
-        return usable[:1] if file in self._alone else usable
+    def usable(self, held: Mapping[File, Sequence[Address]]) -> dict[File, list[Address]]:
+        """The files that some peer is still to be asked for, each with these peers."""
+        found = {file: [peer for peer in peers if self._may_ask(peer, file)] for file, peers in held.items()}
+        return {file: peers[:1] if file in self._alone else peers for file, peers in found.items() if peers}
+
+    def _may_ask(self, peer: Address, file: File) -> bool:
+        return peer not in self.lost and self._key(peer, file) not in self._refused
 
     def _key(self, peer: Address, file: File) -> tuple[str, HeldModel, str]:
         return peer.node or peer.target, self._model, file.name

@@ -113,7 +113,8 @@ class StageFetch:
     async def _get_small(self, listings: Mapping[Address, Listing]) -> None:
         """Get the files without which nothing is known of the weights."""
         held = {file: peers for file, peers in holders_of(listings).items() if is_small(file.name)}
-        if {"config.json", DESCRIPTION} <= {file.name for file in held}:
+        is_usable = self._gathering.usable(held).keys() == held.keys()
+        if is_usable and {"config.json", DESCRIPTION} <= {file.name for file in held}:
             await gather_small(self._gathering, held)
         elif not self._on_hub:
             raise self._failure or self._gathering.failure or await self._missing()
@@ -130,11 +131,7 @@ class StageFetch:
         paths = await self._pools.files.run(self._catalogue.paths, self._model.id, self._model.revision)
         here, total = _total(weights, needed & paths.keys()), _total(weights, needed)
         lacking = needed - paths.keys()
-        offered = {
-            file: peers
-            for file, peers in holders_of(listings).items()
-            if file.name in lacking and file.size == weights.sizes[file.name]
-        }
+        offered = self._offered(weights, lacking, listings)
         taken = claimed(listings) & lacking
         if not lacking:
             await self._link(paths, needed)
@@ -142,7 +139,7 @@ class StageFetch:
             meter = Meter(total, here, self._progress)
             await self._gathering.gather(offered, meter.of_file)
         elif lacking - taken and self._on_hub and self._hub_failure is None:
-            await self._claim(lacking - taken, Download(here, total))
+            await self._claim(weights, lacking - taken, Download(here, total))
         elif lacking - taken and not (self._hub_failure and self._others.alive() and self._looks < _PATIENCE):
             raise self._hub_failure or self._failure or self._gathering.failure or await self._missing()
         else:
@@ -160,13 +157,20 @@ class StageFetch:
         if not await self._directory():
             raise ModelBroken(f"The files of {self._shard} can't be used from {target}.", hint="Delete that directory.")
 
-    async def _claim(self, lacking: Collection[str], before: Download) -> None:
+    def _offered(
+        self, weights: Weights, lacking: Collection[str], listings: Mapping[Address, Listing]
+    ) -> dict[File, list[Address]]:
+        held = self._gathering.usable(holders_of(listings))
+        return {file: held[file] for file in held if file.name in lacking and file.size == weights.sizes[file.name]}
+
+    async def _claim(self, weights: Weights, lacking: Collection[str], before: Download) -> None:
         """Download those of the files that no other node has claimed before."""
         with self._claims.of(self._model, lacking) as own:
             if self._others.alive():
                 await asyncio.sleep(SETTLE_S)
                 listings, _ = await self._others.ask(self._model, self._gathering.lost)
-                own.names -= prior(listings, self._others.own) | {file.name for file in holders_of(listings)}
+                own.names -= prior(listings, self._others.own)
+                own.names -= {file.name for file in self._offered(weights, lacking, listings)}
             own.began = True
             if own.names:
                 try:
@@ -215,14 +219,14 @@ class StageFetch:
         )
 
 
-async def gather_small(gathering: Gathering, held: Mapping[File, Sequence[Address]]) -> None:
+async def gather_small(gathering: Gathering, held: Mapping[File, Sequence[Address]]) -> bool:
     """Get small files. config.json comes last, as a folder counts as a model once it has one.
 
-    Raises NoCapacity (disk full). Some may be missing afterwards.
+    Returns False if some are missing that no holder could deliver. Raises NoCapacity (disk full).
     """
     last = {file: peers for file, peers in held.items() if file.name == "config.json"}
-    if await gathering.gather({file: peers for file, peers in held.items() if file not in last}, lambda _: None):
-        await gathering.gather(last, lambda _: None)
+    others = {file: peers for file, peers in held.items() if file not in last}
+    return await gathering.gather(others, lambda _: None) and await gathering.gather(last, lambda _: None)
 
 
 def _total(weights: Weights, files: Collection[str]) -> int:

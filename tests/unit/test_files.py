@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import NotReady
+from node.core.errors import NotReady, PippinError
 from node.core.models import HeldModel
 from node.core.pool import Pools
 from node.core.types import Address, Download, Shard
@@ -80,6 +80,29 @@ async def test_a_download_tells_the_loop_and_is_broken_off_at_once(catalogue):
     assert isinstance(hub.error, NotReady)
     assert all(is_here for _, is_here in told), "from the loop's thread"
     assert [share for share, _ in told] == sorted(share for share, _ in told)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", SECOND])
+async def test_a_load_ends_when_the_only_peer_sends_something_else_than_it_offered(catalogue, tmp_path, name):
+    theirs = Catalogue(tmp_path / "none", [tmp_path / "theirs"], tmp_path / "their-data", tmp_path / "their-cache")
+    made(tmp_path / "theirs" / "org" / "model")
+    revision, sender, peer = theirs.whole(ID).revision, Sender(theirs), Address("10.0.0.1:1", "theirs")
+    read = []
+
+    class Client(SimpleNamespace):
+        async def read(self, *span: Any, length: int = 0) -> Any:
+            read.append(span[3])
+            async for data, sha256 in sender.read(*span, length=length):
+                yield data.replace(data[-1:], b"?") if span[3] == name else data, sha256
+
+    client = Client(listing=sender.listing)
+    files = Files(catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)]), Pools())
+    for _ in range(2):
+        with pytest.raises(PippinError):
+            async with asyncio.timeout(30):
+                await files.of_shard(Shard(ID, 1, 3, revision), False, lambda _: None)
+    assert not (catalogue.target(ID, revision) / name).exists()
+    assert read.count(name) <= 2, "once for its content, and once for its digest"
 
 
 async def test_two_that_want_the_same_files_get_them_once(catalogue, tmp_path):
