@@ -44,7 +44,7 @@ class Client:
             self.started.set()
         await self.started.wait()
         for at in range(offset, offset + length, MB):
-            if sum(end - start for start, end in sent) >= self.dies_after.get(peer, SIZE):
+            if sum(end - start for start, end in sent) >= self.dies_after.get(peer, 1 << 60):
                 raise PeerUnavailable(f"{peer} is dead.")
             chunk = content[at : min(at + MB, offset + length)]
             sent.append((at, at + len(chunk)))
