@@ -36,6 +36,8 @@ LOOK_AGAIN_S = 1.0
 _PATIENCE = 4
 """Looks at the other nodes after the hub failed, before the load fails: one that waited for this node may go on."""
 
+_BROKEN = "Delete the model with `cluster rm`, and load it again."
+
 
 class Others:
     """The other nodes, as far as files are concerned. `alive`: their addresses; `holders`: see Files."""
@@ -135,7 +137,10 @@ class StageFetch:
         taken = claimed(listings) & lacking
         if not lacking:
             await self._link(paths, needed)
+            if not await self._directory():
+                raise ModelBroken(f"The files of {self._shard} that are here can't be used.", hint=_BROKEN)
         elif offered:
+            await self._link(paths, ())  # else the directory is not known as this model's
             meter = Meter(total, here, self._progress)
             await self._gathering.gather(offered, meter.of_file)
         elif lacking - taken and self._on_hub and self._hub_failure is None:
@@ -149,13 +154,11 @@ class StageFetch:
             self._waited_for = taken
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _link(self, paths: Mapping[str, Path], needed: Collection[str]) -> None:
-        """Bring the files together in one directory: some came from the hub into its cache, others from nodes."""
+    async def _link(self, paths: Mapping[str, Path], weights: Collection[str]) -> None:
+        """Bring files together in one directory: some came from the hub into its cache, others from nodes."""
         target = self._catalogue.target(self._model.id, self._model.revision)
         small = [name for name in paths if is_small(name)]
-        await self._pools.files.run(link, target, [paths[name] for name in (*needed, *small)])
-        if not await self._directory():
-            raise ModelBroken(f"The files of {self._shard} can't be used from {target}.", hint="Delete that directory.")
+        await self._pools.files.run(link, target, [paths[name] for name in (*weights, *small)])
 
     def _offered(
         self, weights: Weights, lacking: Collection[str], listings: Mapping[Address, Listing]
