@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from node.core.errors import ModelNotFound, PeerUnavailable
@@ -77,7 +78,7 @@ class Files:
         return directory, await self._pools.files.run(Weights.read, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:
-        target = self._catalogue.target(model.id, model.revision)
+        target = partial(self._catalogue.target, model.id, model.revision)
         return Gathering(self._others.client, self._pools, model, target, self._refused)
 
     async def of_tokenizer(self, model: HeldModel, peer: Address | None) -> Path:

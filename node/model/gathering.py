@@ -52,8 +52,10 @@ class _Open:
 class Gathering:
     """One load's transfers from peers. A peer that failed once is not asked again by it."""
 
-    def __init__(self, client: RpcClient, pools: Pools, model: HeldModel, target: Path, refused: Refused) -> None:
-        """`target`: where the files go. `refused`: of all loads of this node."""
+    def __init__(
+        self, client: RpcClient, pools: Pools, model: HeldModel, target: Callable[[], Path], refused: Refused
+    ) -> None:
+        """`target`: returns where the files go, or raises ModelNotFound. `refused`: of all loads of this node."""
         self._client = client
         self._pools = pools
         self._model = model
@@ -72,14 +74,15 @@ class Gathering:
 
         Returns False if files are missing that no holder could deliver. Raises NoCapacity (disk full).
         """
+        target = self._target()
         while True:
-            there = await self._pools.files.run(lambda: {file for file in wanted if has_file(self._target, file)})
+            there = await self._pools.files.run(lambda: {file for file in wanted if has_file(target, file)})
             sources = self.usable({file: peers for file, peers in wanted.items() if file not in there})
             if not sources:
                 return len(there) == len(wanted)
             done = sum(file.size for file in there)
             try:
-                self._open = await self._pools.downloads.run(self._opened, sources)
+                self._open = await self._pools.downloads.run(self._opened, target, sources)
                 if self._open:
                     await self._round(sources, lambda done=done: progress(done + self._here()))  # type: ignore[misc]
                 else:
@@ -99,7 +102,7 @@ class Gathering:
     def _key(self, peer: Address, file: File) -> tuple[str, HeldModel, str]:
         return peer.node or peer.target, self._model, file.name
 
-    def _opened(self, files: Collection[File]) -> dict[str, _Open]:
+    def _opened(self, target: Path, files: Collection[File]) -> dict[str, _Open]:
         """Open the first files that no other load has open."""
         found: dict[str, _Open] = {}
         try:
@@ -107,7 +110,7 @@ class Gathering:
                 if len(found) == _TOGETHER:
                     break
                 try:
-                    disk = open_parts(self._target, file)
+                    disk = open_parts(target, file)
                 except NotReady:
                     continue
                 here = sum(disk.counts)

@@ -59,7 +59,7 @@ def client() -> Client:
 
 
 def gathering(client, target, refused):
-    return Gathering(client, Pools(), HeldModel("org/model", "c" * 40), target, refused)
+    return Gathering(client, Pools(), HeldModel("org/model", "c" * 40), lambda: target, refused)
 
 
 async def gathered(client, tmp_path, *peers, file=FILE, refused=None):
