@@ -50,6 +50,7 @@ from node.host.shutdown import exit_within, on_signals
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from node.model.hub import Hub
+from node.model.stage_fetch import Others
 from node.options import Options
 from node.ring.lifecycle import Rings
 from node.ring.progress_log import tell_progress
@@ -151,7 +152,8 @@ class Daemon:
         self._drafts: tuple[DraftChoice, ...] = ()
         self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
-        self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
+        others = Others(self._agent.info.id, self._client, self._agent.others, self._agent.holders)
+        self._files = Files(self._catalogue, hub, others, self._pools)
         self._specs = ModelSpecs(
             self._catalogue,
             hub,

@@ -130,6 +130,11 @@ class Agent:
         ]
         return [(address, revision) for node, revision in nodes if (address := self._book.address_of(node))]
 
+    def others(self) -> Sequence[Address]:
+        """Addresses of the other participating nodes."""
+        nodes = [report.info.id for report in self.alive() if report.info.id != self.info.id]
+        return [address for node in nodes if (address := self._book.address_of(node))]
+
     # --- changes of this node -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -130,6 +130,19 @@ class Catalogue:
         has_stage = self._scanner.has_stage
         return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
 
+    def offered(self, model_id: str, revision: str) -> list[Path]:
+        """Directories from which other nodes may take files of the model: they describe all of its tensors."""
+        places = self._places(model_id, revision)
+        return [place.path for place in places if place.whole or DESCRIPTION in place.files]
+
+    def paths(self, model_id: str, revision: str) -> dict[str, Path]:
+        """All files of the model that are here, in any directory, by name."""
+        found: dict[str, Path] = {}
+        for place in self._places(model_id, revision):
+            for name in place.files:
+                found.setdefault(name, place.path / name)
+        return found
+
     def flaw(self, model_id: str) -> PippinError | None:
         """The error if a folder of this name exists but holds no valid model; else None."""
         for root in self._roots:

@@ -5,7 +5,6 @@ huggingface_hub's own download starts each file from zero, and Xet's cannot be s
 """
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from huggingface_hub import get_session
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
 from node.core.errors import HubUnavailable, ModelBroken, NotReady
+from node.model.digests import is_digest
 from node.model.hub_errors import HUB_ERRORS, first_line, is_temporary
 from node.model.partial_file import PartialFile
 
@@ -29,7 +29,6 @@ _PIECE = 8 << 30
 _MAX_PAUSE_S = 8.0
 _LOOK_S = 0.25
 """Interval at which `progress` is called during a pause, as it may cancel the download."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,9 @@ class Source:
     headers: Mapping[str, str]
     size: int
     etag: str
-    """SHA-256 of a large file; of a small one, some other name for its content."""
+    """SHA-256 of a large file, git blob id of a small one; of a mirror maybe some other name for its content."""
+    name: str = ""
+    """What errors call it."""
 
 
 def download(source: Source, blob: Path, progress: Callable[[int], None]) -> None:
@@ -52,7 +53,7 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
     """
     while not blob.exists():
         try:
-            with PartialFile(blob, source.size) as partial:
+            with PartialFile(blob, source.size, source.etag, source.name) as partial:
                 progress(partial.offset)
                 _complete(source, partial, progress)
         except NotReady:
@@ -61,18 +62,18 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
 
 
 def _complete(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:
-    sha256 = source.etag if _SHA256.fullmatch(source.etag) else None
+    digest = source.etag if is_digest(source.etag) else None
     is_resumed = partial.offset > 0
     _fill(source, partial, progress)
     try:
-        partial.finish(sha256)
+        partial.finish(digest)
     except ModelBroken:
         if not is_resumed:
             raise
         log.warning("%s: what an earlier try left was damaged; fetching it anew", source.url)
         partial.restart()
         _fill(source, partial, progress)
-        partial.finish(sha256)
+        partial.finish(digest)
 
 
 def _fill(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:

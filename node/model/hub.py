@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from node.core.models import TensorHeader
 from node.core.pool import Pool
 from node.core.types import Download
 from node.core.units import format_bytes
+from node.model.digests import digest_like, is_digest, mismatch
 from node.model.download import Source, download
 from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
 from node.model.formats import unloadable
@@ -91,15 +92,17 @@ class Hub:
         progress: Callable[[Download], None] = lambda _: None,
         *,
         revision: str | None = None,
+        only: Collection[str] | None = None,
     ) -> Path:
         """Download the files that the stage [start, end) lacks, calling `progress` on the way.
 
-        `ends`: also fetch the tensors outside of layers. A fetch that is broken off keeps what was received, and the
+        `ends`: also fetch the tensors outside of layers. `only`: of these files, those with such names. A fetch that is broken off keeps what was received, and the
         next one resumes from there. Exceptions raised by `progress` cancel the fetch.
         """
         metadata = self.metadata(model_id, revision)
         directory, sizes = metadata.directory, metadata.weights.sizes
         files = sorted(metadata.weights.files_for(start, end, ends))
+        files = [file for file in files if only is None or file in only]
         total = sum(sizes[file] for file in files)
         missing = [file for file in files if not (directory / file).is_file()]
         done = total - sum(sizes[file] for file in missing)
@@ -121,7 +124,8 @@ class Hub:
         headers = build_hf_headers(token=self._api.token, library_name="pippin")
         blobs = directory.parent.parent / "blobs"
         blobs.mkdir(exist_ok=True)
-        download(Source(url, headers, found.size, found.etag), blobs / found.etag, progress)
+        source = Source(url, headers, found.size, found.etag, f"{file} of {model_id}")
+        download(source, blobs / found.etag, progress)
         self._download(model_id, file, revision=directory.name)
 
     def _resolved(self, model_id: str, revision: str | None) -> Path:
@@ -144,7 +148,7 @@ class Hub:
             )
         self._check_space(model_id, small_bytes)
         for file in small:
-            self._download(model_id, file, revision=directory.name)
+            _verify(model_id, Path(self._download(model_id, file, revision=directory.name)))
         files = _weight_files(directory, set(sizes))
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
@@ -176,6 +180,15 @@ class Hub:
                 f"{model_id} needs {format_bytes(needed)} more on disk; {self._cache} has {format_bytes(free)} free.",
                 hint="Free some space, or set HF_HOME to a larger disk.",
             )
+
+
+def _verify(model_id: str, path: Path) -> None:
+    """Compare a small file with its etag, by which the cache names it. Raises ModelBroken, and then deletes the file."""
+    blob = path.resolve()
+    if is_digest(blob.name) and (found := digest_like(blob.name, blob)) != blob.name:
+        path.unlink()
+        blob.unlink(missing_ok=True)
+        raise mismatch(f"{path.name} of {model_id}", blob.name, found)
 
 
 def _weight_files(directory: Path, present: set[str]) -> list[str]:

@@ -1,19 +1,37 @@
-"""A file being received from a peer or the hub. A transfer that ends early can be resumed; the result is verified."""
+"""A file being received from the hub. A transfer that ends early can be resumed; the result is verified."""
 
 import errno
 import fcntl
-import hashlib
 import os
 import threading
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from node.core.errors import ModelBroken, NoCapacity, NotReady
+from node.model.digests import hash_for, mismatch
 
 _CHUNK = 1 << 20
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 """errnos of file systems without locks. There two concurrent writers of a file damage it, which the digest reveals."""
+
+
+def lock(file: FileIO, path: Path) -> None:
+    """Lock an incomplete file until it is closed. Raises NotReady while it is open elsewhere."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise NotReady(f"{path.stem} is already being fetched.") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        is_same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        is_same = False
+    if not is_same:  # the previous holder of the lock has renamed the file
+        raise NotReady(f"{path.stem} was fetched just now.")
 
 
 class PartialFile:
@@ -22,9 +40,14 @@ class PartialFile:
     `close` may be called from a thread other than the writer's.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Open the file and hash what it has. Raises NoCapacity, and NotReady while it is open elsewhere."""
+    def __init__(self, path: Path, size: int, digest: str = "", name: str = "") -> None:
+        """Open the file and hash what it has. `digest`: one like that which `finish` will get. `name`: what to call it.
+
+        Raises NoCapacity, and NotReady while it is open elsewhere.
+        """
         self._path = path
+        self._digest = digest
+        self._name = name or path.name
         self._part = path.with_name(path.name + ".incomplete")
         self._size = size
         self._using = threading.Lock()
@@ -34,7 +57,7 @@ class PartialFile:
         except OSError as error:
             raise self._unwritable(0, error) from error
         try:
-            self._lock()
+            lock(self._file, self._part)
             if os.fstat(self._file.fileno()).st_size > size:
                 self._file.truncate(0)
             self._read()
@@ -42,26 +65,11 @@ class PartialFile:
             self._file.close()
             raise
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NotReady(f"{self._path.name} is already being fetched.") from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        try:
-            is_same = os.path.samestat(os.fstat(self._file.fileno()), self._part.stat())
-        except FileNotFoundError:
-            is_same = False
-        if not is_same:  # the previous holder of the lock has renamed the file
-            raise NotReady(f"{self._path.name} was fetched just now.")
-
     def _read(self) -> None:
-        self._sha256 = hashlib.sha256()
+        self._hash = hash_for(self._digest, self._size)
         self._file.seek(0)
         while chunk := self._file.read(_CHUNK):
-            self._sha256.update(chunk)
+            self._hash.update(chunk)
         self.offset = self._file.tell()
         """Number of bytes received, from which the sender is to continue."""
 
@@ -88,7 +96,7 @@ class PartialFile:
                     left = left[self._file.write(left) :]
             except OSError as error:
                 raise self._unwritable(self.offset, error) from error
-            self._sha256.update(chunk)
+            self._hash.update(chunk)
             self.offset += len(chunk)
 
     def restart(self) -> None:
@@ -97,7 +105,7 @@ class PartialFile:
             self._file.truncate(0)
             self._read()
 
-    def finish(self, sha256: str | None) -> Path:
+    def finish(self, digest: str | None) -> Path:
         """Verify the size and, if given, the digest; then atomically rename the file to its final name.
 
         Raises ModelBroken; when the digest is wrong, the next try starts at zero.
@@ -105,9 +113,9 @@ class PartialFile:
         with self._using:
             if self.offset != self._size:
                 raise ModelBroken(f"{self._path.name} ended after {self.offset:,} of {self._size:,} bytes.")
-            if sha256 is not None and self._sha256.hexdigest() != sha256:
+            if digest is not None and (found := self._hash.hexdigest()) != digest:
                 self._file.truncate(0)
-                raise ModelBroken(f"{self._path.name} was damaged on its way: its SHA-256 is not {sha256[:64]}.")
+                raise mismatch(self._name, digest, found)
             os.fsync(self._file.fileno())
             return self._part.replace(self._path)
 

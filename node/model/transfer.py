@@ -5,23 +5,18 @@ Independent of the network: the rpc layer transports names, chunks and digests. 
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound
+from node.core.model_files import File
+from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION, is_small, is_weights
-from node.model.partial_file import PartialFile
+from node.model.parts_file import PartsFile
 from node.model.weights import Weights
 
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    name: str
-    size: int
 
 
 # --- the sender -----------------------------------------------------------------------------------------------------
@@ -30,26 +25,30 @@ class File:
 def offer(directory: Path) -> list[File]:
     """The files that a peer may read. They always include the description of the weights, on disk or not."""
     found = [
-        File(path.name, path.stat().st_size)
+        File(path.name, path.stat().st_size, digest_of(path))
         for path in sorted(directory.iterdir())
         if path.name != DESCRIPTION and (is_small(path.name) or is_weights(path.name)) and path.is_file()
     ]
-    return [File(DESCRIPTION, len(_description(directory))), *found]
+    description = _description(directory)
+    return [File(DESCRIPTION, len(description), hashlib.sha256(description).hexdigest()), *found]
 
 
-def read(directory: Path, name: str, offset: int = 0) -> Iterator[tuple[bytes, str]]:
-    """Iterate over (bytes, "") of an offered file from `offset` on, and at last (b"", SHA-256 of the file in hex).
+def read(directory: Path, name: str, offset: int = 0, length: int = 0) -> Iterator[tuple[bytes, str]]:
+    """Iterate over (bytes, "") of `length` bytes of an offered file from `offset` on.
 
-    Chunks before the offset are empty: they show the receiver progress while a long file is hashed. Before the first
-    chunk, raises ModelNotFound for a name that is not offered, and BadRequest for an offset beyond the end of the file.
+    If `length` is 0, to the end, and at last (b"", SHA-256 of the file in hex); chunks before the offset are then empty:
+    they show the receiver progress while a long file is hashed. Before the first chunk, raises ModelNotFound for a name
+    that is not offered, and BadRequest for an offset beyond the end of the file.
     """
     if name == DESCRIPTION:
         description = _description(directory)
         _check_offset(name, offset, len(description))
-        return _chunks(io.BytesIO(description), offset)
-    path = _offered(directory, name)
-    _check_offset(name, offset, path.stat().st_size)
-    return _chunks(path.open("rb"), offset)
+        file: BinaryIO = io.BytesIO(description)
+    else:
+        path = _offered(directory, name)
+        _check_offset(name, offset, path.stat().st_size)
+        file = path.open("rb")
+    return _part(file, offset, length) if length else _chunks(file, offset)
 
 
 def _check_offset(name: str, offset: int, size: int) -> None:
@@ -70,6 +69,14 @@ def _offered(directory: Path, name: str) -> Path:
     return path
 
 
+def _part(file: BinaryIO, offset: int, length: int) -> Iterator[tuple[bytes, str]]:
+    with file:
+        file.seek(offset)
+        while chunk := file.read(min(_CHUNK, length)):
+            length -= len(chunk)
+            yield chunk, ""
+
+
 def _chunks(file: BinaryIO, offset: int) -> Iterator[tuple[bytes, str]]:
     sha256, at = hashlib.sha256(), 0
     with file:
@@ -83,32 +90,26 @@ def _chunks(file: BinaryIO, offset: int) -> Iterator[tuple[bytes, str]]:
 # --- the receiver ---------------------------------------------------------------------------------------------------
 
 
-def small(offered: Sequence[File]) -> list[File]:
-    """The small files that a peer offers. config.json comes last, as a folder counts as a model once it has one."""
-    return sorted((file for file in offered if is_small(file.name)), key=lambda file: file.name == "config.json")
-
-
-def needed(offered: Sequence[File], weights: Weights, start: int, end: int, ends: bool) -> list[File]:
-    """The small files that a peer offers, and its weights of the stage [start, end).
-
-    Raises ModelNotFound if the peer lacks some of them itself.
-    """
-    files = weights.files_for(start, end, ends)
-    if lacking := files - {file.name for file in offered}:
-        raise ModelNotFound(f"The peer lacks {len(lacking)} of the stage's {len(files)} files, {min(lacking)} for one.")
-    return [*small(offered), *(file for file in offered if file.name in files)]
-
-
 def has_file(directory: Path, file: File) -> bool:
     """Whether the directory has the file already, at its full size."""
     path = directory / _plain(file.name)
     return path.is_file() and path.stat().st_size == file.size
 
 
-def open_partial(directory: Path, file: File) -> PartialFile:
-    """Open a file that a peer offers, to be written from its `offset` on. Use it in a `with` block."""
+def open_parts(directory: Path, file: File) -> PartsFile:
+    """Open a file that peers offer, to be written in parts. Raises NoCapacity, and NotReady while it is open elsewhere."""
     directory.mkdir(parents=True, exist_ok=True)
-    return PartialFile(directory / _plain(file.name), file.size)
+    return PartsFile(directory / _plain(file.name), file.size)
+
+
+def link(directory: Path, paths: Iterable[Path]) -> None:
+    """Link the files that the directory lacks into it; config.json last."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in sorted(paths, key=lambda path: path.name == "config.json"):
+        own = directory / _plain(path.name)
+        if not own.is_file():
+            own.unlink(missing_ok=True)
+            own.symlink_to(path.resolve())
 
 
 def _plain(name: str) -> str:

@@ -22,6 +22,9 @@ MAX_STAGES = 4096
 """Maximum stages of all rings of a placement."""
 MAX_LAYERS = 65_536
 """Maximum layers of all models of a placement."""
+MAX_FILES = 4096
+"""Maximum files of a model."""
+MAX_FILE_BYTES = 1 << 42
 NONCE_BYTES = 32
 _SIZE = 1 << 60
 """Bound of numbers of bytes and tokens."""
@@ -177,6 +180,16 @@ def _check_report(report: pb.NodeReport) -> None:
         del hint.addresses[MAX_ADDRESSES:]
         _check_names(hint.id, *hint.addresses)
         _check_below("ports", 1 << 16, hint.grpc_port)
+
+
+def checked_listing(message: serving_pb2.Listing) -> serving_pb2.Listing:
+    """Raises Incompatible."""
+    _check_count("files", message.files, MAX_FILES)
+    _check_count("claims", message.claims, MAX_FILES)
+    _check_names(*(file.name for file in message.files), *(file.digest for file in message.files))
+    _check_names(*(claim.name for claim in message.claims))
+    _check_below("bytes", MAX_FILE_BYTES, 0, *(file.size for file in message.files))
+    return message
 
 
 def _check_wish(wish: pb.Wish) -> None:

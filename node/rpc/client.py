@@ -12,11 +12,12 @@ from node.core.addresses import split_host_port
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
 from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
-from node.rpc.checks import checked_heartbeat, checked_proof, checked_spec
+from node.rpc.checks import checked_heartbeat, checked_listing, checked_proof, checked_spec
 from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -230,18 +231,19 @@ class RpcClient:
         finally:
             call.cancel()
 
-    async def listing(self, peer: Address, model: str, revision: str) -> list[tuple[str, int]]:
+    async def listing(self, peer: Address, model: str, revision: str) -> Listing:
         stub = FilesStub(self._channel(peer, "files"))
         with calling(peer.target):
             answer = await stub.List(serving_pb2.FileRequest(model=model, revision=revision), timeout=CALL_TIMEOUT_S)
-        return [(entry.name, entry.size) for entry in answer.files]
+            return from_message(checked_listing(answer), Listing)
 
     async def read(
-        self, peer: Address, model: str, revision: str, name: str, offset: int
+        self, peer: Address, model: str, revision: str, name: str, offset: int, length: int = 0
     ) -> AsyncGenerator[tuple[bytes, str], None]:
-        """Yield chunks of a file, some of them empty; the last one has the whole file's SHA-256."""
+        """Yield chunks of a file, as `FilesHandler.read`. A peer of the protocol before sends all from `offset` on."""
         stub = FilesStub(self._channel(peer, "files"))
-        call = stub.Read(serving_pb2.FileRequest(model=model, revision=revision, name=name, offset=offset))
+        span = {"offset": offset, "length": length}
+        call = stub.Read(serving_pb2.FileRequest(model=model, revision=revision, name=name, **span))
         try:
             with calling(peer.target):
                 while (chunk := await self._next(call, peer.target, name)) is not grpc.aio.EOF:

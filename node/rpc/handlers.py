@@ -6,6 +6,7 @@ from typing import Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
 from node.core.types import Caller, Heartbeat, NodeInfo
 
@@ -65,11 +66,12 @@ class ServingHandler(Protocol):
 
 
 class FilesHandler(Protocol):
-    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
-        """Names and sizes in bytes. Raises ModelNotFound, Overloaded."""
+    async def listing(self, model: str, revision: str) -> Listing:
+        """Raises ModelNotFound, Overloaded."""
 
-    def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
-        """Yield chunks of a file from `offset`, some empty; the last one has its SHA-256.
+    def read(self, model: str, revision: str, name: str, offset: int, length: int) -> AsyncIterator[tuple[bytes, str]]:
+        """Yield chunks of `length` bytes of a file from `offset`. If `length` is 0, to the end: then some chunks may be
+        empty, and the last one has the SHA-256 of the whole file.
 
         Raises the same as `listing`.
         """

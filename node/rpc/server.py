@@ -173,14 +173,14 @@ class _Files(FilesServicer):
     def __init__(self, handler: FilesHandler) -> None:
         self._handler = handler
 
-    async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.FileListing:
-        files = await self._handler.listing(request.model, request.revision)
-        return serving_pb2.FileListing(files=[serving_pb2.FileEntry(name=name, size=size) for name, size in files])
+    async def List(self, request: serving_pb2.FileRequest, context: Context) -> serving_pb2.Listing:
+        return to_message(await self._handler.listing(request.model, request.revision), serving_pb2.Listing)
 
     async def Read(
         self, request: serving_pb2.FileRequest, context: Context
     ) -> AsyncGenerator[serving_pb2.FileChunk, None]:
-        async for data, sha256 in self._handler.read(request.model, request.revision, request.name, request.offset):
+        span = request.offset, request.length
+        async for data, sha256 in self._handler.read(request.model, request.revision, request.name, *span):
             yield serving_pb2.FileChunk(data=data, sha256=sha256)
 
 

@@ -130,30 +130,44 @@ class Evaluation(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FileRequest(_message.Message):
-    __slots__ = ("model", "name", "offset", "revision")
+    __slots__ = ("model", "name", "offset", "revision", "length")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     model: str
     name: str
     offset: int
     revision: str
-    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., revision: _Optional[str] = ...) -> None: ...
+    length: int
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., revision: _Optional[str] = ..., length: _Optional[int] = ...) -> None: ...
 
-class FileEntry(_message.Message):
-    __slots__ = ("name", "size")
+class File(_message.Message):
+    __slots__ = ("name", "size", "digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     size: int
-    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
-class FileListing(_message.Message):
-    __slots__ = ("files",)
+class Claim(_message.Message):
+    __slots__ = ("name", "began")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    began: bool
+    def __init__(self, name: _Optional[str] = ..., began: _Optional[bool] = ...) -> None: ...
+
+class Listing(_message.Message):
+    __slots__ = ("files", "claims")
     FILES_FIELD_NUMBER: _ClassVar[int]
-    files: _containers.RepeatedCompositeFieldContainer[FileEntry]
-    def __init__(self, files: _Optional[_Iterable[_Union[FileEntry, _Mapping]]] = ...) -> None: ...
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    claims: _containers.RepeatedCompositeFieldContainer[Claim]
+    def __init__(self, files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("data", "sha256")

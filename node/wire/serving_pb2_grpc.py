@@ -195,7 +195,7 @@ class FilesStub:
         self.List = channel.unary_unary(
                 '/pippin.serving.Files/List',
                 request_serializer=node_dot_wire_dot_serving__pb2.FileRequest.SerializeToString,
-                response_deserializer=node_dot_wire_dot_serving__pb2.FileListing.FromString,
+                response_deserializer=node_dot_wire_dot_serving__pb2.Listing.FromString,
                 _registered_method=True)
         self.Read = channel.unary_stream(
                 '/pippin.serving.Files/Read',
@@ -225,7 +225,7 @@ def add_FilesServicer_to_server(servicer, server):
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
                     request_deserializer=node_dot_wire_dot_serving__pb2.FileRequest.FromString,
-                    response_serializer=node_dot_wire_dot_serving__pb2.FileListing.SerializeToString,
+                    response_serializer=node_dot_wire_dot_serving__pb2.Listing.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -259,7 +259,7 @@ class Files:
             target,
             '/pippin.serving.Files/List',
             node_dot_wire_dot_serving__pb2.FileRequest.SerializeToString,
-            node_dot_wire_dot_serving__pb2.FileListing.FromString,
+            node_dot_wire_dot_serving__pb2.Listing.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, MODEL, ROOT, Cluster, chat_body, until
+from node.model.hub import Hub
+from tests.conftest import BIN, MODEL, ROOT, Cluster, Node, chat_body, until
 from tests.model.conftest import FakeHub, Server
 
 pytestmark = pytest.mark.slow
@@ -78,6 +80,84 @@ def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: d
         unknown = list(pool.map(lambda node: node.post("/v1/chat/completions", body), nodes * 2))
     assert {(answer.status, answer.error["code"]) for answer in unknown} == {(404, "model_not_found")}
     assert nodes[1].chat("Hello", model=ID, max_tokens=64).text == stock["Hello"]
+
+
+UNREACHABLE = "http://127.0.0.1:9"
+
+
+def pull(node: Node) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([BIN / "cluster", "pull", "--api", node.url, ID], stdout=subprocess.DEVNULL)
+
+
+def test_files_leave_the_hub_once_and_a_node_without_internet_serves(
+    cluster: Cluster, hub: FakeHub, stock: dict[str, str]
+) -> None:
+    homes = [cluster.directory / f"home-{number}" for number in (1, 2, 3)]
+    launched = [cluster.launch("--max-rings", "1", environment=of_hub(hub, home)) for home in homes[:2]]
+    one, two = (node.started() for node in launched)
+    cluster.agreed(one, two)
+    pulls = [pull(node) for node in (one, two)]
+    assert [each.wait(60) for each in pulls] == [0, 0]
+    files = {name: content for name, content in hub.repos[ID].items() if name.endswith(".safetensors")}
+    assert sorted(hub.fetched()) == sorted(files)
+
+    requests = len(hub.log)
+    offline = {**of_hub(hub, homes[2]), "HF_ENDPOINT": UNREACHABLE}
+    three = cluster.launch("--model", ID, environment=offline, name="n3").started()
+    cluster.agreed(one, two, three)
+    with pull(three) as pulling:
+        assert pulling.wait(60) == 0
+    one.kill()
+    two.kill()
+    cluster.agreed(three)
+    answer = three.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64))
+    assert answer.text == stock["Hello"]
+    assert len(hub.log) == requests
+
+
+def test_a_peer_and_the_receiver_are_killed_half_way_and_nothing_comes_twice(cluster: Cluster, hub: FakeHub) -> None:
+    gate, first = cluster.directory / "gate", 1 << 20
+    asked = {name: cluster.directory / f"asked-{name}" for name in ("n1", "n2")}
+    for name, log in asked.items():
+        log.touch()
+        Hub(endpoint=hub.url, cache_dir=cluster.directory / name / "home" / "hub").fetch(ID, 0, 8, ends=True)
+    nodes = []
+    for name, log in asked.items():
+        offline = {**of_hub(hub, cluster.directory / name / "home"), "HF_ENDPOINT": UNREACHABLE}
+        program = (sys.executable, "-m", "tests.cluster.slow_disk", str(gate), str(log))
+        nodes.append(cluster.launch(name=name, program=program, environment=offline))
+    one, two = (node.started() for node in nodes)
+    three = cluster.launch(name="n3", environment=offline | {"HF_HOME": str(cluster.directory / "n3-home")}).started()
+    cluster.agreed(one, two, three)
+
+    def here() -> list[Path]:
+        return list((cluster.directory / "n3" / "fetched").rglob("*.safetensors.incomplete"))
+
+    def spans(node: Node) -> list[tuple[str, int]]:
+        lines = asked[node.name].read_text().splitlines()
+        return [(name, int(offset)) for name, offset in (line.split() for line in lines)]
+
+    with pull(three) as pulling:
+        until(lambda: [path.stat().st_size for path in here() if path.stat().st_size] == [first] * 2, 30, "two parts")
+        (x, at_x), (y, at_y) = *spans(one), *spans(two)
+        assert x != y, "from two at once"
+        assert at_x == at_y == 0
+        one.kill()
+        until(lambda: re.search("could not be fetched from", three.written), 20, "the other peer's death is noticed")
+        three.kill()
+        pulling.wait(30)
+    three = cluster.launch(name="n3", environment=offline | {"HF_HOME": str(cluster.directory / "n3-home")}).started()
+    cluster.agreed(two, three)
+    with pull(three) as pulling:
+        until(lambda: len(spans(two)) > 1, 30, "the next part")
+        gate.touch()
+        assert pulling.wait(60) == 0
+    (z,) = {name for name in hub.repos[ID] if name.endswith(".safetensors")} - {x, y}
+    assert sorted(spans(two)[1:]) == sorted([(x, first), (y, first), (z, 0)])
+    (folder,) = (cluster.directory / "n3" / "fetched").glob("*/someone/demo")
+    assert {name: (folder / name).read_bytes() for name in (x, y, z)} == {
+        name: hub.repos[ID][name] for name in (x, y, z)
+    }
 
 
 def test_a_download_goes_on_after_kill_and_after_ctrl_c(cluster: Cluster, hub: FakeHub, stock: dict[str, str]) -> None:

@@ -140,11 +140,14 @@ def test_damaged_at_the_hub(fake_hub, hub, content, tmp_path, monkeypatch):
     """Its SHA-256 differs from the hub's."""
     metadata = module.Source
 
-    def wrong(url, headers, size, etag):
-        return metadata(url, headers, size, "0" * 64)
+    def wrong(url, headers, size, etag, name):
+        return metadata(url, headers, size, "0" * 64, name)
 
     monkeypatch.setattr("node.model.hub.Source", wrong)
-    with pytest.raises(ModelBroken, match="SHA-256"):
+    with pytest.raises(
+        ModelBroken,
+        match=rf"{NAME} of org/big .* its digest is {hashlib.sha256(content).hexdigest()}, expected is 0+\.",
+    ):
         hub.fetch("org/big", 0, 1, ends=True)
 
 

@@ -1,14 +1,14 @@
 import hashlib
-import resource
-import signal
+from contextlib import closing
 
 import pytest
 
-from node.core.errors import BadRequest, ModelBroken, ModelNotFound, NoCapacity, NotReady
+from node.core.errors import BadRequest, ModelBroken, ModelNotFound
+from node.core.model_files import File
 from node.core.types import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
-from node.model.transfer import File, has_file, needed, offer, open_partial, read, small
+from node.model.transfer import has_file, link, offer, open_parts, read
 from node.model.weights import Weights
 
 COMMIT = "c" * 40
@@ -28,10 +28,14 @@ def content_of(directory, name, offset=0):
 
 
 def copy(source, directory, file):
-    with open_partial(directory, file) as partial:
-        for chunk, sha256 in read(source, file.name, partial.offset):  # noqa: B007
-            partial.write(chunk)
-        return partial.finish(sha256)
+    with closing(open_parts(directory, file)) as parts:
+        at = 0
+        for chunk, sha256 in read(source, file.name):  # noqa: B007
+            parts.write(at, chunk)
+            at += len(chunk)
+        assert file.digest in ("", sha256)
+        parts.finish(sha256)
+    return directory / file.name
 
 
 def test_offer(source):
@@ -42,7 +46,9 @@ def test_offer(source):
     offered = offer(source)
     assert {file.name for file in offered} == SMALL | {FIRST, SECOND, THIRD}
     assert all(file.size == len(content_of(source, file.name)) for file in offered)
-    assert {file.name for file in small(offered)} == SMALL
+    digests = {file.name: file.digest for file in offered}
+    assert digests[FIRST] == "", "not computed for each listing"
+    assert digests["config.json"] == hashlib.sha256((source / "config.json").read_bytes()).hexdigest()
 
 
 def test_a_stage_goes_to_another_node(source, tmp_path):
@@ -50,9 +56,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     directory = catalogue.target("org/model", COMMIT)
     offered = offer(source)
     weights = Weights.from_json(content_of(source, DESCRIPTION))
-    files = needed(offered, weights, 1, 3, ends=False)
-    assert {file.name for file in files} == SMALL | {SECOND}
-    for file in files:
+    for file in [file for file in offered if file.name in SMALL | {SECOND}]:
         assert not has_file(directory, file)
         assert copy(source, directory, file).read_bytes() == content_of(source, file.name)
         assert has_file(directory, file)
@@ -62,12 +66,11 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     assert catalogue.local() == ()
     assert Weights.read(directory) == weights, "a node with a part knows the whole"
 
-    third = offer(directory)
-    assert [file.name for file in needed(third, weights, 1, 2, ends=False) if file.name == SECOND]
-    with pytest.raises(ModelNotFound, match="lacks 2 of the stage's 2 files"):
-        needed(third, weights, 0, 1, ends=True)
+    (second,) = [file for file in offer(directory) if file.name == SECOND]
+    assert second.digest == hashlib.sha256((source / SECOND).read_bytes()).hexdigest(), "noted when it was verified"
+    assert {file.name for file in offer(directory)} == SMALL | {SECOND}
 
-    for file in needed(offered, weights, 0, 4, ends=True):
+    for file in offered:
         if not has_file(directory, file):
             copy(source, directory, file)
     catalogue.refresh()
@@ -75,10 +78,12 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
 
 
 def test_links_of_the_hub_cache_are_followed(source, tmp_path):
-    blob = tmp_path / "blob"
+    etag = hashlib.sha256((source / SECOND).read_bytes()).hexdigest()
+    blob = tmp_path / "blobs" / etag
+    blob.parent.mkdir()
     (source / SECOND).rename(blob)
     (source / SECOND).symlink_to(blob)
-    assert SECOND in {file.name for file in offer(source)}
+    assert File(SECOND, blob.stat().st_size, etag) in offer(source)
     assert content_of(source, SECOND) == blob.read_bytes()
     assert list(read(source, SECOND))[-1] == (b"", hashlib.sha256(blob.read_bytes()).hexdigest())
 
@@ -111,7 +116,7 @@ def test_names_not_offered(source, tmp_path, name):
 def test_names_not_taken(tmp_path, name):
     directory = tmp_path / "target"
     with pytest.raises(ModelBroken):
-        open_partial(directory, File(name, 1))
+        open_parts(directory, File(name, 1))
     with pytest.raises(ModelBroken):
         has_file(directory, File(name, 1))
 
@@ -127,81 +132,21 @@ def test_large_files_come_in_chunks(tmp_path):
     *chunks, last = read(tmp_path, "model.safetensors", (1 << 20) + 1)
     assert [len(chunk) for chunk, _ in chunks] == [0, (1 << 20) - 1, len(content) - (2 << 20)]
     assert list(read(tmp_path, "model.safetensors", len(content)))[-1] == digest
+    for offset, length in ((0, 10), (100, (1 << 20) + 1), (len(content) - 5, 5), (len(content) - 5, 100)):
+        parts = list(read(tmp_path, "model.safetensors", offset, length))
+        assert {sha256 for _, sha256 in parts} == {""}
+        assert b"".join(chunk for chunk, _ in parts) == content[offset : offset + length]
 
 
-def test_resume(source, tmp_path):
-    content = (source / SECOND).read_bytes()
-    file = File(SECOND, len(content))
-    directory = tmp_path / "target"
-    with open_partial(directory, file) as partial:
-        assert partial.offset == 0
-        partial.write(content[:1_000])
-        partial.write(content[1_000:1_500])
-    assert not has_file(directory, file)
-    with open_partial(directory, file) as partial:
-        assert partial.offset == 1_500
-        for chunk, sha256 in read(source, SECOND, partial.offset):  # noqa: B007
-            partial.write(chunk)
-        partial.finish(sha256)
-    assert (tmp_path / "target" / SECOND).read_bytes() == content
-    assert [path.name for path in (tmp_path / "target").iterdir()] == [SECOND]
-
-
-def test_a_part_longer_than_the_file_is_dropped(tmp_path):
-    (tmp_path / "config.json.incomplete").write_bytes(b"longer than that")
-    with open_partial(tmp_path, File("config.json", 2)) as partial:
-        assert partial.offset == 0
-        partial.write(b"{}")
-        partial.finish(hashlib.sha256(b"{}").hexdigest())
-    assert (tmp_path / "config.json").read_bytes() == b"{}"
-
-
-def test_damage_is_noticed_and_the_next_try_starts_at_zero(source, tmp_path):
-    directory, file = tmp_path / "target", File("config.json", 4)
-    with open_partial(directory, file) as partial:
-        partial.write(b"abcX")
-        with pytest.raises(ModelBroken, match="damaged on its way"):
-            partial.finish(hashlib.sha256(b"abcd").hexdigest())
-    assert not has_file(directory, file)
-    with open_partial(directory, file) as partial:
-        assert partial.offset == 0
-
-
-def test_too_short_and_too_long(tmp_path):
-    directory, file = tmp_path, File("config.json", 4)
-    with open_partial(directory, file) as partial:
-        partial.write(b"abc")
-        with pytest.raises(ModelBroken, match="ended after 3 of 4 bytes"):
-            partial.finish("")
-    with open_partial(directory, file) as partial, pytest.raises(ModelBroken, match="longer than the 4 bytes"):
-        partial.write(b"de")
-    with open_partial(directory, file) as partial:
-        assert partial.offset == 0
-
-
-def test_one_at_a_time(tmp_path):
-    directory, file = tmp_path, File("config.json", 4)
-    with open_partial(directory, file), pytest.raises(NotReady, match="already being fetched"):
-        open_partial(directory, file)
-    with open_partial(directory, file):
-        pass
-
-
-def test_disk_full(tmp_path):
-    """A limit on file sizes stands for a full disk: both refuse the write with an OSError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    directory, file = tmp_path, File("config.json", 1_000)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with open_partial(directory, file) as partial:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
-        try:
-            with pytest.raises(NoCapacity, match="byte 0 of 1,000"):
-                partial.write(bytes(1_000))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            signal.signal(signal.SIGXFSZ, handler)
-    with open_partial(directory, file) as partial:
-        assert partial.offset == 500, "what fitted is kept"
+def test_files_of_two_directories_come_together(source, tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / SECOND).symlink_to(tmp_path / "gone")
+    (target / "config.json").write_bytes(b"own")
+    link(target, [source / SECOND, source / "config.json", source / FIRST])
+    assert (target / SECOND).read_bytes() == (source / SECOND).read_bytes()
+    assert (target / "config.json").read_bytes() == b"own"
+    assert (target / FIRST).resolve() == source / FIRST
 
 
 @pytest.mark.parametrize("name", [DESCRIPTION, "config.json", FIRST])

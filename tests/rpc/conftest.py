@@ -10,6 +10,7 @@ import pytest
 from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.model_files import Claim, File, Listing
 from node.core.models import ModelSpec
 from node.core.types import Caller, Fence, Heartbeat, Memory, NodeInfo, NodeReport
 from node.rpc.client import RpcClient
@@ -60,10 +61,12 @@ class Handlers:
                 raise StaleFence(f"This node is not part of ring {each.ring}.")
             self.frames_taken.put_nowait(each)
 
-    async def listing(self, model: str, revision: str) -> list[tuple[str, int]]:
-        return [("config.json", 2)]
+    async def listing(self, model: str, revision: str) -> Listing:
+        return Listing((File("config.json", 2, "d" * 64),), (Claim("model.safetensors", began=True),))
 
-    async def read(self, model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+    async def read(
+        self, model: str, revision: str, name: str, offset: int, length: int
+    ) -> AsyncIterator[tuple[bytes, str]]:
         yield b"{}", ""
         yield b"", "digest"
 

@@ -40,7 +40,7 @@ async def test_a_machine_that_says_nothing_refuses_nothing() -> None:
 async def test_a_peer_whose_disk_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.rpc.client.STALL_TIMEOUT_S", 0.2)
 
-    async def read(model: str, revision: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, str]]:
+    async def read(model: str, revision: str, name: str, offset: int, length: int) -> AsyncIterator[tuple[bytes, str]]:
         yield b"{", ""
         await asyncio.Event().wait()
 

@@ -17,6 +17,7 @@ from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.files import Files
+from node.model.stage_fetch import Others
 from node.model.weights import Weights
 from tests.model.conftest import model_files
 from tests.unit.test_head import INFO, elected, planned
@@ -173,13 +174,13 @@ class Sender:
     """A peer that serves one directory under one revision."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self.files = Files(catalogue, Hub(), self, lambda _: [], Pools())
+        self.files = Files(catalogue, Hub(), Others("sender", self, list, lambda _: []), Pools())
 
     async def listing(self, _: Address, name: str, revision: str) -> Any:
         return await self.files.listing(name, revision)
 
-    async def read(self, _: Address, name: str, revision: str, file: str, offset: int) -> Any:
-        async for chunk in self.files.read(name, revision, file, offset):
+    async def read(self, _: Address, name: str, revision: str, file: str, offset: int, length: int = 0) -> Any:
+        async for chunk in self.files.read(name, revision, file, offset, length):
             yield chunk
 
 
@@ -192,7 +193,8 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert mine != other
 
     peer = Address("10.0.0.1:1")
-    files = Files(catalogue, Hub(), Sender(theirs), lambda name: [(peer, other)] * (name == ID), Pools())
+    others = Others("me", Sender(theirs), lambda: [peer], lambda name: [(peer, other)] * (name == ID))
+    files = Files(catalogue, Hub(), others, Pools())
     own, _ = await files.of_shard(Shard(ID, 1, 3, mine), False, lambda _: None)
     assert own == tmp_path / "mine" / "org" / "model"
     fetched, weights = await files.of_shard(Shard(ID, 1, 3, other), False, lambda _: None)
@@ -210,14 +212,7 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     with pytest.raises(ModelNotFound):
         await files.of_shard(Shard("absent", 0, 4, "local-0"), True, lambda _: None)
     with pytest.raises(HubUnavailable):
-        await Files(catalogue, FetchHub(), Sender(theirs), lambda _: [], Pools()).of_shard(
-            Shard(ID, 1, 3, OLD), False, lambda _: None
-        )
-
-
-class FetchHub(Hub):
-    def fetch(self, *_: Any, revision: str) -> Any:
-        raise HubUnavailable(f"There is no hub for {revision}.")
+        await Files(catalogue, Hub(), others, Pools()).of_shard(Shard(ID, 1, 3, OLD), False, lambda _: None)
 
 
 # --- requests -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""Nodes that lack the same files: each leaves the hub once, and the others take it from the node that has it."""
+
+import asyncio
+
+import pytest
+
+from node.core.errors import HubUnavailable, PeerUnavailable
+from node.core.pool import Pools
+from node.core.types import Address, Shard
+from node.model import stage_fetch
+from node.model.catalogue import Catalogue
+from node.model.files import Files
+from node.model.hub import Hub
+from node.model.stage_fetch import Others
+
+ID = "org/model"
+FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
+UNREACHABLE = "http://127.0.0.1:9"
+
+
+class Client:
+    """Calls the other nodes of this process; those of `dead` do not answer."""
+
+    def __init__(self):
+        self.files, self.dead = {}, set()
+
+    async def listing(self, peer, model, revision):
+        if peer in self.dead:
+            raise PeerUnavailable(f"{peer} is dead.")
+        return await self.files[peer].listing(model, revision)
+
+    async def read(self, peer, model, revision, name, offset, length=0):
+        async for chunk in self.files[peer].read(model, revision, name, offset, length):
+            yield chunk
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(stage_fetch, "SETTLE_S", 0.1)
+    monkeypatch.setattr(stage_fetch, "LOOK_AGAIN_S", 0.05)
+
+
+@pytest.fixture
+def node(tmp_path, fake_hub):
+    client = Client()
+
+    def make(name, endpoint=""):
+        own = Address(f"{name}:1", name)
+        catalogue = Catalogue(tmp_path / "none", [], tmp_path / name / "data", tmp_path / name / "cache")
+        hub = Hub(endpoint=endpoint or fake_hub.url, token="good", cache_dir=tmp_path / name / "cache")
+        others = Others(name, client, lambda: [peer for peer in client.files if peer != own], lambda _: [])
+        client.files[own] = Files(catalogue, hub, others, Pools())
+        return client.files[own]
+
+    make.client = client
+    return make
+
+
+@pytest.fixture
+def commit(fake_hub):
+    return fake_hub.commit(fake_hub.repos[ID])
+
+
+def check(fake_hub, directory, *names):
+    for name in ("config.json", "tokenizer.json", *names):
+        assert (directory / name).read_bytes() == fake_hub.repos[ID][name]
+
+
+async def loaded(*loads):
+    async with asyncio.timeout(30):
+        return [directory for directory, _ in await asyncio.gather(*loads)]
+
+
+def whole(files, commit):
+    return files.of_shard(Shard(ID, 0, 4, commit), True, lambda _: None)
+
+
+async def test_all_want_all(node, fake_hub, commit):
+    nodes = [node(name) for name in "cab"]
+    for directory in await loaded(*(whole(each, commit) for each in nodes)):
+        check(fake_hub, directory, FIRST, SECOND, THIRD)
+    assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+
+
+async def test_stages_with_files_in_common(node, fake_hub, commit):
+    one, two = node("a"), node("b")
+    first, second = await loaded(
+        one.of_shard(Shard(ID, 0, 2, commit), True, lambda _: None),
+        two.of_shard(Shard(ID, 2, 4, commit), False, lambda _: None),
+    )
+    check(fake_hub, first, FIRST, SECOND, THIRD)
+    check(fake_hub, second, SECOND, THIRD)
+    assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+
+
+async def test_what_came_from_the_hub_and_from_a_node_is_used_together(node, fake_hub, commit):
+    one, two = node("a"), node("b")
+    await loaded(one.of_shard(Shard(ID, 1, 3, commit), False, lambda _: None))
+    await loaded(two.of_shard(Shard(ID, 0, 1, commit), False, lambda _: None))
+    (directory,) = await loaded(whole(two, commit))
+    check(fake_hub, directory, FIRST, SECOND, THIRD)
+    assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+    digests = {file.name: file.digest for file in (await two.listing(ID, commit)).files}
+    assert all(len(digests[name]) == 64 for name in (FIRST, SECOND, THIRD)), "the hub's, also of what came from a node"
+
+
+async def test_a_node_without_the_hub_gives_way_and_takes_what_others_download(node, fake_hub, commit):
+    cut_off, other = node("a", UNREACHABLE), node("b")
+    await asyncio.to_thread(other._hub.metadata, ID, commit)
+    for directory in await loaded(whole(cut_off, commit), whole(other, commit)):
+        check(fake_hub, directory, FIRST, SECOND, THIRD)
+    assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
+
+
+async def test_without_hub_and_holder_it_fails(node, fake_hub, commit):
+    cut_off, other = node("a", UNREACHABLE), node("b")
+    await loaded(other.of_shard(Shard(ID, 1, 3, commit), False, lambda _: None))
+    with pytest.raises(HubUnavailable):
+        await loaded(whole(cut_off, commit))
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0.01)
+
+
+async def test_when_the_node_that_downloads_dies_another_one_does(node, fake_hub, commit, caplog):
+    caplog.set_level("INFO")
+    one, two = node("a"), node("b")
+    fake_hub.stalls[FIRST] = 100
+    first = asyncio.create_task(whole(one, commit))
+    await until(lambda: FIRST not in fake_hub.stalls)
+    second = asyncio.create_task(whole(two, commit))
+    (peer,) = (peer for peer, files in node.client.files.items() if files is one)
+    await until(lambda: any("waiting for other nodes" in line for line in caplog.messages))
+    node.client.dead.add(peer)
+    (directory,) = await loaded(second)
+    check(fake_hub, directory, FIRST, SECOND, THIRD)
+    first.cancel()
+    fake_hub.stalled.set()
+    await asyncio.wait([first])
