@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.address_book import AddressBook
+from node.cluster.clocks import Clocks
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
 from node.cluster.held_states import HeldStates
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.cluster.term_store import TermStore
-from node.core.clock import in_step, now
+from node.core.clock import in_step, now, wall_ms
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
 from node.core.types import (
@@ -89,6 +90,7 @@ class Agent:
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
         self._states = HeldStates()
+        self._clocks = Clocks()
         self._told: NodeReport | None = None
         """This node's report when the others were last told at once."""
         self._quiet = True
@@ -117,7 +119,7 @@ class Agent:
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
         duplicate = self._duplicate if now() < self._duplicate_until else ""
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate, self._clocks.ahead_s())
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the participating nodes, including this one."""
@@ -193,6 +195,7 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> bool:
         """Process a peer's heartbeat, received in a call or in an answer. Returns whether this node lacks the report of it."""
+        self._clocks.note(heartbeat.sender, heartbeat.clock_ms, wall_ms())
         complete = self._states.incoming(heartbeat)
         if not complete or not complete.report:
             return True
@@ -332,7 +335,7 @@ class Agent:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
         placement = self.placement if theirs and self._needs_placement(theirs) else None
-        return self._states.outgoing(self._report(), placement, node)
+        return replace(self._states.outgoing(self._report(), placement, node), clock_ms=wall_ms())
 
     def rests(self, node: str) -> bool:
         """Whether this node and another one seldom exchange heartbeats now."""
