@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import quote
 
-from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, StatusFailed
+from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed
 from node.cli.table import node_names
 
 POLL_S = 0.25
@@ -67,6 +68,25 @@ class Target(NamedTuple):
         if not lacking and self.model is None and status["state"] not in ("ready", "idle"):
             lacking = [f"the cluster is {status['state']}"]
         return "; ".join(lacking + reasons(status)) if lacking else ""
+
+
+def model_id(api: Api, name: str, status: Json) -> str:
+    """Id of the model that a name means: a wanted one's id, its last part, or the beginning of one of them alone; else the
+    model of a short name, as the node knows it. The name itself if it means none, or several.
+    """
+    ids, name = [str(model["id"]) for model in status["models"]], name.strip()
+    parts = {model: {model.lower(), model.lower().rpartition("/")[2]} for model in ids}
+    if name in ids:
+        return name
+    if same := [model for model in ids if name.lower() in parts[model]]:
+        return same[0]
+    begun = [model for model in ids if any(part.startswith(name.lower()) for part in parts[model])]
+    if len(begun) == 1:
+        return begun[0]
+    try:
+        return str(api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)["id"])
+    except Refused:
+        return name
 
 
 def reasons(status: Json) -> list[str]:

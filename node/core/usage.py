@@ -47,8 +47,10 @@ class Parser(argparse.ArgumentParser):
             return
         is_command = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
         shown = (
-            [each.dest for each in action._choices_actions] if is_command else [str(each) for each in action.choices]
-        )  # noqa: SLF001
+            [each.dest for each in action._choices_actions]  # noqa: SLF001
+            if is_command
+            else [str(each) for each in action.choices]
+        )
         near = nearest(str(value), shown)
         hint = f"did you mean {near}?" if near else f"choose from {', '.join(shown)}"
         raise argparse.ArgumentError(action, f"invalid choice: {value!r} ({hint})")

@@ -2,9 +2,9 @@ import copy
 
 import pytest
 
-from node.cli.client import KeyRefused, NoNode, StatusFailed
+from node.cli.client import KeyRefused, NoNode, Refused, StatusFailed
 from node.cli.terminal import REPEAT_S, LogPace
-from node.cli.wait import Target, wait
+from node.cli.wait import Target, model_id, wait
 
 
 class FakeApi:
@@ -125,3 +125,30 @@ def test_a_key_that_is_missing_is_told_at_once():
     api = FakeApi(KeyRefused("It asks for an API key."))
     with pytest.raises(KeyRefused):
         run(api)
+
+
+class Names:
+    """A node that knows one short name."""
+
+    def ask(self, method, path, timeout):
+        if path != "/v1/models/llama3.2%3A1b":
+            raise Refused("There is no such model.")
+        return {"id": "mlx-community/Llama-3.2-1B-Instruct-4bit"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mlx-community/Qwen3-32B-4bit", "mlx-community/Qwen3-32B-4bit"),
+        ("qwen3-32b-4bit", "mlx-community/Qwen3-32B-4bit"),
+        ("qwen3", "mlx-community/Qwen3-32B-4bit"),
+        ("pippin", "pippin"),
+        ("pippin-d", "pippin-demo"),
+        ("p", "p"),
+        ("llama3.2:1b", "mlx-community/Llama-3.2-1B-Instruct-4bit"),
+        ("org/other", "org/other"),
+    ],
+)
+def test_names_of_models(name, meant):
+    status = {"models": [{"id": each} for each in ("mlx-community/Qwen3-32B-4bit", "pippin-demo", "pippin")]}
+    assert model_id(Names(), name, status) == meant
