@@ -91,7 +91,7 @@ def _models(args: argparse.Namespace) -> int:
 
 def _ps(args: argparse.Namespace) -> int:
     status = args.api.status()
-    loaded = [model for model in status["models"] if model["rings"]]
+    loaded = [model for model in status["models"] if model["rings"] or model["state"] == "refused"]
     print(json.dumps(loaded, indent=2) if args.json else models.loaded(loaded, args.api.models(), status))
     return EXIT_READY
 

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from node.cli.client import Json
-from node.cli.table import aligned, context_length, node_names
+from node.cli.table import aligned, context_length, findings, node_names
 from node.cli.terminal import printable
+from node.core.health import Code
 from node.core.units import format_bytes
+
+_NOT_LOADED = (Code.NO_CAPACITY, Code.MODEL_REFUSED, Code.LOAD_FAILED)
 
 
 def held(models: Json, status: Json) -> str:
@@ -28,7 +31,7 @@ def held(models: Json, status: Json) -> str:
 
 
 def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
-    """`wanted`: models of the status that have rings."""
+    """`wanted`: models of the status that have rings, or could not be loaded. Below them, why not."""
     names = node_names(status["nodes"])
     sizes = {model["id"]: model["bytes"] for model in models["models"]}
     rows = [
@@ -36,15 +39,17 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
             model["id"],
             model["state"],
             format_bytes(sizes[model["id"]]) if sizes.get(model["id"]) else "",
-            context_length(model["context"]),
-            "; ".join(_stages(ring, names) for ring in model["rings"]),
+            context_length(model["context"]) if model["context"] else "-",
+            "; ".join(_stages(ring, names) for ring in model["rings"]) or "-",
             f"{model['requests']['running']} running, {model['requests']['queued']} queued",
             f"{model['tokens_per_second']:.1f}",
         )
         for model in wanted
     ]
     head = ("MODEL", "STATE", "SIZE", "CONTEXT", "LAYERS", "REQUESTS", "TOK/S")
-    return "\n".join(map(printable, aligned([head, *rows])))
+    lines = list(map(printable, aligned([head, *rows])))
+    why = [warning for warning in status["warnings"] if warning["code"] in _NOT_LOADED]
+    return "\n".join([*lines, *(["", findings(why)] if why else [])])
 
 
 def _stages(ring: Json, names: dict[str, str]) -> str:

@@ -35,6 +35,7 @@ from node.core.types import (
     PeerHint,
     PeerView,
     Placement,
+    Refusal,
     StageState,
 )
 from node.host.interfaces import Interface
@@ -94,6 +95,8 @@ class Agent:
         self._told: NodeReport | None = None
         """This node's report when the others were last told at once."""
         self._quiet = True
+        self._refusals: dict[str, Refusal] = {}
+        """The last logged one of each model."""
         self._duplicate = ""
         self._duplicate_until = -math.inf
 
@@ -246,11 +249,18 @@ class Agent:
             stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
             fence, verb = placement.fence, "retires from" if ring.retiring else "on"
             log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, stages)
-        for refusal in placement.refused:
-            if refusal not in before.refused:
-                log.warning("placement: %s: %s", refusal.model, refusal.message)
+        self._log_refusals(placement)
         self.adopted.notify()
         self.touch()
+
+    def _log_refusals(self, placement: Placement) -> None:
+        """Log each when it comes or changes. A model that is tried again in between is refused again for the same reason."""
+        for refusal in placement.refused:
+            if self._refusals.get(refusal.model) != refusal:
+                log.warning("placement: %s: %s", refusal.model, refusal.message)
+                self._refusals[refusal.model] = refusal
+        wanted = placement.models
+        self._refusals = {model: refusal for model, refusal in self._refusals.items() if model in wanted}
 
     # --- membership and election --------------------------------------------------------------------------------------
 

@@ -403,6 +403,11 @@ class Placement:
     specs: tuple[ModelSpec, ...] = ()
     """Specs of the wanted models. The next head might not find them itself, if no node has a whole model."""
 
+    @property
+    def models(self) -> frozenset[str]:
+        """Ids of the models that have a ring, or are refused."""
+        return frozenset([ring.model for ring in self.rings] + [refusal.model for refusal in self.refused])
+
 
 # --- the cluster as one node sees it -------------------------------------------------------------------------------
 

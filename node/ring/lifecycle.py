@@ -103,6 +103,8 @@ class Rings:
         self._released: set[str] = set()
         """Models whose idle layers are to be freed."""
         self._loading: dict[Shard, asyncio.Task[None]] = {}
+        self._told: dict[str, str] = {}
+        """Logged error of each model that could not be loaded since it was loaded last."""
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -201,6 +203,8 @@ class Rings:
         """Leave the rings that are not in the placement, and unload idle weights that are released, or whose memory is needed."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
         used = {*wanted.values(), *self._drafts()}
+        known = self._placement.models | {shard.model for shard in used}
+        self._told = {model: said for model, said in self._told.items() if model in known}
         if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - used]:
             for loading in unwanted:
                 loading.cancel()
@@ -262,10 +266,13 @@ class Rings:
             for ring in self._waiting(shard):
                 await self._begin(ring)
         except Exception as error:
-            if not isinstance(error, PippinError):
-                log.exception("loading failed")
             failed = as_pippin_error(error)
-            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
+            said = f"layers {shard.start}-{shard.end - 1}: {failed}"
+            if self._told.get(shard.model) != said:  # else it is tried again, and fails as before
+                self._told[shard.model] = said
+                if not isinstance(error, PippinError):
+                    log.exception("loading failed")
+                log.error("%s %s", shard.model, said)
             for ring in self._waiting(shard):
                 own = self._reports[ring.id].shard
                 self._report(ring.id, own, StageState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
@@ -293,6 +300,7 @@ class Rings:
         self._loaded(shard, 0.0)
         self._agent.touch()
         await self._shards.load(shard, directory, weights, partial(self._loaded, shard))
+        self._told.pop(shard.model, None)
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded, as their stage or as their draft model."""
