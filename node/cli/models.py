@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from node.cli.client import Json
-from node.cli.table import aligned, context_length, findings, node_names
+from node.cli.table import aligned, context_length, findings, node_names, requests, shown
 from node.cli.terminal import printable
 from node.core.health import Code
 from node.core.units import format_bytes
@@ -41,8 +41,8 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
             format_bytes(sizes[model["id"]]) if sizes.get(model["id"]) else "",
             context_length(model["context"]) if model["context"] else "-",
             "; ".join(_stages(ring, names) for ring in model["rings"]) or "-",
-            f"{model['requests']['running']} running, {model['requests']['queued']} queued",
-            f"{model['tokens_per_second']:.1f}",
+            shown(requests, model),
+            shown(lambda each: format(each["tokens_per_second"], ".1f"), model),
         )
         for model in wanted
     ]

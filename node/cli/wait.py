@@ -104,7 +104,8 @@ def in_memory(status: Json, model: str) -> str:
     holders = [
         names[node["id"]]
         for node in status["nodes"]
-        if node["state"] not in ABSENT and any(layer["model"] == model for layer in node["layers"] + node["idle"])
+        if node["state"] not in ABSENT
+        and any(layer["model"] == model for layer in node["layers"] + node.get("idle", []))
     ]
     return f"{model} is in the memory of {', '.join(holders)}" if holders else ""
 
