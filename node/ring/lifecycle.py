@@ -102,6 +102,8 @@ class Rings:
         self._draining = False
         self._released: set[str] = set()
         """Models whose idle layers are to be freed."""
+        self._guessed_for: dict[str, str] = {}
+        """The draft model that this node loaded last for a model."""
         self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._told: dict[str, str] = {}
         """Logged error of each model that could not be loaded since it was loaded last."""
@@ -161,8 +163,8 @@ class Rings:
         await part.serve_link(first, frames)
 
     def release(self, model: str) -> None:
-        """Free the layers of a model that no ring needs."""
-        self._released.add(model)
+        """Free the layers of a model that no ring needs, and those of the draft model that guessed for it."""
+        self._released |= {model, self._guessed_for.pop(model, model)}
         self._agent.adopted.notify()
 
     def give_up(self, reason: PippinError) -> None:
@@ -249,6 +251,7 @@ class Rings:
             self._reports[ring.id] = StageReport(ring.id, shard, StageState.FETCHING)
             self._begin_load(shard, shard.start == 0 or ring.shared_ends)
             if draft := self._draft(ring):
+                self._guessed_for[ring.model] = draft.model
                 self._begin_load(draft, ends=True)
 
     def _begin_load(self, shard: Shard, ends: bool) -> None:

@@ -289,6 +289,24 @@ async def test_a_driver_loads_the_draft_model_too_and_a_worker_does_not(world: W
     assert "0-3" not in world.loads
 
 
+async def test_a_released_model_takes_its_draft_model_with_it(world: World) -> None:
+    """Unless another ring needs that one."""
+    draft = Shard("small", 0, 1)
+    world.go_on.set()
+    world.place(*(replace(ring(name, FIRST, model), draft=draft) for name, model in (("one", "m"), ("two", "other"))))
+    await world.ready("one", "two")
+    world.place(replace(ring("two", FIRST, "other"), draft=draft))
+    world.rings.release("m")
+    await world.released.wait()
+    assert world.rings.idle() == ()
+    assert draft in world.rings._shards._loaded
+    world.released.clear()
+    world.place()
+    world.rings.release("other")
+    await world.released.wait()
+    assert not world.rings._shards._loaded
+
+
 async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) -> None:
     draft = Shard("small", 0, 4)
 

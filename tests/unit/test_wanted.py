@@ -70,7 +70,7 @@ class Loads:
         monkeypatch.setattr("node.cluster.wanted.now", lambda: self.at)
         agent: Any = SimpleNamespace(alive=lambda: [NODE], placement=Placement(), last_joined_at=0.0)
         self.wanted = WantedModels(agent, None)  # type: ignore[arg-type]
-        self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC)
+        self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC, preload=True)
 
     def report(self, *stages: StageReport) -> None:
         rings = tuple(Ring(stage.ring, "org/m", (StageSpec("me", 0, 1),), 512, 1) for stage in stages)
