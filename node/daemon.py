@@ -48,7 +48,7 @@ from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
 from node.host.secret import read_secret
 from node.host.shutdown import exit_within, on_signals
-from node.model.catalogue import Catalogue
+from node.model.catalogue import Catalogue, lm_studio
 from node.model.files import Files
 from node.model.hub import Hub
 from node.options import Options
@@ -159,7 +159,8 @@ class Daemon:
         hub = Hub()
         self._preload: tuple[str, ...] = ()
         self._drafts: tuple[DraftChoice, ...] = ()
-        self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
+        folders = (*self._options.models_dirs, *lm_studio(Path.home()))
+        self._catalogue = Catalogue(BUILTIN, folders, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         self._files = Files(self._catalogue, hub, self._client, self._agent.holders, self._pools)
         self._specs = ModelSpecs(

@@ -26,6 +26,7 @@ def held(models: Json, status: Json) -> str:
         for model in models["models"]
     ]
     reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
+    reasons += [f"! {model['id']}  {model['reason']}" for model in models.get("unusable", [])]
     lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "SHORT NAMES"), *rows])
     return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
 

@@ -109,7 +109,7 @@ class Gateway:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
     def model_list(self) -> dict[str, Any]:
-        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter)
+        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter, self._catalogue.unusable())
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.

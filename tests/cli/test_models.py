@@ -25,6 +25,13 @@ def test_the_models_that_nodes_hold(node, models, status, capsys):
     assert capsys.readouterr().out == golden("models.txt")
 
 
+def test_models_in_another_format_are_named(node, models, status, capsys):
+    models["unusable"] = [{"id": "org/x-GGUF", "reason": "Its files here are GGUF."}]
+    node.answers = [models, status]
+    assert main(["models", "--api", node.url]) == 0
+    assert capsys.readouterr().out.endswith("\n! org/x-GGUF  Its files here are GGUF.\n")
+
+
 def test_the_loaded_models(node, models, status, capsys):
     node.answers = [status, models]
     assert main(["ps", "--api", node.url]) == 0
