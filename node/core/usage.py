@@ -45,12 +45,10 @@ class Parser(argparse.ArgumentParser):
         """As argparse does, but commands without help are not told to anybody. Raises ArgumentError."""
         if action.choices is None or value in action.choices:
             return
-        is_command = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
-        shown = (
-            [each.dest for each in action._choices_actions]  # noqa: SLF001
-            if is_command
-            else [str(each) for each in action.choices]
-        )
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            shown = [each.dest for each in action._choices_actions]  # noqa: SLF001
+        else:
+            shown = [str(each) for each in action.choices]
         near = nearest(str(value), shown)
         hint = f"did you mean {near}?" if near else f"choose from {', '.join(shown)}"
         raise argparse.ArgumentError(action, f"invalid choice: {value!r} ({hint})")

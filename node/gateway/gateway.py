@@ -154,7 +154,7 @@ class Gateway:
         stuck += ["grammar"] if self.grammars.is_stuck else []
         stuck += ["sandbox"] if self._sandboxes.has_ended else []
         state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
-        warnings = {issue["code"] for issue in self.status()["warnings"] if issue["severity"] is not Severity.INFO}
+        warnings = {issue["code"] for issue in self.status()["warnings"] if issue["severity"] != Severity.INFO}
         return {**state, "node": self._agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
 
     def metrics(self) -> NodeMetrics:
