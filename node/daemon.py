@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import platform
 import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -26,13 +26,14 @@ from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
 from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
+from node.cluster.unreached import Unreached
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
-from node.core.health import may_sleep, memory_limit, no_multicast, open_api
 from node.core.logs import RecentLines
 from node.core.models import DraftChoice
 from node.core.pool import Pools
 from node.core.types import Issue, Memory, NodeInfo, NodeReport, PeerView
+from node.engine.blas import has_slow_blas, tuned_blas
 from node.engine.compute import Compute
 from node.engine.device import choose_device, device_memory
 from node.engine.watchdog import Watchdog
@@ -41,13 +42,13 @@ from node.gateway.gateway import Gateway
 from node.host import memory
 from node.host.chip import chip_name
 from node.host.descriptors import DescriptorShortage
-from node.host.examination import examine
+from node.host.examination import examine, examine_start
+from node.host.firewall import blocked_program
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
-from node.host.local_network import local_network_hint
 from node.host.secret import read_secret
 from node.host.shutdown import exit_within, on_signals
-from node.model.catalogue import Catalogue
+from node.model.catalogue import Catalogue, lm_studio
 from node.model.files import Files
 from node.model.hub import Hub
 from node.model.stage_fetch import Others
@@ -84,16 +85,24 @@ class HostFacts:
     """Kind of each interface, by its name."""
     memory: Memory
     chip: str
-    excess: str = ""
-    """Why --memory asks for too much; empty if it does not."""
+    issues: tuple[Issue, ...] = ()
+    """Of this machine and of the options; they stay until the next start."""
 
     @classmethod
     def read(cls, options: Options) -> "HostFacts":
         """Raises DeviceUnavailable if MLX cannot use the device of the options."""
-        kinds, chip = hardware_kinds(), chip_name()
+        kinds, chip, blocked = hardware_kinds(), chip_name(), blocked_program()
         choose_device(options.device)
         device, asked = device_memory(), options.memory
-        return cls(kinds, Memory(memory.total(), memory.usable(device, asked)), chip, memory.excess(device, asked))
+        issues = examine_start(
+            options.name,
+            excess=memory.excess(device, asked),
+            blocked=blocked,
+            blas=tuned_blas() if has_slow_blas() else None,
+            allow_sleep=options.allow_sleep,
+            is_open=options.open_api and not options.api_keys,
+        )
+        return cls(kinds, Memory(memory.total(), memory.usable(device, asked)), chip, tuple(issues))
 
 
 class Daemon:
@@ -143,6 +152,7 @@ class Daemon:
         self._agent = Agent(
             info, data.identity.term, self._book, self._report, data.save_term, fail_after_s=options.fail_after
         )
+        self._unreached = Unreached(self._agent, self._book, lambda: self._discovery.adverts)
         self._heartbeats = Heartbeats(self._agent, self._book, self._client)
         self._duplicate_id = DuplicateId(self._agent, self._book, self._client, data.key, data.save_incarnation)
 
@@ -150,7 +160,8 @@ class Daemon:
         hub = Hub()
         self._preload: tuple[str, ...] = ()
         self._drafts: tuple[DraftChoice, ...] = ()
-        self._catalogue = Catalogue(BUILTIN, self._options.models_dirs, self._data.path)
+        folders = (*self._options.models_dirs, *lm_studio(Path.home()))
+        self._catalogue = Catalogue(BUILTIN, folders, self._data.path)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         others = Others(self._agent.info.id, self._client, self._agent.others, self._agent.holders)
         self._files = Files(self._catalogue, hub, others, self._pools)
@@ -383,15 +394,11 @@ class Daemon:
             issues=self._upkeep.issues,
         )
 
-    def _issues(self) -> tuple[Issue, ...]:
+    async def _issues(self) -> tuple[Issue, ...]:
         """Issues of this machine and of this node's options. May wait for a disk."""
-        options, node = self._options, self._options.name
-        found = examine(node, self._catalogue.folders)
-        found += (memory_limit(node, self._facts.excess),) if self._facts.excess else ()
-        found += (may_sleep(node),) if options.allow_sleep and platform.system() == "Darwin" else ()
-        found += (open_api(node),) if options.open_api and not options.api_keys else ()
-        why = self._discovery.failure
-        return found + ((no_multicast(node, why, local_network_hint()),) if why else ())
+        look = partial(examine, deaf=self._discovery.failure, unreached=self._unreached.find())
+        found = await self._pools.upkeep.run(look, self._options.name, self._catalogue.folders)
+        return *self._facts.issues, *found
 
     def _other_secret(self) -> tuple[PeerView, ...]:
         """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""

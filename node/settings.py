@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from node.core.usage import nearest
+
 PREFIX = "PIPPIN_"
 FILE_VARIABLE = "PIPPIN_CONFIG"
 DEFAULT_FILE = Path("~/.config/pippin/config.toml")
@@ -118,8 +120,9 @@ def _of_file(path: Path, actions: Mapping[str, argparse.Action]) -> dict[str, Se
     settings = {}
     for name, value in found.items():
         if name not in actions:
-            near = difflib.get_close_matches(name, actions, 1, 0.0)
-            raise ValueError(f"{path}: there is no option {name!r}; the nearest is {near[0]!r}")
+            near = nearest(name, actions)
+            hint = f"; the nearest is {near!r}" if near else ""
+            raise ValueError(f"{path}: there is no option {name!r}{hint}")
         try:
             settings[name] = Setting(_texts(value, actions[name]), f"{path}: {name}")
         except ValueError as error:

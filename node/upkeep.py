@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from node.cluster.agent import Agent
 from node.cluster.discovery import Discovery
@@ -77,12 +77,12 @@ class Upkeep:
                     if discovery:
                         await discovery.update(agent.info, multicast_addresses(interfaces))
 
-    async def keep_issues(self, find: Callable[[], tuple[Issue, ...]], agent: Agent) -> None:
+    async def keep_issues(self, find: Callable[[], Awaitable[tuple[Issue, ...]]], agent: Agent) -> None:
         """Look for issues of this machine; log each when it comes and when it goes, and tell the other nodes."""
         retried = Retried("The look for issues of this machine failed")
         while True:
             with retried:
-                former, self.issues = self.issues, await self._pool.run(find)
+                former, self.issues = self.issues, await find()
                 if _log_changes(former, self.issues):
                     agent.touch()
             await asyncio.sleep(in_step(ISSUES_S))

@@ -28,6 +28,8 @@ BIN = Path(sys.executable).parent
 API_PORT = 52415
 MODEL = "pippin-demo"
 POLL_S = 0.2
+OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER")
+"""Variables that several nodes of one machine cannot share, like what the user's configuration file says of one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,18 @@ def start(count: int, stages: int, api_port: int, common: list[str], directory: 
         arguments = ["--model", MODEL, "--api-port", str(api_port), *common]
         return [Started("the node", launch(arguments))]
     cluster = f"local-{os.getpid()}"
+    environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_NODE}
+    environment["PIPPIN_CONFIG"] = os.devnull
     return [
         launch_named(
             f"node-{number}",
             [
                 *("--name", f"node-{number}", "--cluster", cluster),
                 *("--data-dir", str(directory / f"node-{number}")),
-                *("--api-port", str(api_port if number == 1 else 0)),
+                *("--api-port", str(api_port if number == 1 else 0), "--grpc-port", "0"),
                 *("--model", MODEL, "--stages", str(stages), *common),
             ],
+            environment,
         )
         for number in range(1, count + 1)
     ]
@@ -120,9 +125,9 @@ def launch(arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([str(BIN / "node"), *arguments], start_new_session=True, **streams)
 
 
-def launch_named(name: str, arguments: list[str]) -> Started:
+def launch_named(name: str, arguments: list[str], environment: dict[str, str]) -> Started:
     """Start a node whose lines begin with its name."""
-    process = launch(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = launch(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     threading.Thread(target=copy_lines, args=(name, process), daemon=True).start()
     return Started(name, process)
 

@@ -21,7 +21,7 @@ from node.cli.logs import logs
 from node.cli.pull import pull
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
-from node.cli.wait import Target, held, in_memory, wait
+from node.cli.wait import Target, held, in_memory, model_id, wait
 from node.core.units import format_bytes
 from node.host.api_keys import parse_key, read_keys
 from node.host.secret import new_secret
@@ -91,7 +91,7 @@ def _models(args: argparse.Namespace) -> int:
 
 def _ps(args: argparse.Namespace) -> int:
     status = args.api.status()
-    loaded = [model for model in status["models"] if model["rings"]]
+    loaded = [model for model in status["models"] if model["rings"] or model["state"] == "refused"]
     print(json.dumps(loaded, indent=2) if args.json else models.loaded(loaded, args.api.models(), status))
     return EXIT_READY
 
@@ -145,7 +145,11 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
 
 
 def _wait(args: argparse.Namespace) -> int:
-    return _wait_until(args, Target(args.nodes, args.model).missing, "ready", "ready")
+    def missing(status: Json) -> str:
+        model = model_id(args.api, args.model, status) if args.model else None
+        return Target(args.nodes, model).missing(status)
+
+    return _wait_until(args, missing, "ready", "ready")
 
 
 def _drain(args: argparse.Namespace) -> int:

@@ -104,7 +104,9 @@ def _add_cluster(commands: "Commands[Parser]") -> None:
     wait = commands.add_parser("wait", help="wait until the cluster is ready")
     wait.add_argument("--ready", action="store_true", help="wait until all wanted models are ready (the default)")
     wait.add_argument("--nodes", metavar="N", type=int, default=1, help="wait for N nodes, too")
-    wait.add_argument("--model", metavar="ID", help="wait for this model only")
+    wait.add_argument(
+        "--model", metavar="MODEL", help="wait for this model only: its id, a short name, or how it begins"
+    )
     _add_timeout(wait)
 
     doctor = commands.add_parser("doctor", help="show what is wrong, and what to do about it")

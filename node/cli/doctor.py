@@ -34,7 +34,7 @@ def _of_cluster(api: Api, node: str) -> list[Json]:
     """Findings as in the status; with `node`, a name or id, only those about this node. Raises StatusFailed."""
     status = api.status()
     found: list[Json] = status["warnings"]
-    return [issue for issue in found if issue["node"] == _id_of(node, status["nodes"])] if node else found
+    return [issue for issue in found if issue.get("node") == _id_of(node, status["nodes"])] if node else found
 
 
 def _id_of(asked: str, nodes: list[Json]) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from node.cli.client import Json
-from node.cli.table import aligned, context_length, node_names
+from node.cli.table import aligned, context_length, findings, node_names, requests, shown
 from node.cli.terminal import printable
+from node.core.health import Code
 from node.core.units import format_bytes
+
+_NOT_LOADED = (Code.NO_CAPACITY, Code.MODEL_REFUSED, Code.LOAD_FAILED)
 
 
 def held(models: Json, status: Json) -> str:
@@ -23,12 +26,13 @@ def held(models: Json, status: Json) -> str:
         for model in models["models"]
     ]
     reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
+    reasons += [f"! {model['id']}  {model['reason']}" for model in models.get("unusable", [])]
     lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "SHORT NAMES"), *rows])
     return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
 
 
 def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
-    """`wanted`: models of the status that have rings."""
+    """`wanted`: models of the status that have rings, or could not be loaded. Below them, why not."""
     names = node_names(status["nodes"])
     sizes = {model["id"]: model["bytes"] for model in models["models"]}
     rows = [
@@ -36,15 +40,17 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
             model["id"],
             model["state"],
             format_bytes(sizes[model["id"]]) if sizes.get(model["id"]) else "",
-            context_length(model["context"]),
-            "; ".join(_stages(ring, names) for ring in model["rings"]),
-            f"{model['requests']['running']} running, {model['requests']['queued']} queued",
-            f"{model['tokens_per_second']:.1f}",
+            context_length(model["context"]) if model["context"] else "-",
+            "; ".join(_stages(ring, names) for ring in model["rings"]) or "-",
+            shown(requests, model),
+            shown(lambda each: format(each["tokens_per_second"], ".1f"), model),
         )
         for model in wanted
     ]
     head = ("MODEL", "STATE", "SIZE", "CONTEXT", "LAYERS", "REQUESTS", "TOK/S")
-    return "\n".join(map(printable, aligned([head, *rows])))
+    lines = list(map(printable, aligned([head, *rows])))
+    why = [warning for warning in status["warnings"] if warning["code"] in _NOT_LOADED]
+    return "\n".join([*lines, *(["", findings(why)] if why else [])])
 
 
 def _stages(ring: Json, names: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """Formats the cluster's status for people: a summary line, a line per model, a table of the nodes, the warnings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from node.cli.client import Json
 from node.cli.terminal import printable
@@ -32,17 +33,25 @@ def _summary(status: Json, names: dict[str, str]) -> str:
 def _model(model: Json) -> str:
     if model["state"] == "refused" or not model["rings"]:
         return _spaced(model["id"], model["state"])
-    nodes = len({stage["node"] for ring in model["rings"] for stage in ring["stages"]})
-    copies = f" in {len(model['rings'])} rings" if len(model["rings"]) > 1 else ""
     return _spaced(
         model["id"],
         "" if model["state"] == "ready" else model["state"],
-        f"{model['layers']} layers{copies} on {nodes} {'node' if nodes == 1 else 'nodes'}",
-        f"context {context_length(model['context'])}",
-        f"{model['requests']['running']} running, {model['requests']['queued']} queued",
-        f"{model['tokens_per_second']:.1f} tok/s",
-        _guesses(model),
+        shown(_layers_on_nodes, model),
+        f"context {shown(lambda each: context_length(each['context']), model)}",
+        shown(requests, model),
+        f"{shown(lambda each: format(each['tokens_per_second'], '.1f'), model)} tok/s",
+        shown(_guesses, model),
     )
+
+
+def _layers_on_nodes(model: Json) -> str:
+    nodes = len({stage["node"] for ring in model["rings"] for stage in ring["stages"]})
+    copies = f" in {len(model['rings'])} rings" if len(model["rings"]) > 1 else ""
+    return f"{model['layers']} layers{copies} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+
+
+def requests(model: Json) -> str:
+    return f"{model['requests']['running']} running, {model['requests']['queued']} queued"
 
 
 def _guesses(model: Json) -> str:
@@ -60,12 +69,12 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
         (
             names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
             node["state"],
-            _layers(node["layers"], node["idle"], name_models=name_models),
-            _memory(node["memory"]),
-            _link(node["link"], names),
-            f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else "",
-            _bandwidth(node["link"]),
-            _progress(node["loads"]) or _ago(node["last_seen_s"]),
+            shown(partial(_layers, name_models=name_models), node),
+            shown(_memory, node),
+            shown(partial(_link, names=names), node),
+            shown(_round_trip, node),
+            shown(_bandwidth, node),
+            shown(_progress, node),
         )
         for node in status["nodes"]
         if node not in refused
@@ -73,7 +82,7 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
     strays = [names[node["id"]] for node in refused]
     widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     widths[0] = max(widths[0], *map(len, strays), 0)
-    version = next((node["version"] for node in status["nodes"] if node["state"] != "refused"), "")
+    version = next((node.get("version", "") for node in status["nodes"] if node["state"] != "refused"), "")
     lines = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (_HEADINGS, *rows)
@@ -84,17 +93,25 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
 def _refusal(node: Json, version: str) -> str:
     if node.get("reason") == "secret":
         return "not joined: no common secret"
-    if node["version"] == version:
+    if node.get("version", version) == version:
         return "not joined"  # the warnings have the reason
     return f"not joined: runs {node['version']}, cluster runs {version}"
 
 
 def _warning(warning: Json) -> str:
     mark = "-" if warning["severity"] == "info" else "!"
-    return f"{mark} {warning['code']}  {warning['text']} {warning['hint']}".rstrip()
+    return f"{mark} {warning['code']}  {warning['text']} {warning.get('hint', '')}".rstrip()
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
+
+
+def shown(cell: Callable[[Json], str], of: Json) -> str:
+    """What a cell shows of a node or a model; `-` if a field is missing, as in the status of a node of an older version."""
+    try:
+        return cell(of)
+    except KeyError:
+        return "-"
 
 
 def node_names(nodes: list[Json]) -> dict[str, str]:
@@ -102,38 +119,46 @@ def node_names(nodes: list[Json]) -> dict[str, str]:
     return shown_names({node["id"]: node["name"] for node in nodes})
 
 
-def _layers(layers: list[Json], idle: list[Json], *, name_models: bool) -> str:
+def _layers(node: Json, *, name_models: bool) -> str:
     """First and last layer, both inclusive, as people count. Idle layers are in brackets."""
 
     def span(layer: Json) -> str:
         name = f" {layer['model'].rpartition('/')[2]}" if name_models else ""
         return f"{layer['start']}-{layer['end'] - 1}{name}"
 
-    return ", ".join([*map(span, layers), *(f"({span(layer)})" for layer in idle)]) or "-"
+    return ", ".join([*map(span, node["layers"]), *(f"({span(layer)})" for layer in node.get("idle", []))]) or "-"
 
 
-def _memory(memory: Json) -> str:
+def _memory(node: Json) -> str:
     """With layers, what is set aside for them, so that the rest is what errors call free; else what is in memory."""
+    memory = node["memory"]
     if memory["kv"]:
         parts = map(format_bytes, (memory["weights"], memory["kv"], memory["usable"]))
         return "{} + {} KV of {}".format(*parts)
     return format_share(memory["used"], memory["usable"]) if memory["usable"] else format_bytes(memory["used"])
 
 
-def _link(link: Json | None, names: dict[str, str]) -> str:
+def _link(node: Json, names: dict[str, str]) -> str:
+    link = node["link"]
     return " ".join(filter(None, (names.get(link["to"], link["to"]), link["kind"], link["interface"]))) if link else "-"
 
 
-def _bandwidth(link: Json | None) -> str:
+def _round_trip(node: Json) -> str:
+    return f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else ""
+
+
+def _bandwidth(node: Json) -> str:
+    link = node["link"]
     return f"{format_bytes(link['bytes_per_second'])}/s" if link and link["bytes_per_second"] else ""
 
 
-def _progress(loads: list[Json]) -> str:
-    """Of the load that takes longest."""
+def _progress(node: Json) -> str:
+    """Of the load that takes longest; without one, when the node was seen."""
+    loads: list[Json] = node.get("loads", [])
     if not loads:
-        return ""
+        return _ago(node["last_seen_s"])
     load = min(loads, key=lambda load: load["progress"])
-    left = f", {format_duration(load['seconds_left'])} left" if load["seconds_left"] is not None else ""
+    left = f", {format_duration(load['seconds_left'])} left" if load.get("seconds_left") is not None else ""
     return f"{load['progress']:.0%}".replace("%", " %") + left
 
 

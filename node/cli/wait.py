@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import quote
 
-from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, StatusFailed
+from node.cli.client import TIMEOUT_S, Api, Json, KeyRefused, Refused, StatusFailed
 from node.cli.table import node_names
 
 POLL_S = 0.25
@@ -69,6 +70,25 @@ class Target(NamedTuple):
         return "; ".join(lacking + reasons(status)) if lacking else ""
 
 
+def model_id(api: Api, name: str, status: Json) -> str:
+    """Id of the model that a name means: a wanted one's id, its last part, or the beginning of one of them alone; else the
+    model of a short name, as the node knows it. The name itself if it means none, or several.
+    """
+    ids, name = [str(model["id"]) for model in status["models"]], name.strip()
+    parts = {model: {model.lower(), model.lower().rpartition("/")[2]} for model in ids}
+    if name in ids:
+        return name
+    if same := [model for model in ids if name.lower() in parts[model]]:
+        return same[0]
+    begun = [model for model in ids if any(part.startswith(name.lower()) for part in parts[model])]
+    if len(begun) == 1:
+        return begun[0]
+    try:
+        return str(api.ask("GET", f"/v1/models/{quote(name, safe='')}", timeout=TIMEOUT_S)["id"])
+    except Refused:
+        return name
+
+
 def reasons(status: Json) -> list[str]:
     """Why models are not ready: errors, and loads with their progress."""
     return [
@@ -84,7 +104,8 @@ def in_memory(status: Json, model: str) -> str:
     holders = [
         names[node["id"]]
         for node in status["nodes"]
-        if node["state"] not in ABSENT and any(layer["model"] == model for layer in node["layers"] + node["idle"])
+        if node["state"] not in ABSENT
+        and any(layer["model"] == model for layer in node["layers"] + node.get("idle", []))
     ]
     return f"{model} is in the memory of {', '.join(holders)}" if holders else ""
 

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from node.cluster.address_book import AddressBook
+from node.cluster.clocks import Clocks
 from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
 from node.cluster.held_states import HeldStates
 from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.cluster.term_store import TermStore
-from node.core.clock import in_step, now
+from node.core.clock import in_step, now, wall_ms
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
 from node.core.types import (
@@ -34,6 +35,7 @@ from node.core.types import (
     PeerHint,
     PeerView,
     Placement,
+    Refusal,
     StageState,
 )
 from node.host.interfaces import Interface
@@ -89,9 +91,12 @@ class Agent:
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
         self._states = HeldStates()
+        self._clocks = Clocks()
         self._told: NodeReport | None = None
         """This node's report when the others were last told at once."""
         self._quiet = True
+        self._refusals: dict[str, Refusal] = {}
+        """The last logged one of each model."""
         self._duplicate = ""
         self._duplicate_until = -math.inf
 
@@ -117,7 +122,7 @@ class Agent:
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
         duplicate = self._duplicate if now() < self._duplicate_until else ""
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate, self._clocks.ahead_s())
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the participating nodes, including this one."""
@@ -198,6 +203,7 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> bool:
         """Process a peer's heartbeat, received in a call or in an answer. Returns whether this node lacks the report of it."""
+        self._clocks.note(heartbeat.sender, heartbeat.clock_ms, wall_ms())
         complete = self._states.incoming(heartbeat)
         if not complete or not complete.report:
             return True
@@ -248,11 +254,18 @@ class Agent:
             stages = ", ".join(f"{self._name(stage.node)} {stage.start}-{stage.end - 1}" for stage in ring.stages)
             fence, verb = placement.fence, "retires from" if ring.retiring else "on"
             log.info("placement %d.%d: %s %s %s", fence.term, fence.epoch, ring.model, verb, stages)
-        for refusal in placement.refused:
-            if refusal not in before.refused:
-                log.warning("placement: %s: %s", refusal.model, refusal.message)
+        self._log_refusals(placement)
         self.adopted.notify()
         self.touch()
+
+    def _log_refusals(self, placement: Placement) -> None:
+        """Log each when it comes or changes. A model that is tried again in between is refused again for the same reason."""
+        for refusal in placement.refused:
+            if self._refusals.get(refusal.model) != refusal:
+                log.warning("placement: %s: %s", refusal.model, refusal.message)
+                self._refusals[refusal.model] = refusal
+        wanted = placement.models
+        self._refusals = {model: refusal for model, refusal in self._refusals.items() if model in wanted}
 
     # --- membership and election --------------------------------------------------------------------------------------
 
@@ -337,7 +350,7 @@ class Agent:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
         placement = self.placement if theirs and self._needs_placement(theirs) else None
-        return self._states.outgoing(self._report(), placement, node)
+        return replace(self._states.outgoing(self._report(), placement, node), clock_ms=wall_ms())
 
     def holds(self, node: str) -> int:
         """Digest of the report that this node has of another one; 0 for none."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -22,7 +23,17 @@ from node.core.addresses import without_zone
 from node.core.clock import in_step, now
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import MAX_ADDRESSES, MAX_NODES, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
+from node.core.types import (
+    MAX_ADDRESSES,
+    MAX_NODES,
+    Advert,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerHint,
+    PeerView,
+)
 from node.host.interfaces import can_bind
 from node.host.local_network import local_network_hint
 
@@ -72,6 +83,8 @@ class Discovery:
         """The last logged reason why multicast does not work; empty: it works."""
         self._hints: dict[str, PeerHint] = {}
         """Latest hint of each node heard, to distinguish the cluster's own machines from strangers."""
+        self._adverts: dict[str, Advert] = {}
+        """Adverts of the cluster's other nodes that were not withdrawn, by id."""
         self._told: set[tuple[str, str]] = set()
         """(Node, reason why it does not join) that were logged."""
         heard = self._hints
@@ -81,6 +94,11 @@ class Discovery:
     def refused(self) -> tuple[PeerView, ...]:
         """Nodes that advertise this cluster's name but have another secret."""
         return tuple(self._refused.values())
+
+    @property
+    def adverts(self) -> tuple[Advert, ...]:
+        """Of the cluster's other nodes, as long as they are not withdrawn."""
+        return tuple(self._adverts.values())
 
     @property
     def failure(self) -> str:
@@ -204,6 +222,7 @@ class Discovery:
     def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is ServiceStateChange.Removed:
             self._refused.pop(name.removesuffix(f".{SERVICE}"), None)
+            self._adverts.pop(name.removesuffix(f".{SERVICE}"), None)
             return
         if not name.endswith(f".{SERVICE}") or not self._limiter.admit(name):
             return
@@ -241,7 +260,16 @@ class Discovery:
             hint = self._hints[node] = PeerHint(node, addresses, advert.port)
             if len(self._hints) > MAX_NODES:
                 del self._hints[next(iter(self._hints))]
+            self._keep(Advert(_shown(text.get("name")) or node, hint, now()))
             self._on_hint(hint)
+
+    def _keep(self, advert: Advert) -> None:
+        known = self._adverts.pop(advert.hint.id, None)
+        if known and known.hint.grpc_port == advert.hint.grpc_port:
+            advert = replace(advert, since=known.since)
+        self._adverts[advert.hint.id] = advert
+        if len(self._adverts) > MAX_NODES:
+            del self._adverts[next(iter(self._adverts))]
 
     def _is_own(self, node: str, port: int | None, addresses: Sequence[str]) -> bool:
         """Whether the advert is this process's own.

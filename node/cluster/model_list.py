@@ -15,9 +15,14 @@ Json = dict[str, Any]
 
 
 def build_models(
-    view: ClusterView, short_names: Mapping[str, str], allowed: Callable[[Iterable[str]], list[str]]
+    view: ClusterView,
+    short_names: Mapping[str, str],
+    allowed: Callable[[Iterable[str]], list[str]],
+    unusable: Mapping[str, str],
 ) -> Json:
-    """`short_names`: ids by short name. `allowed`: leaves out models that requests may not load."""
+    """`short_names`: ids by short name. `allowed`: leaves out models that requests may not load. `unusable`: why models on
+    this node's disk can't be loaded, by id.
+    """
     reports = [peer.report for peer in view.peers if peer.state in PRESENT]
     states = model_states(view)
     held = {model.id for report in reports for model in report.models}
@@ -26,6 +31,7 @@ def build_models(
         "models": [
             _model(model, view, reports, states, short_names) for model in sorted(allowed(held | states.keys()))
         ],
+        "unusable": [{"id": model, "reason": reason} for model, reason in unusable.items() if model not in held],
         "short_names": dict(short_names),
     }
 

@@ -12,7 +12,7 @@ from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
 from node.core.models import ModelSpec, Wish
-from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageState
+from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageReport, StageState
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ FRESH_S = 3.0
 """Time for which a model's failure answers all requests for it; a later request makes the head try again."""
 RETRY_S = 15.0
 """Time after which a model that could not be described or loaded is tried again without a request; doubled each time
-that it could not be described, up to MOST_RETRY_S."""
-MOST_RETRY_S = 240.0
+that it fails again, up to MOST_RETRY_S."""
+MOST_RETRY_S = 300.0
 LOADS_S = 60.0
 """Time for which a model that is loaded for a request makes no room for another one; a first request waits as long."""
 FORGET_S = 60.0
@@ -51,7 +51,7 @@ class WantedModel:
     failure: Refusal | None = None
     failed_at: float = 0.0
     failures: int = 0
-    """How often it could not be described, one time after the other."""
+    """How often it could not be described or loaded, one time after the other."""
     retry_at: float = 0.0
 
     @property
@@ -72,6 +72,8 @@ class WantedModels:
         """Number of requests that each ring had taken when it was last seen."""
         self.barred: dict[tuple[str, str], float] = {}
         """(Model, node) pairs of replicas that could not be loaded, with the time until which they are not retried."""
+        self._bars: dict[tuple[str, str], int] = {}
+        """How often they could not be loaded, one time after the other."""
         self.group = asyncio.TaskGroup()
         """Runs the searches for descriptions. To be entered by the head's task."""
         self.describing: dict[str, asyncio.Task[Refusal | None]] = {}
@@ -168,7 +170,7 @@ class WantedModels:
             log.log(logging.DEBUG if refusal == wanted.failure else logging.ERROR, "%s: %s", model, failed)
             if wanted.spec is None:  # otherwise an earlier head told it meanwhile
                 wanted.failure, wanted.failed_at = refusal, now()
-                wanted.retry_at = now() + min(RETRY_S * 2**wanted.failures, MOST_RETRY_S)
+                wanted.retry_at = now() + _retry_s(wanted.failures)
                 wanted.failures += 1
         finally:
             del self.describing[model]
@@ -255,6 +257,7 @@ class WantedModels:
         """Refuse models that a node could not load; a model that another ring serves is only barred from that node."""
         rings, at = {ring.id for ring in view.placement.rings}, now()
         self.barred = {pair: until for pair, until in self.barred.items() if until > at}
+        self._forget_failures(nodes, view)
         for node in nodes:
             if node.draining:
                 continue  # nothing is placed there anyway, and other nodes may be able to load it
@@ -264,15 +267,28 @@ class WantedModels:
                 if not (wanted and load.state is StageState.FAILED and load.ring in rings):
                     continue
                 if ready_rings(view, model):
-                    self.barred[model, node.info.id] = at + RETRY_S
-                    continue
-                code, _, text = load.error.partition(": ")
-                wanted.failure = _refusal(model, error_from(code, f"{node.info.name} could not load it: {text}"))
-                wanted.failed_at, wanted.retry_at = at, at + RETRY_S
-                if (
-                    code == ModelChanged.code
-                ):  # the description is of files that are gone: another is looked for at once
-                    wanted.spec, wanted.failed_at, wanted.retry_at = None, -math.inf, at
+                    self._bar(model, node.info.id)
+                else:
+                    _refuse(wanted, node.info.name, load)
+
+    def _forget_failures(self, nodes: Sequence[NodeReport], view: ClusterView) -> None:
+        """Of models that are served, and of nodes that have loaded theirs or are gone."""
+        for model in {ring.model for ring in view.placement.rings} & self.models.keys():
+            if ready_rings(view, model):
+                self.models[model].failures = 0
+        failed = {
+            (model, node.info.id)
+            for node in nodes
+            for model in self.models
+            if all(load.shard.model != model or load.state is not StageState.READY for load in node.stages)
+        }
+        self._bars = {pair: count for pair, count in self._bars.items() if pair in failed}
+
+    def _bar(self, model: str, node: str) -> None:
+        pair = model, node
+        if pair not in self.barred:
+            self.barred[pair] = now() + _retry_s(self._bars.get(pair, 0))
+            self._bars[pair] = self._bars.get(pair, 0) + 1
 
     def placeable(self) -> list[str]:
         """Models that could be placed: named ones first, then by the time of the last request, latest first."""
@@ -291,6 +307,26 @@ class WantedModels:
     def refusals(self) -> tuple[Refusal, ...]:
         """Of models that could not be described or loaded."""
         return tuple(wanted.failure for wanted in self.models.values() if wanted.failure)
+
+
+def _retry_s(failures: int) -> float:
+    """Seconds until a model that has failed so often before is tried again."""
+    return float(min(RETRY_S * 2 ** min(failures, 10), MOST_RETRY_S))
+
+
+def _refuse(wanted: WantedModel, node: str, load: StageReport) -> None:
+    """Note that a node could not load a model. `node`: its name."""
+    if wanted.failure:  # told already, as by another node of its ring
+        return
+    at, model = now(), load.shard.model
+    code, _, text = load.error.partition(": ")
+    hint = f"The log of {node} has more. It is tried again, ever less often; `cluster load {model}` does so at once."
+    wanted.failure = _refusal(model, error_from(code, f"{node} could not load it: {text}", hint=hint))
+    if code == ModelChanged.code:  # the description is of files that are gone: another is looked for at once
+        wanted.spec, wanted.failed_at, wanted.retry_at = None, -math.inf, at
+        return
+    wanted.failed_at, wanted.retry_at = at, at + _retry_s(wanted.failures)
+    wanted.failures += 1
 
 
 def _refusal(model: str, error: PippinError) -> Refusal:

@@ -1,6 +1,7 @@
 """Nodes, placements, and views of the cluster. Messages on the wire have the same fields."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from node.core.models import DraftChoice, HeldModel, ModelSpec
@@ -212,6 +213,16 @@ class PeerHint:
 
 
 @dataclass(frozen=True, slots=True)
+class Advert:
+    """Advert of a node in mDNS."""
+
+    name: str
+    hint: PeerHint
+    since: float = 0.0
+    """Time at which it was heard first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Message that two nodes exchange. It has only what the receiver lacks.
 
@@ -227,6 +238,8 @@ class Heartbeat:
     """Of the sender's report; 0 if it is not to be kept."""
     held: int = 0
     """Digest of the receiver's report that the sender has; 0 if it has none."""
+    clock_ms: int = 0
+    """Unix milliseconds by the sender's clock when it was sent; 0 if unknown."""
 
     @property
     def sender(self) -> str:
@@ -386,6 +399,11 @@ class Placement:
     specs: tuple[ModelSpec, ...] = ()
     """Specs of the wanted models. The next head might not find them itself, if no node has a whole model."""
 
+    @property
+    def models(self) -> frozenset[str]:
+        """Ids of the models that have a ring, or are refused."""
+        return frozenset([ring.model for ring in self.rings] + [refusal.model for refusal in self.refused])
+
 
 # --- the cluster as one node sees it -------------------------------------------------------------------------------
 
@@ -415,3 +433,5 @@ class ClusterView:
     placement: Placement
     duplicate: str = ""
     """Name of another node that was recently started with a copy of this one's key."""
+    clocks: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds by which the clocks of other nodes are ahead of this one's, by id."""

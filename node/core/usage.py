@@ -3,12 +3,21 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 EXIT_USAGE = 2
 _UNKNOWN = "unrecognized arguments: "
+_SIMILAR = 0.75
+"""Minimum similarity of a name and the one that was probably meant, from 0 to 1: two letters of five changed places."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that was probably meant, apart from dashes at its beginning; empty if none resembles it."""
+    plain = {each.lstrip("-"): each for each in names}
+    near = difflib.get_close_matches(name.lstrip("-"), plain, 1, _SIMILAR)
+    return plain[near[0]] if near else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,10 +36,22 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, argument: str, hint: str = "") -> NoReturn:
         """Exit because of an argument that the parser does not know. `hint` is said unless it resembles an option."""
         name = argument.partition("=")[0]
-        near = self._meant.get(name) or next(iter(difflib.get_close_matches(name, self._options(), 1)), "")
+        near = self._meant.get(name) or nearest(name, self._options())
         is_option = name.startswith("-") and near
         hint = f"did you mean {near}?" if is_option else hint
         self.error(f"unknown argument: {argument}" + (f" ({hint})" if hint else ""))
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """As argparse does, but commands without help are not told to anybody. Raises ArgumentError."""
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            shown = [each.dest for each in action._choices_actions]  # noqa: SLF001
+        else:
+            shown = [str(each) for each in action.choices]
+        near = nearest(str(value), shown)
+        hint = f"did you mean {near}?" if near else f"choose from {', '.join(shown)}"
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r} ({hint})")
 
     def _options(self) -> Iterator[str]:
         """The long options of this parser and of its commands."""

@@ -20,7 +20,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import HeldModel, ModelEntry, Wish
 from node.core.pool import Pools
-from node.core.types import Address, NodeMetrics, PeerView, Ring
+from node.core.types import Address, NodeMetrics, PeerView, Ring, Severity
 from node.gateway.disk import Disk
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
@@ -109,7 +109,7 @@ class Gateway:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
     def model_list(self) -> dict[str, Any]:
-        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter)
+        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter, self._catalogue.unusable())
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.
@@ -154,7 +154,8 @@ class Gateway:
         stuck += ["grammar"] if self.grammars.is_stuck else []
         stuck += ["sandbox"] if self._sandboxes.has_ended else []
         state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
-        return {**state, "node": self._agent.info.name, "models": sorted(ready)}
+        warnings = {issue["code"] for issue in self.status()["warnings"] if issue["severity"] != Severity.INFO}
+        return {**state, "node": self._agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
 
     def metrics(self) -> NodeMetrics:
         rings, agent = self._rings, self._agent

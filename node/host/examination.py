@@ -3,21 +3,68 @@
 import platform
 import resource
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from node.core.health import disk_low, few_descriptors, not_nodejs, rosetta
-from node.core.types import Issue
+from node.core.addresses import join_host_port
+from node.core.health import (
+    disk_low,
+    few_descriptors,
+    firewall,
+    may_sleep,
+    memory_limit,
+    no_multicast,
+    node_unreachable,
+    not_nodejs,
+    open_api,
+    rosetta,
+    slow_blas,
+)
+from node.core.types import Advert, Issue
+from node.host.local_network import local_network_hint
 from node.host.nodejs import first_node
+from node.host.ports import is_dropped
 
 LOW_DISK = 5 * 2**30
 """Bytes; a quantized model of 8 G parameters has as many."""
 NEEDED_DESCRIPTORS = 1024
+MOST_TRIED = 4
+"""Maximum nodes, and addresses of each, to which a connection is tried: each may take half a second."""
 
 
-def examine(node: str, folders: Iterable[Path]) -> tuple[Issue, ...]:
-    """Issues of the machine of a node of this name. `folders`: where it keeps models. May wait for a disk."""
-    return (*_disk_issues(node, folders), *_descriptor_issues(node))
+def examine(
+    node: str, folders: Iterable[Path], *, deaf: str = "", unreached: Sequence[Advert] = ()
+) -> tuple[Issue, ...]:
+    """Issues of the machine of a node of this name. May wait for a disk, and some seconds for connections.
+
+    `folders`: where it keeps models. `deaf`: why multicast DNS does not work. `unreached`: nodes that it seems unable to call.
+    """
+    return (
+        *_disk_issues(node, folders),
+        *_descriptor_issues(node),
+        *((no_multicast(node, deaf, local_network_hint()),) if deaf else ()),
+        *_connection_issues(node, unreached),
+    )
+
+
+def examine_start(
+    node: str, *, excess: str, blocked: str, blas: str | None, allow_sleep: bool, is_open: bool
+) -> Iterator[Issue]:
+    """Issues that stay until the node is started anew.
+
+    `excess`: why --memory is too much. `blocked`: the program that a firewall blocks. `blas`: if the CPU computes with
+    the reference BLAS, the path of a quicker one, or empty if there is none. `is_open`: --open-api without keys.
+    """
+    if excess:
+        yield memory_limit(node, excess)
+    if blocked:
+        yield firewall(node, blocked)
+    if blas is not None:
+        yield slow_blas(node, blas)
+    if allow_sleep and platform.system() == "Darwin":
+        yield may_sleep(node)
+    if is_open:
+        yield open_api(node)
 
 
 def examine_terminal(programs: Path) -> Iterator[Issue]:
@@ -38,6 +85,13 @@ def _disk_issues(node: str, folders: Iterable[Path]) -> Iterator[Issue]:
         if disk not in seen and free < LOW_DISK:
             yield disk_low(node, str(folder), free)
         seen.add(disk)
+
+
+def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue]:
+    for advert in unreached[:MOST_TRIED]:
+        addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
+        if is_dropped(addresses, port):
+            yield node_unreachable(node, advert.name, join_host_port(addresses[0], port))
 
 
 def _descriptor_issues(node: str) -> Iterator[Issue]:

@@ -1,9 +1,10 @@
 """TCP ports of this machine."""
 
 import socket
+from collections.abc import Sequence
 
 _CONNECT_S = 0.5
-"""This machine refuses or accepts a connection to itself at once, unless a firewall drops it."""
+"""A machine of this network refuses or accepts a connection at once, unless a firewall drops it."""
 
 
 def is_served(host: str, port: int) -> bool:
@@ -14,6 +15,21 @@ def is_served(host: str, port: int) -> bool:
     """
     own = ("127.0.0.1", "::1") if host in ("::", "0.0.0.0") else (host,)
     return any(_accepts(address, port) for address in own)
+
+
+def is_dropped(addresses: Sequence[str], port: int) -> bool:
+    """Whether no machine answers at any of the addresses, as behind a firewall. One without a program at the port refuses."""
+    return bool(addresses) and not any(_answers(address, port) for address in addresses)
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), _CONNECT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _accepts(address: str, port: int) -> bool:

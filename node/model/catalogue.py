@@ -15,6 +15,7 @@ from node.core.errors import ModelBroken, ModelNotFound, PippinError
 from node.core.models import HeldModel
 from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
+from node.model.formats import TAKE_ANOTHER
 from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical, not_for_mlx
 from node.model.weights import Weights
@@ -24,11 +25,16 @@ SEARCH_AGAIN_S = 1.0
 _PATH_HINT = "Start a node with --model and this path, and name the model by its folder."
 
 
+def lm_studio(home: Path) -> tuple[Path, ...]:
+    """Where LM Studio keeps models, today and in its first versions. The folders need not exist."""
+    return home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"
+
+
 class Catalogue:
     """Finds models in this order: those that come with Pippin, the user's directories, models from peers, the hub's
     cache.
 
-    `local`, `created`, `match` and `target` answer from memory. All other methods read directories, and so may block for
+    `local`, `unusable`, `created`, `match` and `target` answer from memory. All other methods read directories, and so may block for
     as long as a disk takes to wake up.
     """
 
@@ -43,6 +49,7 @@ class Catalogue:
         self._searched_again_at = -math.inf
         self._local: tuple[HeldModel, ...] = ()
         self._created: dict[str, int] = {}
+        self._gguf: tuple[str, ...] = ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -65,10 +72,15 @@ class Catalogue:
                 local[HeldModel(model_id, folder.revision, folder.weight_bytes)] = None
                 created.setdefault(model_id, folder.created)
         self._created, self._local = created, tuple(local)
+        self._gguf = tuple(sorted(set(self._scanner.gguf) - created.keys()))
 
     def local(self) -> tuple[HeldModel, ...]:
         """The models that were complete at the last search, in the order of the directories searched."""
         return self._local
+
+    def unusable(self) -> dict[str, str]:
+        """Ids of the models that were there at the last search in a format that is not supported, with what to do instead."""
+        return dict.fromkeys(self._gguf, f"Its files here are GGUF, the format of llama.cpp. {TAKE_ANOTHER}")
 
     def created(self, model_id: str) -> int:
         """Time at which the model came to this node, in seconds since 1970; 0 if it is not complete here."""

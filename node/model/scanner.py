@@ -61,15 +61,21 @@ class FolderScanner:
         """Failures that were logged, each with its path."""
         self._failures: set[tuple[Path, str]] = set()
         """Failures in the search under way."""
+        self._gguf: set[Path] = set()
+        """Folders with files of llama.cpp."""
+        self.gguf: tuple[str, ...] = ()
+        """Ids of the models of the last search that are there in GGUF only."""
+        self._in_gguf: list[str] = []
 
     def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
         """Ids and folders of all models: local ones, those from peers, those in the hub's cache."""
-        self._failures = set()
+        self._failures, self._in_gguf = set(), []
         found = [pair for root in roots for pair in self._in_root(root)]
         found += [pair for root in self.folders(fetched) for pair in self._in_root(root, root.name)]
         found += self._in_cache(cache)
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
         self._logged = self._failures
+        self.gguf = tuple(self._in_gguf)
         return found
 
     def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:
@@ -78,11 +84,16 @@ class FolderScanner:
             yield root.name, folder
             return
         for outer in self.folders(root):
-            if folder := self.read(outer, revision):
-                yield outer.name, folder
+            yield from self._model(outer, outer.name, revision)
             for inner in self.folders(outer):
-                if folder := self.read(inner, revision):
-                    yield f"{outer.name}/{inner.name}", folder
+                yield from self._model(inner, f"{outer.name}/{inner.name}", revision)
+
+    def _model(self, path: Path, model: str, revision: str) -> Iterator[tuple[str, Folder]]:
+        folder = self.read(path, revision)
+        if folder:
+            yield model, folder
+        if path in self._gguf and not (folder and folder.whole):
+            self._in_gguf.append(model)
 
     def _in_cache(self, cache: Path) -> Iterator[tuple[str, Folder]]:
         for repository in self.folders(cache):
@@ -153,7 +164,10 @@ class FolderScanner:
 
     def _files(self, path: Path) -> dict[str, Stat]:
         found = {}
+        self._gguf.discard(path)
         for entry in self._entries(path):
+            if entry.name.lower().endswith(".gguf"):
+                self._gguf.add(path)
             try:
                 if (is_small(entry.name) or is_weights(entry.name)) and entry.is_file():
                     stat = entry.stat()

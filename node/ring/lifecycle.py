@@ -102,7 +102,11 @@ class Rings:
         self._draining = False
         self._released: set[str] = set()
         """Models whose idle layers are to be freed."""
+        self._guessed_for: dict[str, str] = {}
+        """The draft model that this node loaded last for a model."""
         self._loading: dict[Shard, asyncio.Task[None]] = {}
+        self._told: dict[str, str] = {}
+        """Logged error of each model that could not be loaded since it was loaded last."""
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -164,8 +168,8 @@ class Rings:
         await part.serve_link(first, frames)
 
     def release(self, model: str) -> None:
-        """Free the layers of a model that no ring needs."""
-        self._released.add(model)
+        """Free the layers of a model that no ring needs, and those of the draft model that guessed for it."""
+        self._released |= {model, self._guessed_for.pop(model, model)}
         self._agent.adopted.notify()
 
     def give_up(self, reason: PippinError) -> None:
@@ -206,6 +210,8 @@ class Rings:
         """Leave the rings that are not in the placement, and unload idle weights that are released, or whose memory is needed."""
         wanted = {ring.id: shard for ring in self._placement.rings if (shard := self._shard(ring))}
         used = {*wanted.values(), *self._drafts()}
+        known = self._placement.models | {shard.model for shard in used}
+        self._told = {model: said for model, said in self._told.items() if model in known}
         if unwanted := [self._loading.pop(shard) for shard in self._loading.keys() - used]:
             for loading in unwanted:
                 loading.cancel()
@@ -250,6 +256,7 @@ class Rings:
             self._reports[ring.id] = StageReport(ring.id, shard, StageState.FETCHING)
             self._begin_load(shard, shard.start == 0 or ring.shared_ends)
             if draft := self._draft(ring):
+                self._guessed_for[ring.model] = draft.model
                 self._begin_load(draft, ends=True)
 
     def _begin_load(self, shard: Shard, ends: bool) -> None:
@@ -267,10 +274,13 @@ class Rings:
             for ring in self._waiting(shard):
                 await self._begin(ring)
         except Exception as error:
-            if not isinstance(error, PippinError):
-                log.exception("loading failed")
             failed = as_pippin_error(error)
-            log.error("%s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, failed)
+            said = f"layers {shard.start}-{shard.end - 1}: {failed}"
+            if self._told.get(shard.model) != said:  # else it is tried again, and fails as before
+                self._told[shard.model] = said
+                if not isinstance(error, PippinError):
+                    log.exception("loading failed")
+                log.error("%s %s", shard.model, said)
             for ring in self._waiting(shard):
                 own = self._reports[ring.id].shard
                 self._report(ring.id, own, StageState.FAILED, error=f"{failed.code}: {failed}"[:MAX_TEXT_CHARS])
@@ -298,6 +308,7 @@ class Rings:
         self._loaded(shard, 0.0)
         self._agent.touch()
         await self._shards.load(shard, directory, weights, partial(self._loaded, shard))
+        self._told.pop(shard.model, None)
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded, as their stage or as their draft model."""

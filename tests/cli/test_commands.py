@@ -76,6 +76,23 @@ def test_a_near_miss(capsys):
     assert "unknown argument: --jsn (did you mean --json?)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("statu", "(did you mean status?)"),
+        ("complet", "(did you mean completion?)"),
+        ("xyz", "(choose from chat, run, "),
+    ],
+)
+def test_a_command_that_there_is_not(command, said, capsys):
+    """The command that shells call is told to nobody."""
+    with pytest.raises(SystemExit):
+        main([command])
+    err = capsys.readouterr().err
+    assert f"invalid choice: '{command}' {said}" in err
+    assert "complete" not in err
+
+
 def test_wait_until_ready(node, status, capsys):
     loaded = status | {"state": "ready", "models": [status["models"][0] | {"state": "ready"}]}
     node.answers = [status, loaded]

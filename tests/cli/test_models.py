@@ -25,10 +25,29 @@ def test_the_models_that_nodes_hold(node, models, status, capsys):
     assert capsys.readouterr().out == golden("models.txt")
 
 
+def test_models_in_another_format_are_named(node, models, status, capsys):
+    models["unusable"] = [{"id": "org/x-GGUF", "reason": "Its files here are GGUF."}]
+    node.answers = [models, status]
+    assert main(["models", "--api", node.url]) == 0
+    assert capsys.readouterr().out.endswith("\n! org/x-GGUF  Its files here are GGUF.\n")
+
+
 def test_the_loaded_models(node, models, status, capsys):
     node.answers = [status, models]
     assert main(["ps", "--api", node.url]) == 0
     assert capsys.readouterr().out == golden("ps.txt")
+
+
+def test_a_model_that_could_not_be_loaded_is_shown_with_the_reason(node, models, status, capsys):
+    model = {**status["models"][0], "id": "org/m", "state": "refused", "rings": [], "context": 0}
+    why = {"code": "model-refused", "severity": "error", "text": "mini-3 could not load it: No.", "hint": "Try again."}
+    status["models"].append(model)
+    status["warnings"].append(why | {"node": ""})
+    node.answers = [status, models]
+    assert main(["ps", "--api", node.url]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[2].split()[:4] == ["org/m", "refused", "-", "-"]
+    assert out.endswith("\n\n! model-refused  mini-3 could not load it: No. Try again.\n")
 
 
 def test_short_names(node, models, capsys):

@@ -175,7 +175,8 @@ def test_interface(monkeypatch):
         (["--fail-after", "0.1"], "'0.1' is not a number of seconds from 1 to 60"),
         (["--fail-after", "1e1"], "'1e1' is not a number of seconds"),
         (["--step-timeout", "nan"], "'nan' is not a number of seconds"),
-        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["--log-level", "loud"], "invalid choice: 'loud' (choose from debug, info, warning, error)"),
+        (["--log-level", "debgu"], "invalid choice: 'debgu' (did you mean debug?)"),
         (["--host", "127.0.0.1", "--interface", "lo"], "not allowed with"),
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),
         (["--mod", "x"], "unknown argument: --mod"),
@@ -209,10 +210,11 @@ def test_near_misses(argument, meant, capsys, monkeypatch):
     assert capsys.readouterr().err == f"node: unknown argument: {argument} (did you mean {meant}?). See node --help\n"
 
 
-def test_what_resembles_nothing(capsys):
+@pytest.mark.parametrize("argument", ["--xyz", "--bogus", "--foo"])
+def test_what_resembles_nothing(argument, capsys):
     with pytest.raises(SystemExit):
-        parsed("--xyz")
-    assert "unknown argument: --xyz (a model is named with --model ID)." in capsys.readouterr().err
+        parsed(argument)
+    assert f"unknown argument: {argument} (a model is named with --model ID)." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])

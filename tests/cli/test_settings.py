@@ -107,6 +107,7 @@ def test_the_file_may_be_another(file: Path, tmp_path: Path, monkeypatch: pytest
     [
         ("api_port = 1", "there is no option 'api_port'; the nearest is 'api-port'"),
         ("modle = 'a'", "there is no option 'modle'; the nearest is 'model'"),
+        ("bogus = 'a'", "there is no option 'bogus'. See"),
         ("config = 'a'", "there is no option 'config'"),
         ("api-port = 70000", "api-port: '70000' is not a whole number from 0 to 65535"),
         ("api-port = true", "api-port: must be a text or a number"),

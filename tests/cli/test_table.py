@@ -105,3 +105,45 @@ def test_a_node_refused_at_the_same_version_names_none(status):
 def test_a_node_of_another_secret_says_so(status):
     status["nodes"][3]["reason"] = "secret"
     assert "mini-4    not joined: no common secret\n" in render(status)
+
+
+NEEDED = {
+    "id",
+    "name",
+    "state",
+    "nodes",
+    "models",
+    "rings",
+    "warnings",
+    "code",
+    "severity",
+    "text",
+    "cluster",
+    "head",
+    "term",
+    "api",
+}
+"""Fields that every version has had."""
+
+
+def lacks(value):
+    """All objects within a status from which a field can be missing, each with the field."""
+    if isinstance(value, dict):
+        yield from ((value, field) for field in list(value) if field not in NEEDED)
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from lacks(item)
+
+
+def test_a_field_that_an_older_node_lacks_is_shown_as_a_dash(status):
+    missing = list(lacks(status))
+    assert len(missing) > 50
+    for place, field in missing:
+        value = place.pop(field)
+        assert render(status), field
+        place[field] = value
+    for field in ("memory", "link", "layers", "last_seen_s"):
+        del status["nodes"][0][field]
+    (line,) = (line for line in render(status).splitlines() if line.startswith("mini-1"))
+    assert line.split() == ["mini-1", "ready", "-", "-", "-", "-", "-", "-"]
+    del status["models"][0]["requests"]
+    assert "context 32k   -   21.4 tok/s" in render(status)

@@ -3,9 +3,9 @@ import copy
 import pytest
 
 from node.cli.__main__ import main
-from node.cli.client import KeyRefused, NoNode, StatusFailed
+from node.cli.client import KeyRefused, NoNode, Refused, StatusFailed
 from node.cli.terminal import CLEAR_LINE, REPEAT_S, LogPace
-from node.cli.wait import Target, wait
+from node.cli.wait import Target, model_id, wait
 
 
 class FakeApi:
@@ -138,3 +138,30 @@ def test_what_other_machines_say_does_not_control_the_terminal(node, status, is_
     said = capsys.readouterr().err
     assert said.count("owned") == 2, "as progress, and as what is missing"
     assert not set(said.replace(CLEAR_LINE, "")) & {"\x1b", "\x07"}
+
+
+class Names:
+    """A node that knows one short name."""
+
+    def ask(self, method, path, timeout):
+        if path != "/v1/models/llama3.2%3A1b":
+            raise Refused("There is no such model.")
+        return {"id": "mlx-community/Llama-3.2-1B-Instruct-4bit"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mlx-community/Qwen3-32B-4bit", "mlx-community/Qwen3-32B-4bit"),
+        ("qwen3-32b-4bit", "mlx-community/Qwen3-32B-4bit"),
+        ("qwen3", "mlx-community/Qwen3-32B-4bit"),
+        ("pippin", "pippin"),
+        ("pippin-d", "pippin-demo"),
+        ("p", "p"),
+        ("llama3.2:1b", "mlx-community/Llama-3.2-1B-Instruct-4bit"),
+        ("org/other", "org/other"),
+    ],
+)
+def test_names_of_models(name, meant):
+    status = {"models": [{"id": each} for each in ("mlx-community/Qwen3-32B-4bit", "pippin-demo", "pippin")]}
+    assert model_id(Names(), name, status) == meant

@@ -48,9 +48,10 @@ class Script:
 
 
 @contextlib.contextmanager
-def script(log: Path, *options: str) -> Iterator[Script]:
+def script(log: Path, *options: str, **more: str) -> Iterator[Script]:
+    """`more`: of its environment."""
     command = [sys.executable, str(ROOT / "scripts" / "run_nodes.py"), *options]
-    environment = {**os.environ, **NODE_ENVIRONMENT, "HF_HUB_OFFLINE": "1", "HF_HOME": str(log.parent / "hub")}
+    environment = {**os.environ, **NODE_ENVIRONMENT, "HF_HUB_OFFLINE": "1", "HF_HOME": str(log.parent / "hub"), **more}
     with log.open("wb") as file:
         running = Script(subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment), log)
     nodes: list[psutil.Process] = []
@@ -73,7 +74,9 @@ def ask(written: str) -> Any:
 
 
 def test_three_nodes_share_the_model(tmp_path: Path) -> None:
-    with script(tmp_path / "log", "--nodes", "3", "--api-port", "0") as run:
+    config = tmp_path / "config.toml"  # of the node that the user otherwise runs here
+    config.write_text('name = "mine"\napi-port = 52416\ngrpc-port = 52417\ndata-dir = "mine"\nlog-file = "mine.log"\n')
+    with script(tmp_path / "log", "--nodes", "3", "--api-port", "0", PIPPIN_CONFIG=str(config)) as run:
         port = run.says(r"Pippin is ready at http://localhost:(\d+)/v1", READY_S)[1]
         run.says("Ctrl-C stops it")
         assert len(re.findall(rf"{MODEL}: layers (\d)-(\d) on (node-\d)", run.written)) == 3, run.written

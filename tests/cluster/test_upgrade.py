@@ -10,7 +10,7 @@ import pytest
 
 import node
 from node.cluster.membership import PROTOCOLS_APART
-from tests.conftest import MODEL, ROOT, Cluster
+from tests.conftest import BIN, MODEL, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,10 @@ def test_an_answer_goes_on_while_a_node_is_updated(former: Path, cluster: Cluste
     new = cluster.launch(*options, name="new")
     cluster.ready(old.started(), new.started())
     assert f"node of {former}" in old.written
+    command = [str(BIN / "cluster"), "status", "--api", old.url]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "\nold " in shown.stdout
     assert {each.chat("Hello").text for each in (old, new)} == {stock["Hello"]}
 
     with new.stream("Count from 1 to 100", max_tokens=300) as events:

@@ -5,7 +5,7 @@ import pytest
 from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
 from node.core.models import HeldModel
 from node.core.types import Shard
-from node.model.catalogue import Catalogue
+from node.model.catalogue import Catalogue, lm_studio
 from node.model.file_names import DESCRIPTION
 from node.model.weights import Weights
 
@@ -251,3 +251,23 @@ def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model)
     for name in ("org", "org/none", "../mine/org", "none"):
         with pytest.raises(ModelNotFound):
             catalogue.remove(name)
+
+
+def test_the_models_of_lm_studio(tmp_path, make_model):
+    """GGUF alone is named; beside whole weights it does no harm."""
+    folders = lm_studio(tmp_path)
+    make_model(folders[0] / "mlx-community" / "tiny")
+    make_model(folders[1] / "org" / "both")
+    (folders[1] / "org" / "both" / "both-Q4_K_M.gguf").touch()
+    for place in ("lmstudio-community/tiny-GGUF/tiny-Q4.GGUF", "org/partial/x.gguf", "org/partial/config.json"):
+        path = folders[0] / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    catalogue = Catalogue(tmp_path / "none", folders, tmp_path / "data", tmp_path / "cache")
+    catalogue.refresh()
+    assert {held.id for held in catalogue.local()} == {"mlx-community/tiny", "org/both"}
+    assert list(catalogue.unusable()) == ["lmstudio-community/tiny-GGUF", "org/partial"]
+    assert "GGUF, the format of llama.cpp" in catalogue.unusable()["org/partial"]
+    (folders[0] / "lmstudio-community" / "tiny-GGUF" / "tiny-Q4.GGUF").unlink()
+    catalogue.refresh()
+    assert list(catalogue.unusable()) == ["org/partial"]

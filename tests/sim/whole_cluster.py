@@ -46,6 +46,7 @@ class Story:
     lost: int = 0
     steps: int = 0
     drafted: int = 0
+    unloads: int = 0
 
 
 @contextlib.contextmanager
@@ -85,6 +86,7 @@ def simulate(seed: int, *, loud: bool = False) -> Story:
             sum(world.lost(ask) for ask in world.asks),
             world.timeline.steps,
             world.drafted,
+            world.unloads,
         )
 
 
@@ -104,11 +106,13 @@ def _gentle(world: World, rng: random.Random) -> None:
         for _ in range(rng.randint(1, 6)):
             world.ask(gateway.process)
         world.run(rng.choice([0.01, 0.1, 0.5, 1.5]))
+        world.maybe_unload()
         _one_mishap(world, rng, [machine for machine in machines if machine is not gateway])
         if not world.until(lambda: all(map(world.ended, world.asks)), 25.0):
             break
         for machine in machines:
             machine.start()
+        world.maybe_unload()
         world.run(rng.choice([0.0, 0.3, 4.0]))
     _calm_down(world)
     world.check_ends(gentle=True)
@@ -181,6 +185,7 @@ def _wild(world: World, rng: random.Random) -> None:
         else:
             for process in rng.choices(world.processes(), k=rng.randint(1, 3)) if world.processes() else ():
                 world.ask(process)
+        world.maybe_unload()
         world.run(rng.choice([0.0, 0.01, 0.1, 0.5, 1.0]))
     world.failing_steps = world.failing_loads = 0
     _calm_down(world)
@@ -311,7 +316,7 @@ def main() -> None:
         except AssertionError as error:
             sys.exit(f"seed {seed}: {error}\nreplay: python -m tests.sim.whole_cluster {seed}")
     totals = [sum(each) for each in zip(*(astuple(story)[1:] for story in stories), strict=True)]
-    print("{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted".format(*totals))  # noqa: T201
+    print("{} requests, {} errors, {} lost with their gateway, {} steps, {} tokens drafted, {} unloads".format(*totals))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -84,6 +84,10 @@ async def test_two_nodes_of_a_cluster_find_each_other_and_no_other():
         async with started(info("b", port=7003)) as (b,):
             await b.hears("a", 7001)
             await a.hears("b", 7003)
+            assert [(each.name, each.hint.grpc_port) for each in a.discovery.adverts] == [("b", 7003)]
+        async with asyncio.timeout(WAIT_S):
+            while a.discovery.adverts:  # noqa: ASYNC110 - nobody is told of a withdrawal
+                await asyncio.sleep(0.02)
         assert set(a.hints) == {hint("b", 7003)}
         assert not x.hints
 

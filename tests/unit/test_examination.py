@@ -3,14 +3,18 @@
 import platform
 import resource
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from node.core.health import Code
-from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_terminal
+from node.core.types import Advert, PeerHint
+from node.host import firewall
+from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_start, examine_terminal
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +87,97 @@ def test_rosetta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     (issue,) = examine_terminal(Path("/no/such"))
     assert issue.code == Code.ROSETTA
+
+
+def test_multicast_that_does_not_work() -> None:
+    (issue,) = examine("mini", [], deaf="nothing is heard")
+    assert issue.code == Code.NO_MULTICAST
+    assert "does not work there: nothing is heard." in issue.text
+
+
+# --- nodes that can't be reached ------------------------------------------------------------------------------------
+
+
+def advert(port: int) -> Advert:
+    return Advert("mini-2", PeerHint("id-2", ("127.0.0.1", "127.0.0.2"), port))
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(113, "No route to host")])
+def test_a_firewall_that_drops_connections(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    (issue,) = examine("mini", [], unreached=[advert(52416)])
+    assert issue.code == Code.NODE_UNREACHABLE
+    assert issue.text == "mini-2 advertises itself by mDNS, but mini cannot connect to it at 127.0.0.1:52416."
+
+
+def test_a_port_that_answers_is_behind_no_firewall() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert examine("mini", [], unreached=[advert(port)]) == ()
+    assert examine("mini", [], unreached=[advert(port)]) == (), "its process has ended: the machine refuses"
+
+
+@pytest.mark.parametrize(
+    ("said", "blocked"),
+    [
+        ({"--getglobalstate": "Firewall is disabled. (State = 0)"}, False),
+        ({"--getglobalstate": "Firewall is blocking all non-essential incoming connections. (State = 2)"}, True),
+        (
+            {
+                "--getglobalstate": "Firewall is enabled. (State = 1)",
+                "--getappblocked": "Incoming connection to the application is blocked",
+            },
+            True,
+        ),
+        (
+            {
+                "--getglobalstate": "Firewall is enabled. (State = 1)",
+                "--getappblocked": "Incoming connection to the application is permitted",
+            },
+            False,
+        ),
+        ({}, False),
+    ],
+)
+def test_the_firewall_of_macos(said: dict[str, str], blocked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(firewall, "_ask", lambda question, *_: said.get(question, ""))
+    assert bool(firewall.blocked_program()) is blocked
+
+
+def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(firewall, "_ask", None)
+    assert firewall.blocked_program() == ""
+
+
+# --- what stays until the next start --------------------------------------------------------------------------------
+
+WELL: dict[str, Any] = {"excess": "", "blocked": "", "blas": None, "allow_sleep": False, "is_open": False}
+
+
+@pytest.mark.parametrize(
+    ("ill", "code", "said"),
+    [
+        ({"excess": "much --memory"}, Code.MEMORY_LIMIT, "mini was started with too much much --memory."),
+        ({"blocked": "/bin/python3"}, Code.FIREWALL, "blocks incoming connections to /bin/python3"),
+        ({"blas": ""}, Code.SLOW_BLAS, "`apt install libblis4-pthread`, then `LD_PRELOAD=/usr/lib/$(uname -m)"),
+        ({"blas": "/usr/lib/libopenblas.so.0"}, Code.SLOW_BLAS, "`LD_PRELOAD=/usr/lib/libopenblas.so.0 node`"),
+        ({"allow_sleep": True}, Code.MAY_SLEEP, "goes to sleep when its Mac is idle"),
+        ({"is_open": True}, Code.OPEN_API, "without an API key (--open-api)"),
+    ],
+)
+def test_issues_of_the_start(ill: dict[str, Any], code: Code, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert list(examine_start("mini", **WELL)) == []
+    (issue,) = examine_start("mini", **(WELL | ill))
+    assert issue.code == code
+    assert said in f"{issue.text} {issue.hint}"
+
+
+def test_only_a_mac_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert list(examine_start("mini", **(WELL | {"allow_sleep": True}))) == []

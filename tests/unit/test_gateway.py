@@ -1,6 +1,7 @@
 """A gateway has one process for the texts of each served model, whichever clients ask for it or hang up."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,18 @@ import pytest
 from node.core.errors import ModelNotFound
 from node.core.models import HeldModel
 from node.core.pool import Pools
-from node.core.types import Placement, Ring, StageSpec
+from node.core.types import (
+    ClusterView,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Refusal,
+    Ring,
+    StageSpec,
+)
 from node.gateway.gateway import Gateway
 from node.model.catalogue import Catalogue
 from node.text.sandbox import SandboxServer
@@ -26,7 +38,8 @@ async def gateway(sandbox_server):
     async def files(model, peer):
         return DEMO
 
-    view = SimpleNamespace(placement=Placement())
+    peer = PeerView(NodeReport(NodeInfo("n1", 1, "n1", "home", "1", 1, (), 1, 2), Memory(1, 1)), NodeState.ALIVE)
+    view = ClusterView("n1", 1, "n1", (peer,), Placement())
     placed = Placement(rings=(ring("a"), ring("b")))
     agent = SimpleNamespace(placement=placed, info=SimpleNamespace(name="n1"), view=lambda: view)
     parts: dict[str, Any] = {
@@ -122,10 +135,22 @@ async def test_a_client_that_hangs_up_while_a_model_opens_leaves_no_unused_one_o
 
 @pytest.mark.slow
 async def test_a_node_without_sandboxes_is_of_no_use(gateway):
-    assert gateway.health() == {"status": "ok", "node": "n1", "models": []}
+    assert gateway.health() == {"status": "ok", "node": "n1", "models": [], "warnings": []}
     gateway._sandboxes = server = SandboxServer()
     server.close()
-    assert gateway.health() == {"status": "stuck", "stuck": ["sandbox"], "node": "n1", "models": []}
+    assert gateway.health() == {"status": "stuck", "stuck": ["sandbox"], "node": "n1", "models": [], "warnings": []}
+
+
+async def test_health_names_the_warnings_that_are_problems(gateway):
+    """An open cluster is none."""
+    gateway._open_cluster = True
+    refused = Placement(
+        refused=(Refusal("m", "no_capacity", "m needs 9 GB."), Refusal("n", "no_capacity", "So does n."))
+    )
+    view = replace(gateway._agent.view(), placement=refused)
+    gateway._agent.view = lambda: view
+    assert {each["code"] for each in gateway.status()["warnings"]} == {"no-capacity", "open-cluster"}
+    assert gateway.health() == {"status": "ok", "node": "n1", "models": [], "warnings": ["no-capacity"]}
 
 
 async def test_a_short_name_gives_the_entry_of_a_model_that_is_held(gateway, tmp_path):

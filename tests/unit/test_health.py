@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,8 @@ def peer(name, state=NodeState.ALIVE, *, loads=(), links=(), version="0.1.0", se
     return PeerView(report, state, seen, reason)
 
 
-def view(*peers, rings=(), refused=()):
-    return ClusterView("id-a", 1, "id-a", peers, Placement(rings=rings, refused=refused))
+def view(*peers, rings=(), refused=(), **more):
+    return ClusterView("id-a", 1, "id-a", peers, Placement(rings=rings, refused=refused), **more)
 
 
 def ring(*names):
@@ -202,3 +203,37 @@ def test_issues_name_the_node_that_they_are_about():
         "node-failed": "id-b",
         "loading": "id-a",
     }
+
+
+@pytest.mark.parametrize(
+    ("clocks", "told"),
+    [
+        ({"b": 1.9, "c": -1.9}, {}),
+        ({"b": 34.0}, {"b": "b's clock is 34.0 s ahead of a's."}),
+        ({"b": -2.0}, {"a": "a's clock is 2.0 s ahead of b's."}),
+        ({"b": 0.1, "c": -3600.0}, {"c": "c's clock is 3600.0 s behind a's."}),
+        ({"b": 60.0, "c": 60.2}, {"a": "a's clock is 60.0 s behind b's."}),
+    ],
+)
+def test_clocks_that_differ(clocks, told):
+    """Each is compared with the one in the middle, so that all nodes say the same."""
+    peers = [peer(name) for name in ("a", *clocks)]
+    found = diagnose(view(*peers, clocks={f"id-{name}": ahead for name, ahead in clocks.items()}))
+    assert {issue.node.removeprefix("id-"): issue.text for issue in found} == told
+    assert {issue.code for issue in found} <= {Code.CLOCK_SKEW}
+
+
+def test_the_clock_of_a_node_that_is_gone_counts_no_more():
+    gone = peer("b", NodeState.LEFT)
+    assert diagnose(view(peer("a"), gone, clocks={"id-b": 60.0, "id-forgotten": 60.0})) == ()
+
+
+def test_a_copy_of_the_data_directory_is_told():
+    issue = only(diagnose(view(peer("a"), duplicate="mini-2")))
+    assert (issue.code, issue.severity) == (Code.DUPLICATE, Severity.WARNING)
+    assert issue.text.startswith("mini-2 was started with a copy")
+
+
+def test_every_code_is_provoked_in_a_test():
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [code.name for code in Code if f"Code.{code.name}" not in tests] == []

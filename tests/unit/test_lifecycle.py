@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
-from node.core.types import Caller, Fence, Placement, Ring, Shard, Speed, StageSpec, StageState
+from node.core.types import Caller, Fence, Placement, Refusal, Ring, Shard, Speed, StageSpec, StageState
 from node.engine.compute import Compute
 from node.ring import lifecycle, loaded_shards
 from node.ring.lifecycle import Rings
@@ -169,9 +170,9 @@ class World:
         self.released.set()
         yield 0.0
 
-    def place(self, *rings: Ring, draining: bool = False) -> None:
+    def place(self, *rings: Ring, draining: bool = False, refused: tuple[Refusal, ...] = ()) -> None:
         epoch = self.agent.placement.fence.epoch + 1
-        self.agent.adopt(Placement(Fence(1, epoch), "a", rings, specs=SPECS), draining=draining)
+        self.agent.adopt(Placement(Fence(1, epoch), "a", rings, refused, SPECS), draining=draining)
 
     async def until(self, *states: StageState) -> None:
         while tuple(report.state for report in self.rings.reports()) != states:
@@ -289,6 +290,24 @@ async def test_a_driver_loads_the_draft_model_too_and_a_worker_does_not(world: W
     assert "0-3" not in world.loads
 
 
+async def test_a_released_model_takes_its_draft_model_with_it(world: World) -> None:
+    """Unless another ring needs that one."""
+    draft = Shard("small", 0, 1)
+    world.go_on.set()
+    world.place(*(replace(ring(name, FIRST, model), draft=draft) for name, model in (("one", "m"), ("two", "other"))))
+    await world.ready("one", "two")
+    world.place(replace(ring("two", FIRST, "other"), draft=draft))
+    world.rings.release("m")
+    await world.released.wait()
+    assert world.rings.idle() == ()
+    assert draft in world.rings._shards._loaded
+    world.released.clear()
+    world.place()
+    world.rings.release("other")
+    await world.released.wait()
+    assert not world.rings._shards._loaded
+
+
 async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) -> None:
     draft = Shard("small", 0, 4)
 
@@ -307,6 +326,31 @@ async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) 
     assert report.error == "peer_unavailable: The hub is not reached."
     world.place(ring("two", FIRST))
     await world.ready("two")
+
+
+async def test_a_load_that_fails_again_is_logged_when_its_error_changes(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = ["full", "full", "full", "gone", "", "gone"]
+    done = iter(errors)
+
+    async def fetch(*_: Any) -> Any:
+        if error := next(done):
+            raise PeerUnavailable(f"The disk is {error}.")
+        return Path(), SimpleNamespace(tensors={})
+
+    world.rings._fetch = fetch
+    world.go_on.set()
+    refused = (Refusal("m", "peer_unavailable", "a could not load it."),)
+    for number, error in enumerate(errors):
+        world.place(ring(str(number)))
+        await world.until(StageState.FAILED if error else StageState.READY)
+        if not error:
+            world.rings.release("m")
+        world.place(refused=refused)
+        await world.until()
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert said == [f"m layers 0-3: The disk is {error}." for error in ("full", "gone", "gone")]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ USABLE = 12 * 10**9
 
 
 def listed(view, allowed=list):
-    return {model["id"]: model for model in build_models(view, SHORT, allowed)["models"]}
+    return {model["id"]: model for model in build_models(view, SHORT, allowed, {})["models"]}
 
 
 def holding(node, *models, **more):
@@ -63,3 +63,8 @@ def test_a_refused_model_does_not_fit():
 
 def test_models_that_requests_may_not_load_are_left_out():
     assert listed(view(holding(1, HeldModel("a"), HeldModel("b"))), lambda found: sorted(found - {"a"})).keys() == {"b"}
+
+
+def test_models_in_another_format_are_told_unless_some_node_holds_them():
+    found = build_models(view(holding(1, HeldModel("b"))), SHORT, list, {"a": "GGUF.", "b": "GGUF."})
+    assert found["unusable"] == [{"id": "a", "reason": "GGUF."}]

@@ -28,12 +28,12 @@ async def test_issues_are_logged_and_told_when_they_come_and_go(
     told: list[int] = []
     pool, agent, done = Pool("test", 1, 1), Agent(), asyncio.Event()
     upkeep = Upkeep(pool, None)  # type: ignore[arg-type]
-    loop = asyncio.get_running_loop()
 
-    def find() -> tuple[Issue, ...]:
+    async def find() -> tuple[Issue, ...]:
         told.append(agent.touched)
         if len(told) > len(looks):
-            loop.call_soon_threadsafe(done.set)
+            done.set()
+        await asyncio.sleep(0)
         return looks[min(len(told), len(looks)) - 1]
 
     with caplog.at_level("INFO"):

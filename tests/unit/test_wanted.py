@@ -3,14 +3,29 @@
 import asyncio
 import itertools
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModels
+from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
 from node.core.errors import HubUnavailable
-from node.core.types import Memory, NodeInfo, NodeReport, Placement
+from node.core.models import ModelSpec
+from node.core.types import (
+    ClusterView,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Ring,
+    Shard,
+    StageReport,
+    StageSpec,
+    StageState,
+)
 
 NODE = NodeReport(NodeInfo("me", 1, "me", "home", "1", 1, (), 1, 2), Memory(1, 1), preload=("org/m",))
 
@@ -41,6 +56,77 @@ async def test_a_hub_that_is_missing_is_told_once_and_asked_ever_less(
             await asyncio.gather(*wanted.describing.values())
             time += 1.0
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
-    assert pauses[:5] == [RETRY_S + 1, 2 * RETRY_S + 1, 4 * RETRY_S + 1, 8 * RETRY_S + 1, MOST_RETRY_S + 1]
-    assert pauses[4:] == [MOST_RETRY_S + 1] * len(pauses[4:])
+    assert pauses[:5] == [times * RETRY_S + 1 for times in (1, 2, 4, 8, 16)]
+    assert pauses[5:] == [MOST_RETRY_S + 1] * len(pauses[5:])
+    assert pauses[5:]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+class Loads:
+    """A model on one node, whose layers are loaded, or fail, at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at = 1000.0
+        monkeypatch.setattr("node.cluster.wanted.now", lambda: self.at)
+        agent: Any = SimpleNamespace(alive=lambda: [NODE], placement=Placement(), last_joined_at=0.0)
+        self.wanted = WantedModels(agent, None)  # type: ignore[arg-type]
+        self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC, preload=True)
+
+    def report(self, *stages: StageReport) -> None:
+        rings = tuple(Ring(stage.ring, "org/m", (StageSpec("me", 0, 1),), 512, 1) for stage in stages)
+        node = replace(NODE, stages=stages)
+        view = ClusterView("me", 1, "me", (PeerView(node, NodeState.ALIVE),), Placement(rings=rings))
+        self.wanted.note_failed_loads([node], view)
+
+    def retried_after(self) -> float:
+        """Seconds until it is placed again."""
+        began = self.at
+        while not self.wanted.placeable():
+            self.at += 1.0
+            self.wanted.update([NODE], Placement())
+        return self.at - began
+
+
+SPEC = ModelSpec("org/m", (1,), 1, (), (), 512)
+
+
+def stage(state: StageState, ring: str = "r") -> StageReport:
+    return StageReport(ring, Shard("org/m", 0, 1), state, error="model_broken: It is damaged.")
+
+
+def test_a_load_that_fails_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, pauses = Loads(monkeypatch), []
+    for _ in range(7):
+        loads.report(stage(StageState.FAILED))
+        loads.report(stage(StageState.FAILED))  # as the head plans again before the nodes have followed
+        (refusal,) = loads.wanted.refusals()
+        pauses.append(loads.retried_after() - 1)
+    assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S, 16 * RETRY_S, MOST_RETRY_S, MOST_RETRY_S]
+    assert refusal.message == "me could not load it: It is damaged."
+    assert "`cluster load org/m` does so at once" in refusal.hint
+    loads.report(stage(StageState.READY))
+    loads.report(stage(StageState.FAILED))
+    assert loads.retried_after() - 1 == RETRY_S, "it was loaded meanwhile"
+
+
+def test_a_replica_that_cannot_be_loaded_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, pauses = Loads(monkeypatch), []
+    other = replace(NODE, info=replace(NODE.info, id="other"))
+    rings = tuple(Ring(ring, "org/m", (StageSpec(node, 0, 1),), 512, 1) for ring, node in (("r", "me"), ("s", "other")))
+    well = PeerView(replace(NODE, stages=(stage(StageState.READY),)), NodeState.ALIVE)
+
+    def report(state: StageState) -> None:
+        ill = replace(other, stages=(stage(state, "s"),))
+        view = ClusterView("me", 1, "me", (well, PeerView(ill, NodeState.ALIVE)), Placement(rings=rings))
+        loads.wanted.note_failed_loads([well.report, ill], view)
+
+    for _ in range(3):
+        report(StageState.FAILED)
+        pauses.append(loads.wanted.barred["org/m", "other"] - loads.at)
+        loads.at += pauses[-1]
+    assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+    assert not loads.wanted.refusals(), "it is served"
+    report(StageState.READY)
+    assert not loads.wanted.barred
+    report(StageState.FAILED)
+    assert loads.wanted.barred["org/m", "other"] - loads.at == RETRY_S

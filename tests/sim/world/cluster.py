@@ -71,6 +71,9 @@ class World:
         """Of tokens that the draft model guesses rightly."""
         self.drafted = 0
         """Number of tokens that draft models have drawn."""
+        self.of_unloads = random.Random(f"unloads {seed}")
+        self.unloads = 0
+        """How often the model was unloaded for a user."""
         self.given_peers: tuple[str, ...] = ()
         """The machines whose addresses all nodes are given; empty: all."""
         self.net.machines = {machine.address: machine for machine in self.machines.values()}
@@ -154,6 +157,11 @@ class World:
 
     def ended(self, ask: Ask) -> bool:
         return ask.ended_at is not None or self.lost(ask)
+
+    def maybe_unload(self) -> None:
+        """A user may unload the model, at any node."""
+        if self.of_unloads.random() < 0.15 and (processes := self.processes()):
+            self.of_unloads.choice(processes).unload()
 
     def poison(self, machine: Machine, head: str) -> None:
         """A stranger sends the highest numbers that pass the checks."""

@@ -170,6 +170,7 @@ class Process:
         self.loop = ProcessLoop(self.world.timeline, f"{machine.name}/{machine.incarnation}")
         self.inbound: dict[Callable[[], None], None] = {}
         self.pipes: dict[Pipe, None] = {}
+        self._has_released = False
         self.world.loops.append(self.loop)
         self.loop.call_soon(self._start)
 
@@ -209,11 +210,11 @@ class Process:
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
         draining = Draining(self.agent, self.head, self.book, client)
-        loading = Loading(self.agent, self.head, self.book, client, self.rings.release)
+        self.loading = Loading(self.agent, self.head, self.book, client, self._release)
         allowlist = Allowlist(self.agent, ())
         disk: Any = None
         duplicate_id: Any = None  # a machine's key is its own
-        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, loading, duplicate_id)
+        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, self.loading, duplicate_id)
         self.gateway = Gateway(
             self.agent,
             self.book,
@@ -224,7 +225,7 @@ class Process:
             self.head.want,
             allowlist,
             draining,
-            loading,
+            self.loading,
             disk,
             Pools(),
             grammars,
@@ -267,11 +268,16 @@ class Process:
             idle=self.rings.idle(),
             traffic=self.rings.traffic(),
             models=(HeldModel(MODEL),),
-            preload=(MODEL,) if self.world.preload else (),
+            preload=(MODEL,) if self.world.preload and not self._has_released else (),
             drafts=(DraftChoice(MODEL, DRAFT.id),) if self.world.has_draft else (),
             min_stages=self.world.min_stages,
             speeds=self.rings.speeds(),
         )
+
+    def _release(self, model: str) -> None:
+        self._has_released = True
+        self.rings.release(model)
+        self.agent.touch()
 
     def _save_term(self, term: int) -> None:
         if self.machine.disk_is_full:
@@ -288,6 +294,19 @@ class Process:
         raise AssertionError("clients of the simulation send tokens")
 
     # --- clients ------------------------------------------------------------------------------------------------------
+
+    def unload(self) -> None:
+        """A user unloads the model, which requests load again."""
+        self.world.tell(f"{self.name} is told to unload the model")
+        self.loop.call_soon(lambda: self.loop.create_task(self._unload(), name="unload"))
+
+    async def _unload(self) -> None:
+        try:
+            await self.loading.unload(MODEL)
+        except PippinError as error:
+            self.world.tell(f"{self.name} does not unload the model: {error}")
+        else:
+            self.world.unloads += 1
 
     def serve(self, ask: Ask) -> None:
         """An HTTP request came."""

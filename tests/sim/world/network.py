@@ -229,6 +229,12 @@ class SimClient:
     async def want(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.want(model), 60.0)
 
+    async def unload(self, peer: Address, model: str) -> None:
+        await self._call(peer, lambda process: process.control.unload(model), 15.0)
+
+    async def release(self, peer: Address, model: str) -> None:
+        await self._call(peer, lambda process: process.control.release(model, self.caller), 10.0)
+
     async def _call(
         self, peer: Address, handle: Callable[[Process], Coroutine[Any, Any, Any]], timeout_s: float
     ) -> Any:
