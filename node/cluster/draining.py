@@ -39,7 +39,9 @@ class Draining:
         elif address := self._book.address_of(head):
             await self._client.request_draining(address, node, draining=draining)
         else:
-            raise NotReady("This node does not reach the head, which has to decide this.", hint="Try again in a moment.")
+            raise NotReady(
+                "This node does not reach the head, which has to decide this.", hint="Try again in a moment."
+            )
         return node
 
     async def decide(self, node: str, *, draining: bool) -> None:

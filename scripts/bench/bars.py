@@ -55,9 +55,7 @@ def _legend(parts: Sequence[str]) -> list[str]:
     return marks
 
 
-def _bar(
-    row: Row, top: float, scale: float, value: str, labels: Sequence[str], parts: Sequence[str]
-) -> list[str]:
+def _bar(row: Row, top: float, scale: float, value: str, labels: Sequence[str], parts: Sequence[str]) -> list[str]:
     name, middle = ", ".join(str(row[label]) for label in labels if row.get(label) not in (None, "")), top + BAR / 2
     colour = UNMET if row.get("met") == "NO" else MET
     number = float(row[value])

@@ -50,7 +50,9 @@ def pictures() -> dict[str, str]:
     sessions = [ratio(row, "ratio", name.removeprefix("b: ")) for row, name in cases if name.startswith("b: ")]
     pauses = [pause(row) for row in table(page, "lost")]
     return {
-        "guesses.svg": bars.bars("One stream of two nodes against stock mlx-lm, by the prediction", guesses, "ratio", [""]),
+        "guesses.svg": bars.bars(
+            "One stream of two nodes against stock mlx-lm, by the prediction", guesses, "ratio", [""]
+        ),
         "sessions.svg": bars.bars("Many sessions against stock mlx-lm on one core", sessions, "ratio", [""]),
         "pauses.svg": bars.bars("Pause of a stream, p50 and longest", pauses, "seconds", [""], PHASES),
     }

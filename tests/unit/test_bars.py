@@ -51,7 +51,10 @@ def test_a_chart_without_rows(bars: Any, tmp_path: Path) -> None:
 
 
 def test_a_bar_of_parts(bars: Any) -> None:
-    rows = [{"": "killed", "seconds": 0.5, "detect": 0.1, "load": 0.4}, {"": "left", "seconds": 2, "detect": 1, "load": 1}]
+    rows = [
+        {"": "killed", "seconds": 0.5, "detect": 0.1, "load": 0.4},
+        {"": "left", "seconds": 2, "detect": 1, "load": 1},
+    ]
     chart = ET.fromstring(bars.bars("Pause", rows, "seconds", [""], ["detect", "load"]))
     boxes = [each for each in chart.iter(f"{SVG}rect") if each.get("fill") in bars.PARTS and each.get("width") != "12"]
     widths = [float(each.get("width", 0)) for each in boxes]
