@@ -14,6 +14,7 @@ const OTHER = "\0other"; // no model has this id
 const cluster = new ClusterView(byId("cluster"));
 let status = null;
 let models = null; // ids, as the API lists them; null before its first answer
+let hasChosen = false; // whether the user chose the model of a chat that is still empty
 
 const chat = new ChatView({ waitingFor, onError, onSaved: showChats });
 
@@ -90,8 +91,9 @@ function waitingFor(model) {
 function showModels() {
   const states = new Map((status?.models ?? []).map(({ id, state }) => [id, state]));
   const ids = [...new Set([...states.keys(), ...(models ?? []), chat.chat.model])].filter(Boolean);
-  if (!chat.chat.model && models) chat.setModel(preferred(ids, states));
   const select = byId("model");
+  const isSettled = hasChosen || chat.chat.messages.length || document.activeElement === select;
+  if (models && !isSettled) chat.setModel(preferred(ids, states));
   const items = ids.map((id) => ({ id, label: labelOf(id, states.get(id)) }));
   if (!ids.length) items.push({ id: "", label: "No model yet" });
   items.push({ id: OTHER, label: "Another model …" });
@@ -108,15 +110,20 @@ function preferred(ids, states) {
 const labelOf = (id, state) => (state && state !== "ready" ? `${id} (${state})` : id);
 
 byId("model").addEventListener("change", ({ target }) => {
-  if (target.value !== OTHER) return chat.setModel(target.value);
+  if (target.value !== OTHER) return choose(target.value);
   target.value = chat.chat.model;
   byId("model-dialog").showModal();
 });
 byId("model-dialog").addEventListener("submit", () => chooseOther(byId("other-model").value.trim()));
 byId("cancel-model").addEventListener("click", () => byId("model-dialog").close());
 
+function choose(id) {
+  hasChosen = true;
+  chat.setModel(id);
+}
+
 function chooseOther(id) {
-  if (id) chat.setModel(id);
+  if (id) choose(id);
   showModels();
   byId("model").value = chat.chat.model;
 }
@@ -140,6 +147,7 @@ function makeEntry({ id }) {
 }
 
 function openChat(opened) {
+  hasChosen = false;
   chat.open(opened);
   showModels();
   showChats();

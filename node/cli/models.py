@@ -41,7 +41,7 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
             model["state"],
             format_bytes(sizes[model["id"]]) if sizes.get(model["id"]) else "",
             context_length(model["context"]) if model["context"] else "-",
-            "; ".join(_stages(ring, names) for ring in model["rings"]) or "-",
+            "; ".join(_stages(ring, names, model["state"]) for ring in model["rings"]) or "-",
             shown(requests, model),
             shown(lambda each: format(each["tokens_per_second"], ".1f"), model),
         )
@@ -53,9 +53,10 @@ def loaded(wanted: Sequence[Json], models: Json, status: Json) -> str:
     return "\n".join([*lines, *(["", findings(why)] if why else [])])
 
 
-def _stages(ring: Json, names: dict[str, str]) -> str:
-    """First and last layer of each stage, both inclusive, as people count."""
-    return ", ".join(f"{names.get(s['node'], s['node'])} {s['start']}-{s['end'] - 1}" for s in ring["stages"])
+def _stages(ring: Json, names: dict[str, str], state: str) -> str:
+    """First and last layer of each stage, both inclusive, as people count; and the ring's state if it is not the model's."""
+    stages = ", ".join(f"{names.get(s['node'], s['node'])} {s['start']}-{s['end'] - 1}" for s in ring["stages"])
+    return stages if ring["state"] == state else f"{stages} ({ring['state']})"
 
 
 def short_names(models: Json) -> str:

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.3
 """Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
+ELECTED_S = 10.0
+"""Time for which a request that the head decides waits for one. An election takes two seconds at most."""
 DUPLICATE_SHOWN_S = 300.0
 """Time for which the status shows another process with this node's key after it was last seen."""
 LAG_STEP_S = 0.05
@@ -118,6 +120,15 @@ class Agent:
     @property
     def head(self) -> str:
         return self._election.head
+
+    async def elected(self) -> str:
+        """The id of the head. While there is none, as in a cluster's first seconds, wait for one. Raises NotReady."""
+        deadline = now() + ELECTED_S
+        while not self.head:
+            if not await self.changed.wait(max(deadline - now(), 0)):
+                problem = f"The cluster has had no head, which has to decide this, for {ELECTED_S:.0f} s."
+                raise NotReady(problem, hint="Try again in a moment.")
+        return self.head
 
     def view(self) -> ClusterView:
         peers = self._membership.view(now())

@@ -32,13 +32,16 @@ class Draining:
 
         Raises NodeNotFound; NoCapacity if a model would have no place without the node; NotReady without a head.
         """
-        node, head = self._find(name), self._agent.head
+        head = await self._agent.elected()
+        node = self._find(name)
         if head == self._agent.info.id:
             await self.decide(node, draining=draining)
         elif address := self._book.address_of(head):
             await self._client.request_draining(address, node, draining=draining)
         else:
-            raise NotReady("The cluster has no head, which has to decide this.", hint="Try again in a moment.")
+            raise NotReady(
+                "This node does not reach the head, which has to decide this.", hint="Try again in a moment."
+            )
         return node
 
     async def decide(self, node: str, *, draining: bool) -> None:

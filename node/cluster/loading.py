@@ -50,17 +50,19 @@ class Loading:
 
         Raises what `Head.want` raises; NotReady without a head.
         """
-        if self._agent.is_head:
+        head = await self._agent.elected()
+        if head == self._agent.info.id:
             await self._head.load(model, wish)
         else:
-            await self._client.load(self._head_address(), model, wish)
+            await self._client.load(self._address_of(head), model, wish)
 
     async def unload(self, model: str) -> None:
         """At a gateway. Raises what `Head.unload` raises; NotReady without a head."""
-        if self._agent.is_head:
+        head = await self._agent.elected()
+        if head == self._agent.info.id:
             await self.decide_unload(model)
         else:
-            await self._client.unload(self._head_address(), model)
+            await self._client.unload(self._address_of(head), model)
 
     async def decide_unload(self, model: str) -> None:
         """At the head. A node that can't be told keeps the layers until it needs their memory."""
@@ -84,7 +86,7 @@ class Loading:
                 break
         self._release(model)
 
-    def _head_address(self) -> Address:
-        if address := self._book.address_of(self._agent.head):
+    def _address_of(self, head: str) -> Address:
+        if address := self._book.address_of(head):
             return address
-        raise NotReady("The cluster has no head, which has to decide this.", hint="Try again in a moment.")
+        raise NotReady("This node does not reach the head, which has to decide this.", hint="Try again in a moment.")

@@ -12,7 +12,7 @@ a node ends the rest of all: that node is suspect here, too, unless it was just 
 import math
 from dataclasses import dataclass
 
-from node.core.types import MAX_NODES, PRESENT, NodeInfo, NodeReport, NodeState, PeerView
+from node.core.types import MAX_NODES, PRESENT, PROCESS_ENDED, NodeInfo, NodeReport, NodeState, PeerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Membership:
         if not peer or peer.state not in PRESENT:
             return []
         if gone_at is not None and peer.seen < gone_at:
-            peer.state, peer.reason, peer.ended = NodeState.FAILED, "its process has ended", True
+            peer.state, peer.reason, peer.ended = NodeState.FAILED, PROCESS_ENDED, True
             return [Changed(node, peer.state, peer.reason)]
         if peer.state is NodeState.SUSPECT:
             return []

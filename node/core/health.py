@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from node.core.types import (
     PRESENT,
+    PROCESS_ENDED,
     ClusterView,
     Issue,
     Link,
@@ -91,7 +92,8 @@ def node_failed(peer: PeerView, *, needed: bool) -> Issue:
     """`needed`: whether a ring of the placement includes it."""
     reason = f": {peer.reason}" if peer.reason else ""
     text = f"{peer.report.info.name} has not answered for {peer.last_seen_s:.0f} s{reason}"
-    hint = "Check its power and its network. It joins again by itself."
+    is_ended = peer.reason == PROCESS_ENDED
+    hint = "Start it again." if is_ended else "Check its power and its network. It joins again by itself."
     return Issue(Code.NODE_FAILED, Severity.ERROR if needed else Severity.WARNING, _sentence(text), hint)
 
 

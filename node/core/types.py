@@ -319,6 +319,10 @@ class NodeState(StrEnum):
     """It has another protocol version, or another secret."""
 
 
+PROCESS_ENDED = "its process has ended"
+"""Why a node has failed whose machine still answers."""
+
+
 PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
 """States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
 

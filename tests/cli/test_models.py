@@ -50,6 +50,16 @@ def test_a_model_that_could_not_be_loaded_is_shown_with_the_reason(node, models,
     assert out.endswith("\n\n! model-refused  mini-3 could not load it: No. Try again.\n")
 
 
+def test_a_ring_that_another_one_replaces_is_marked(node, models, status, capsys):
+    (model,) = status["models"]
+    old = {**model["rings"][0], "id": "old", "state": "retiring"}
+    node.answers = [{**status, "models": [{**model, "rings": [*model["rings"], old]}]}, models]
+    assert main(["ps", "--api", node.url]) == 0
+    new, former = capsys.readouterr().out.splitlines()[1].split("; ")
+    assert "mini-3 44-63 (retiring) " in former
+    assert "(" not in new
+
+
 def test_short_names(node, models, capsys):
     node.answers = [models]
     assert main(["models", "--short-names", "--api", node.url]) == 0

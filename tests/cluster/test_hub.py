@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,38 +13,19 @@ from typing import Any
 import pytest
 
 from node.model.hub import Hub
-from tests.conftest import BIN, MODEL, ROOT, Cluster, Node, chat_body, until
-from tests.model.conftest import FakeHub, Server
+from tests.cluster.hub import ID, demo_hub, of_hub, weights
+from tests.conftest import BIN, Cluster, Node, chat_body, until
+from tests.model.conftest import FakeHub
 
 pytestmark = pytest.mark.slow
-
-ID = "someone/demo"
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    hub = FakeHub()
-    files = (ROOT / "node" / "builtin" / MODEL).iterdir()
-    hub.repos = {ID: {file.name: file.read_bytes() for file in files}, "someone/gated": {"config.json": b"{}"}}
-    hub.gated = {"someone/gated"}
-    with Server(hub) as server:
-        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with demo_hub() as hub:
+        hub.repos["someone/gated"] = {"config.json": b"{}"}
+        hub.gated = {"someone/gated"}
         yield hub
-        hub.stalled.set()
-        server.shutdown()
-        thread.join()
-
-
-def of_hub(hub: FakeHub, home: Path) -> dict[str, str]:
-    """The environment of a node that asks this hub and keeps its files in `home`."""
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-
-
-def weights(home: Path) -> set[str]:
-    """The weight files in a node's own cache of the hub."""
-    return {path.name for path in home.glob("hub/models--*/snapshots/*/*.safetensors")}
 
 
 def files_of(hub: FakeHub, start: int, end: int) -> set[str]:

@@ -1,5 +1,8 @@
-"""Pippin as a wheel, in an environment outside of the checkout: what it holds, and that a node runs from it."""
+"""Pippin as a wheel, in an environment outside of the checkout: what it holds, and a newcomer's first quarter of an hour
+with it.
+"""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -10,11 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, MODEL, ROOT, Cluster
+from tests.browser import Tab
+from tests.cluster.hub import ID, demo_hub, of_hub, weights
+from tests.conftest import BIN, MODEL, ROOT, Cluster, Node
 
 pytestmark = pytest.mark.slow
 
 PACKAGES = ("node", "api")
+QUESTION = "Tell me a long story about a cat."
+"""Its answer takes some seconds."""
+SEEN_S = 8.0
+"""The page promises two seconds for a node that is lost, and three for a new one; these machines may be busy."""
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
@@ -74,12 +83,55 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
 def test_a_node_runs_from_it(bin_directory: Path, tmp_path: Path, cluster: Cluster, stock: dict[str, str]) -> None:
     shown = run(bin_directory / "python", "-c", "import node, api; print(node.__file__, api.__file__)", cwd=tmp_path)
     assert all(str(bin_directory.parent) in path for path in shown.split()), shown
-    first = cluster.launch("--model", MODEL, "--stages", "2", program=(str(bin_directory / "pippin"), "node"))
-    second = cluster.launch()  # from the checkout, which starts sooner
-    cluster.ready(first.started(), second.started())
-    assert second.chat("Hello").text == stock["Hello"]
+    node = cluster.launch("--model", MODEL, program=(str(bin_directory / "pippin"), "node")).started()
+    cluster.ready(node)
     for program in ((bin_directory / "cluster",), (bin_directory / "pippin", "cluster")):
-        assert MODEL in run(*program, "status", "--api", first.url, cwd=tmp_path)
+        shown = run(*program, "run", "--api", node.url, "--temperature", "0", MODEL, "Hello", cwd=tmp_path)
+        assert shown == f"{stock['Hello']}\n"
+
+
+async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: Cluster, tab: Tab) -> None:
+    """Two nodes find each other, a model comes from the hub and is split, and an answer outlives one of the nodes."""
+
+    def start(name: str) -> Node:
+        environment = of_hub(hub, tmp_path / f"{name}-home")
+        return cluster.launch(name=name, program=(str(bin_directory / "node"),), environment=environment).started()
+
+    async def command(*arguments: str) -> str:
+        name, *more = arguments
+        return await asyncio.to_thread(run, bin_directory / "cluster", name, "--api", first.url, *more, cwd=tmp_path)
+
+    with demo_hub() as hub:
+        first = await asyncio.to_thread(start, "mini-1")
+        await tab.open(first.url)
+        await tab.until("document.querySelector('#summary').innerText.startsWith('idle, 1 node')")
+        second = await asyncio.to_thread(start, "mini-2")
+        await tab.until("document.querySelectorAll('.node:not(.gone)').length === 2", "both are seen", SEEN_S)
+        assert ID in await command("pull", ID)
+        assert weights(tmp_path / "mini-1-home")
+    fetched = len(hub.log)
+
+    assert f"{ID} is loaded" in await command("load", ID, "--stages", "2")
+    assert len(hub.log) == fetched
+    assert not weights(tmp_path / "mini-2-home")
+    assert list((tmp_path / "mini-2" / "fetched").rglob("*.safetensors")), "the second has its layers from the first"
+    await tab.until("document.querySelectorAll('.band .layers').length === 2", "the page shows both stages", SEEN_S)
+
+    await tab.until(f"document.querySelector('#model').value === '{ID}'", "the chat is with the loaded model", SEEN_S)
+    await tab.click(".settings summary")
+    await tab.write("#temperature", "0")
+    await tab.write("#prompt", QUESTION)
+    await tab.press("Enter")
+    await tab.until("document.querySelector('.assistant > .text')?.innerText.length > 20", "the answer has begun")
+    complete = "document.querySelector('.assistant > .actions:not([hidden])') !== null"
+    second.kill()
+    await tab.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'", "mini-2 is grey", SEEN_S)
+    assert not await tab.evaluate(complete), "the answer goes on meanwhile"
+    await tab.until(complete, "the answer is complete", within=30)
+    undisturbed = await command("run", ID, "--temperature", "0", QUESTION)
+    assert (await tab.text(".assistant > .text")).split() == undisturbed.split()
+    assert await tab.text(".assistant > .error") == ""
+    assert tab.complaints == []
 
 
 def test_pippin_names_its_programs(bin_directory: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A hub on localhost for the real huggingface_hub client, and small models of random bytes."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -185,9 +186,9 @@ class Server(ThreadingHTTPServer):
         self.hub = hub
 
 
-@pytest.fixture
-def fake_hub() -> Iterator[FakeHub]:
-    hub = FakeHub()
+@contextlib.contextmanager
+def running_hub(hub: FakeHub) -> Iterator[FakeHub]:
+    """Serve it on localhost; afterwards nothing listens there."""
     with Server(hub) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -196,3 +197,9 @@ def fake_hub() -> Iterator[FakeHub]:
         hub.stalled.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def fake_hub() -> Iterator[FakeHub]:
+    with running_hub(FakeHub()) as hub:
+        yield hub

@@ -143,3 +143,25 @@ def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why(world):
     assert world.until(lambda: all(map(world.ended, asks)), 15.0)
     assert {each.error.code for each in asks} == {"hub_unavailable"}
     assert world.processes()[0].agent.placement.fence.epoch < 15
+
+
+def test_what_the_head_decides_waits_for_its_election():
+    """`cluster drain` right after the nodes were started."""
+    world = World(1, 2)
+    with simulated(world):
+        for machine in world.machines.values():
+            machine.start()
+        world.run(0.5)
+        process = world.processes()[0]
+        assert not process.agent.head
+        tasks = []
+
+        def begin() -> None:
+            tasks.append(process.loop.create_task(process.gateway.set_draining(process.name, draining=True)))
+
+        process.loop.call_soon(begin)
+        assert world.until(lambda: bool(tasks) and tasks[0].done(), 10.0)
+        assert tasks[0].result() == {"node": process.name, "draining": True}
+        assert process.agent.is_head
+        assert process.agent.draining
+        assert not world.timeline.violations

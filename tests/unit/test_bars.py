@@ -1,4 +1,4 @@
-"""The bar charts of scripts/bench.py."""
+"""The bar charts of scripts/bench.py, and those of the documents."""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -48,3 +48,24 @@ def test_nothing_is_drawn_unless_asked(bars: Any, tmp_path: Path, monkeypatch: p
 def test_a_chart_without_rows(bars: Any, tmp_path: Path) -> None:
     bars.write_bars(tmp_path / "a.svg", "Ring", [], "ratio", ("part",))
     assert "Ring: ratio" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_bar_of_parts(bars: Any) -> None:
+    rows = [
+        {"": "killed", "seconds": 0.5, "detect": 0.1, "load": 0.4},
+        {"": "left", "seconds": 2, "detect": 1, "load": 1},
+    ]
+    chart = ET.fromstring(bars.bars("Pause", rows, "seconds", [""], ["detect", "load"]))
+    boxes = [each for each in chart.iter(f"{SVG}rect") if each.get("fill") in bars.PARTS and each.get("width") != "12"]
+    widths = [float(each.get("width", 0)) for each in boxes]
+    assert widths == pytest.approx([widths[2] / 10, widths[2] * 0.4, widths[2], widths[2]], abs=0.1)
+    assert float(boxes[1].get("x", 0)) == pytest.approx(float(boxes[0].get("x", 0)) + widths[0], abs=0.1)
+    assert {"detect", "load", "killed", "left"} < {each.text for each in chart.iter(f"{SVG}text")}
+
+
+def test_the_pictures_show_the_figures_of_the_tables(bars: Any) -> None:
+    import pictures
+
+    for name, picture in pictures.pictures().items():
+        assert (ROOT / "docs" / name).read_text() == picture, "run scripts/bench/pictures.py"
+        assert f"]({name})" in (ROOT / "docs" / "performance.md").read_text()

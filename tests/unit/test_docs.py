@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from node.cli.__main__ import main as cluster
-from node.cli.arguments import commands_of, parser
 from node.core import errors
 from node.core.health import Code
 from node.core.units import format_bytes
@@ -48,13 +47,9 @@ def anchors(page: str) -> set[str]:
 # --- help texts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [(parse_options, ""), *((cluster, command) for command in ("", *commands_of(parser()), "service install"))],
-)
+@pytest.mark.parametrize("program", [parse_options, cluster])
 def test_help_is_what_the_program_prints(
     program: Callable[[list[str]], object],
-    arguments: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -62,11 +57,10 @@ def test_help_is_what_the_program_prints(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("PIPPIN_HOST", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "mini-1.local")
-    asked = [*arguments.split(), "--help"]
     with pytest.raises(SystemExit, match="0"):
-        program(asked)
+        program(["--help"])
     name = "node" if program is parse_options else "cluster"
-    shown = f"$ {' '.join([name, *asked])}\n{capsys.readouterr().out}"
+    shown = f"$ {name} --help\n{capsys.readouterr().out}"
     blocks = [" ".join(block.split()) for block in BLOCK.findall(text("operations.md"))]
     assert " ".join(shown.split()) in blocks  # versions of Python break lines at different words
 

@@ -5,6 +5,7 @@ import pytest
 
 from node.core.health import Code, Severity, diagnose, disk_low, is_slow, loads_of
 from node.core.types import (
+    PROCESS_ENDED,
     ClusterView,
     Download,
     Link,
@@ -104,6 +105,12 @@ def test_a_failed_node_is_graver_when_a_ring_needs_it(needed, severity):
     issue = only(diagnose(view(peer("a"), peer("b", NodeState.FAILED, seen=12.3, reason="reset"), rings=rings)))
     assert (issue.code, issue.severity) == (Code.NODE_FAILED, severity)
     assert issue.text == "b has not answered for 12 s: reset."
+    assert "power" in issue.hint
+
+
+def test_a_node_whose_process_has_ended_is_to_be_started():
+    issue = only(diagnose(view(peer("a"), peer("b", NodeState.FAILED, reason=PROCESS_ENDED))))
+    assert issue.hint == "Start it again."
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.0, False), (14.0, False), (15.0, True), (59.0, True)])
