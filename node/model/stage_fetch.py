@@ -57,7 +57,7 @@ class Others:
     async def ask(
         self, model: HeldModel, without: Collection[Address]
     ) -> tuple[dict[Address, Listing], list[PippinError]]:
-        """What the others have and claim of a model, and the errors of those that failed to tell."""
+        """What the others have and claim of a model, and the errors of those that hold all of it and failed to tell."""
         peers = [peer for peer in self.alive() if peer not in without]
         asked = (self.client.listing(peer, model.id, model.revision) for peer in peers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -65,7 +65,9 @@ class Others:
         if bugs := [error for error in errors if not isinstance(error, PippinError)]:
             raise bugs[0]
         listings = {peer: each for peer, each in zip(peers, answers, strict=True) if isinstance(each, Listing)}
-        return listings, [error for error in errors if isinstance(error, PippinError)]
+        holders = {peer for peer, revision in self.holders(model.id) if revision == model.revision}
+        failed = [each for peer, each in zip(peers, answers, strict=True) if peer in holders]
+        return listings, [error for error in failed if isinstance(error, PippinError) and error in errors]
 
 
 class StageFetch:

@@ -1,4 +1,4 @@
-"""A model that no node has: each fetches the files of its own layers from the hub; the answer equals stock's."""
+"""A model that no node has: each gets the files of its own layers, which leave the hub once; the answer equals stock's."""
 
 import json
 import re
@@ -51,7 +51,9 @@ def test_two_nodes_fetch_what_they_need(cluster: Cluster, hub: FakeHub, stock: d
     status = nodes[0].status()
     for node, home in zip(nodes, homes, strict=True):
         (layers,) = next(each["layers"] for each in status["nodes"] if each["name"] == node.name)
-        assert weights(home) == files_of(hub, layers["start"], layers["end"])
+        fetched = (cluster.directory / node.name / "fetched").rglob("*.safetensors")
+        assert weights(home) | {path.name for path in fetched} == files_of(hub, layers["start"], layers["end"])
+    assert sorted(hub.fetched()) == sorted(name for name in hub.repos[ID] if name.endswith(".safetensors"))
 
     gated = nodes[0].post("/v1/chat/completions", chat_body("Hello", model="someone/gated"))
     assert (gated.status, gated.error["code"]) == (403, "model_gated")
