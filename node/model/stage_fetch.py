@@ -61,13 +61,13 @@ class Others:
         peers = [peer for peer in self.alive() if peer not in without]
         asked = (self.client.listing(peer, model.id, model.revision) for peer in peers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        errors = [each for each in answers if isinstance(each, BaseException) and not isinstance(each, ModelNotFound)]
-        if bugs := [error for error in errors if not isinstance(error, PippinError)]:
+        told = dict(zip(peers, answers, strict=True))
+        if bugs := [each for each in answers if isinstance(each, BaseException) and not isinstance(each, PippinError)]:
             raise bugs[0]
-        listings = {peer: each for peer, each in zip(peers, answers, strict=True) if isinstance(each, Listing)}
         holders = {peer for peer, revision in self.holders(model.id) if revision == model.revision}
-        failed = [each for peer, each in zip(peers, answers, strict=True) if peer in holders]
-        return listings, [error for error in failed if isinstance(error, PippinError) and error in errors]
+        errors = [each for peer, each in told.items() if peer in holders and isinstance(each, PippinError)]
+        listings = {peer: each for peer, each in told.items() if isinstance(each, Listing)}
+        return listings, [error for error in errors if not isinstance(error, ModelNotFound)]
 
 
 class StageFetch:
