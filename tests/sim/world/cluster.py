@@ -53,6 +53,7 @@ class World:
         self.max_queue = 64
         self.step_s = 0.01
         self.trimmable = self.rng.random() < 0.7
+        self.guesses = True
         self.computed = 0
         """Number of positions that stages have computed."""
         self.loads = 0
@@ -159,8 +160,8 @@ class World:
         return ask.ended_at is not None or self.lost(ask)
 
     def maybe_unload(self) -> None:
-        """A user may unload the model, at any node."""
-        if self.of_unloads.random() < 0.15 and (processes := self.processes()):
+        """A user may unload the model, at any node. It has to be found again, so not where it is found only once."""
+        if not self.found_once and self.of_unloads.random() < 0.15 and (processes := self.processes()):
             self.of_unloads.choice(processes).unload()
 
     def poison(self, machine: Machine, head: str) -> None:

@@ -205,7 +205,7 @@ class Process:
             max_queue=self.world.max_queue,
             max_batch=8,
             step_timeout_s=60,
-            guesses=True,
+            guesses=self.world.guesses,
             grammars=grammars,
         )
         self.head = Head(self.agent, specs, context=None, max_sessions=None)
