@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUICK, ALL = 16, 600
+QUICK, ALL = 16, 200
 """Numbers of seeds; the slow test begins where the quick one ends. PIPPIN_SEEDS=20000 runs thousands."""
 
 
