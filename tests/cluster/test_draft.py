@@ -19,7 +19,7 @@ COUNT, STORY = GREEDY | {"model": "twin"}, SEEDED | {"model": "twin"}
 BUILTIN = ROOT / "node" / "builtin" / MODEL
 
 
-def deepen(model: Path, layers: int = 32) -> None:
+def deepen(model: Path, layers: int = 16) -> None:
     """Add layers that change nothing, as they add zeros: a draft model has to be quicker than its model."""
     config = json.loads((model / "config.json").read_text())
     tensors = {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
