@@ -117,7 +117,7 @@ def _parts(stage: Sequence[Event], other: Sequence[Event]) -> Row:
         "job": _median(max(([_ns(job) for job in each] for each in of_kind.values()), key=sum)),
         "to loop": _median(_before(sends, jobs)),
         "send": _median([_ns(send) for send in sends]),
-        "wire": _median(_before([event for event in other if event.what == "receive"], sends)),
+        "wire": _median(_wire([event for event in other if event.what == "receive"], sends)),
         "receive": _median([_ns(event) for event in received]),
         "to thread": _median(_before(jobs, received)),
     }
@@ -132,6 +132,13 @@ def _before(later: Sequence[Event], earlier: Sequence[Event]) -> list[int]:
     ends = sorted(event.end for event in earlier)
     places = [(event.begin, bisect_right(ends, event.begin)) for event in later]
     return [begin - ends[place - 1] for begin, place in places if place]
+
+
+def _wire(received: Sequence[Event], sends: Sequence[Event]) -> list[int]:
+    """The time from the end of each send to its receipt: 0 if the bytes were there before gRPC told that it took them."""
+    begins = [send.begin for send in sends]
+    places = [(event.begin, bisect_right(begins, event.begin)) for event in received]
+    return [max(0, begin - sends[place - 1].end) for begin, place in places if place]
 
 
 def _median(times: Sequence[int]) -> float:
@@ -159,5 +166,5 @@ def picture(count: int, stages: Sequence[Sequence[Event]], begin: int, end: int)
     marks.append(f'<text x="4" y="18">{count} sessions, {(end - begin) / 1e9:.1f} s: {legend}</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{2 * height + 50}" '
-        f'font-family="sans-serif" font-size="13">{"".join(marks)}</svg>\n'
+        f'font-family="sans-serif" font-size="13" style="background: white">{"".join(marks)}</svg>\n'
     )
