@@ -59,7 +59,10 @@ def read_settings(
     """
     actions = actions_of(parser)
     variable = environment.get(FILE_VARIABLE)
-    asked = file or (Path(variable).expanduser() if variable else None)
+    try:
+        asked = file or (Path(variable).expanduser() if variable else None)
+    except RuntimeError:
+        raise ValueError(f"{FILE_VARIABLE}: there is no home of the user in {variable}") from None
     default = DEFAULT_FILE.expanduser()
     of_file = _of_file(asked or default, actions) if asked or default.exists() else {}
     return of_file | _of_environment(environment, actions)

@@ -134,6 +134,7 @@ def test_mistakes_in_the_file(file: Path, text: str, complaint: str, capsys: pyt
         ("PIPPIN_OPEN_API", "perhaps", "PIPPIN_OPEN_API is 'perhaps'; it may be true or false"),
         ("PIPPIN_DRAFT", "a", "--draft ID needs --model"),
         ("PIPPIN_CONFIG", "/no/such", "the configuration file /no/such can't be read: No such file"),
+        ("PIPPIN_CONFIG", "~no-such-user/x", "PIPPIN_CONFIG: there is no home of the user in ~no-such-user/x"),
     ],
 )
 def test_mistakes_in_variables(
