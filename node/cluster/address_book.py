@@ -14,7 +14,7 @@ from node.core.addresses import is_link_local_ipv6, is_local_address, join_host_
 from node.core.clock import now
 from node.core.signal import Signal
 from node.core.types import MAX_ADDRESSES, MAX_NODES, Address, Caller, Link, PeerHint
-from node.host.interfaces import Interface
+from node.host.interfaces import Interface, has_interface_of
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class AddressBook:
         """
         known = self.hint_of(hint.id)
         if known and known.grpc_port == hint.grpc_port and (best := self.paths.best(hint.id, now())):
-            reached = best.address
+            reached = best.address if has_interface_of(best.address) else reached
         addresses = dict.fromkeys([*([reached] if reached else []), *self._callable(hint.addresses)])
         hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
         if not hint.addresses or known == hint:
@@ -122,6 +122,7 @@ class AddressBook:
             else:
                 for address in set(known.addresses) - set(hint.addresses):
                     self._client.drop_control(address_at(known, address))
+                    self.paths.remove(hint.id, address)
         self.added.notify()
 
     def forget(self, node: str) -> None:

@@ -178,6 +178,8 @@ class Agent:
         Addresses that stay may have moved to another interface, whose zone peers' link-local addresses then need.
         """
         self._book.interfaces = interfaces
+        for info in [report.info for report in self.alive() if report.info.id != self.info.id]:
+            self._know(info)  # its addresses come again only when they change
         if addresses == self.info.addresses:
             return False
         self.info = replace(self.info, addresses=addresses)
@@ -195,6 +197,12 @@ class Agent:
         self.info = replace(self.info, incarnation=max(self.info.incarnation, duplicate.incarnation + 1))
         self.touch()
 
+    def _know(self, info: NodeInfo) -> None:
+        """Take note of a node's addresses."""
+        hint = PeerHint(info.id, info.addresses, info.grpc_port)
+        if not self._book.knows(hint):
+            self._book.add(hint)
+
     # --- messages from peers ------------------------------------------------------------------------------------------
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
@@ -203,9 +211,7 @@ class Agent:
             info = heartbeat.report.info
             if info.cluster != self.info.cluster:
                 raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
-            hint = PeerHint(info.id, info.addresses, info.grpc_port)
-            if not self._book.knows(hint):
-                self._book.add(hint)
+            self._know(info)
         if heartbeat.sender == self.info.id:  # this node itself, or a duplicate, whose report does not count
             return self.heartbeat_for(None)
         self._book.note_caller(heartbeat.sender, caller.address)

@@ -89,6 +89,11 @@ class Paths:
                 del self._paths[peer][address]
         return address not in self._paths.get(peer, {})
 
+    def remove(self, peer: str, address: str) -> None:
+        """Forget a path that is measured no more."""
+        if self._paths.get(peer, {}).pop(address, None):
+            self._links_until = -math.inf
+
     def forget(self, peer: str) -> None:
         """Forget a peer that is gone; when it is back, its addresses are measured anew."""
         self._paths.pop(peer, None)

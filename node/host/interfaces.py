@@ -70,6 +70,16 @@ def interface_towards(peer: str, interfaces: Iterable[Interface]) -> Interface |
     return next((found for found in interfaces if source in found.addresses), None)
 
 
+def has_interface_of(address: str) -> bool:
+    """Whether this machine has the interface that an address names, if it names one. Connections over an interface that got
+    another name go on.
+    """
+    try:
+        return not (zone := address.partition("%")[2]) or socket.if_nametoindex(zone) > 0
+    except OSError:
+        return False
+
+
 def can_bind(host: str) -> bool:
     """Whether an address belongs to this machine."""
     try:

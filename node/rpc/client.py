@@ -105,12 +105,16 @@ class RpcClient:
         return from_message(checked_heartbeat(answer), Heartbeat)
 
     async def disconnected(self, peer: Address) -> None:
-        """Return when the connection for heartbeats is lost or dropped, after it was established once."""
+        """Return when the connection for heartbeats is lost or dropped, or cannot be established.
+
+        It is established if there is none: of a pair of nodes, one may never call the other.
+        """
         channel = self._channel(peer, "control")
-        state, before = channel.get_state(), None
-        while state is not grpc.ChannelConnectivity.SHUTDOWN and before is not grpc.ChannelConnectivity.READY:
+        none = (grpc.ChannelConnectivity.SHUTDOWN, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+        state, before = channel.get_state(try_to_connect=True), None
+        while state not in none and before is not grpc.ChannelConnectivity.READY:
             await channel.wait_for_state_change(state)
-            state, before = channel.get_state(), state
+            state, before = channel.get_state(try_to_connect=True), state
 
     async def refuses(self, peer: Address) -> bool:
         """Whether the peer's machine refuses a new TCP connection now. gRPC's channel state may be outdated."""

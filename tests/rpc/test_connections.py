@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from node.core.errors import PippinError
@@ -94,6 +95,39 @@ async def test_who_is_silent_for_long_is_hung_up_on_and_comes_again(monkeypatch:
         await asyncio.wait_for(lost, 20)
         for _ in range(3):
             await client.probe(Address(target), 5)
+
+
+async def test_the_end_of_a_node_is_noticed_by_one_that_never_called_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = asyncio.Event()
+
+    class Watched:
+        """A channel that tells when its user has seen it connected."""
+
+        def __init__(self, channel: grpc.aio.Channel) -> None:
+            self.wait_for_state_change = channel.wait_for_state_change
+            self._channel = channel
+
+        def get_state(self, **options: bool) -> grpc.ChannelConnectivity:
+            state = self._channel.get_state(**options)
+            if state is grpc.ChannelConnectivity.READY:
+                connected.set()
+            return state
+
+    async with RpcClient() as client:
+        async with serving() as (_, target):
+            watched = Watched(client._channel(Address(target), "control"))
+            monkeypatch.setattr(client, "_channel", lambda peer, purpose: watched)
+            lost = asyncio.create_task(client.disconnected(Address(target)))
+            await asyncio.wait_for(connected.wait(), 20)
+            assert not lost.done()
+        await asyncio.wait_for(lost, 20)
+
+
+async def test_a_node_that_ended_before_it_was_connected_to_is_noticed() -> None:
+    async with serving() as (_, target):
+        pass
+    async with RpcClient() as client:
+        await asyncio.wait_for(client.disconnected(Address(target)), 20)
 
 
 def test_what_is_no_connection_to_the_port_is_left_alone() -> None:

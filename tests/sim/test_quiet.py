@@ -104,6 +104,23 @@ def test_a_process_that_dies_is_noticed_at_once(world: World) -> None:
     assert states(world, "n5") == {NodeState.FAILED}
 
 
+def test_a_process_that_dies_is_noticed_by_one_that_has_just_joined(world: World) -> None:
+    """It may have no connection yet that could break."""
+    late = world.machines["n8"]
+    late.kill()
+    world.run(5.0)
+    late.start()
+
+    def knows() -> bool:
+        running = late.process and hasattr(late.process, "agent")
+        return bool(running) and "n5" in {report.info.id for report in late.process.agent.alive()}
+
+    assert world.until(knows, 10.0)
+    world.machines["n5"].kill()
+    world.run(2.0)
+    assert states(world, "n5") == {NodeState.FAILED}
+
+
 def test_both_sides_of_a_split_notice_it_and_heal(world: World) -> None:
     world.net.side = {"n2": 1, "n5": 1, "n6": 1}
     world.net.review()

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from node.cluster import heartbeats as module
 from node.cluster.address_book import AddressBook
+from node.cluster.agent import Agent
 from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.heartbeats import Heartbeats
 from node.core.clock import now
@@ -165,6 +167,30 @@ async def test_a_cable_that_is_plugged_in_is_used_with_the_next_heartbeat():
     assert not known.knows(hint)
     known.add(hint)
     assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en5", "fe80::9%en6")
+
+
+async def test_a_cable_is_forgotten_over_an_interface_that_has_another_name_now():
+    hint = PeerHint("peer", ("192.168.1.5", "fe80::9"), 7001)
+    client = Client()
+    known = book(client, interfaces=(ETHERNET, CABLES[0]))
+    known.add(hint)
+    known.paths.observe("peer", "fe80::9%en5", 0.1, now(), interface="en5", kind="thunderbolt")
+    assert known.address_of("peer").target == "[fe80::9%en5]:7001"
+    known.interfaces = (ETHERNET, CABLES[1])
+    known.add(hint)
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en6")
+    assert known.links() == ()
+    assert client.withdrawn == ["[fe80::9%en5]:7001"]
+
+
+async def test_a_cable_that_moves_to_another_port_is_used_there_without_news_of_the_peer():
+    known, me = book(interfaces=(ETHERNET, CABLES[0])), report("me")
+    own = Agent(me.info, 0, known, lambda: me, lambda _: None)
+    peer = replace(report("peer"), info=replace(report("peer").info, addresses=("192.168.1.5", "fe80::9")))
+    own.exchange(Heartbeat(peer), Caller("192.168.1.5"))
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en5")
+    own.readdress(me.info.addresses, (ETHERNET, CABLES[1]))
+    assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en6")
 
 
 async def test_a_peer_given_with_its_zone_is_called_there(monkeypatch):

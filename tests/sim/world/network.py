@@ -319,24 +319,21 @@ class SimClient:
         net.timeline.after(net.delay(), arrive)
 
     async def disconnected(self, peer: Address) -> None:
-        """Return when a connection to the peer is lost; wait for one first."""
-        lost: asyncio.Future[bool] = self._process.loop.create_future()
+        """Return when a connection to the peer is lost or cannot be made."""
+        lost: asyncio.Future[None] = self._process.loop.create_future()
         pipes: list[Pipe] = []
 
-        def finish(was_open: bool) -> None:
+        def finish() -> None:
             if not lost.done():
-                lost.set_result(was_open)
+                lost.set_result(None)
 
         def reached(pipe: Pipe) -> None:
-            pipe.broke[0] = lambda: finish(True)
+            pipe.broke[0] = finish
             pipes.append(pipe)
 
-        self._connect(peer, reached, lambda _: finish(False))
+        self._connect(peer, reached, lambda _: finish())
         try:
-            while not await lost:
-                await asyncio.sleep(1.0)
-                lost = self._process.loop.create_future()
-                self._connect(peer, reached, lambda _: finish(False))
+            await lost
         finally:
             self._hang_up(pipes)
 
