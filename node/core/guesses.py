@@ -52,7 +52,7 @@ class Prediction:
         self._recent = ""
         """The answer's last tokens."""
 
-    def ahead(self, count: int) -> str:
+    def guesses(self, count: int) -> str:
         return self._text[self._place : self._place + count]
 
     def follow(self, token: int) -> None:
@@ -62,7 +62,7 @@ class Prediction:
     def take(self, token: str) -> None:
         """Follow the answer by one token, as the character that stands for it."""
         self._recent = (self._recent + token)[-LONGEST:]
-        if self.ahead(1) == token:
+        if self.guesses(1) == token:
             self.accepted += 1
             self._place += 1
             self._lost_at = self._place
@@ -87,12 +87,12 @@ class Repetition:
         """Where the next token is expected; -1: nowhere."""
         self._find()
 
-    def ahead(self, count: int) -> str:
+    def guesses(self, count: int) -> str:
         return self._text[self._place : self._place + count] if self._place >= 0 else ""
 
     def take(self, token: str) -> None:
         """Follow the answer by one token."""
-        hit = self.ahead(1) == token
+        hit = self.guesses(1) == token
         self._text += token
         if hit:
             self._place += 1
@@ -132,7 +132,7 @@ class Drafted:
     def __init__(self) -> None:
         self._tokens = ""
 
-    def ahead(self, count: int) -> str:
+    def guesses(self, count: int) -> str:
         return self._tokens[:count]
 
     def take(self, token: str) -> None:
@@ -171,7 +171,7 @@ class Guesser:
         if not self._follow(tokens):
             return None
         source = self._best(_text(guessed))
-        return ord(source.ahead(len(guessed) + 1)[-1]) if source else None
+        return ord(source.guesses(len(guessed) + 1)[-1]) if source else None
 
     def lacks_draft(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> bool:
         """Whether the draft model should draw the token after these: it was right more often than sources that have it."""
@@ -209,18 +209,18 @@ class _Rated:
 
     def __init__(self, source: Prediction | Repetition | Drafted, rate: float) -> None:
         self._source = source
-        self.ahead = source.ahead
+        self.guesses = source.guesses
         self.rate = rate
 
     def goes_on_after(self, expected: str) -> bool:
-        ahead = self.ahead(len(expected) + 1)
-        return len(ahead) > len(expected) and ahead.startswith(expected)
+        guesses = self.guesses(len(expected) + 1)
+        return len(guesses) > len(expected) and guesses.startswith(expected)
 
     def miss(self) -> None:
         self.rate *= RATE_DECAY
 
     def take(self, token: str) -> None:
-        if guess := self.ahead(1):
+        if guess := self.guesses(1):
             self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
         else:
             self.rate += RECOVERY * (FIRST_RATE - self.rate)
