@@ -30,15 +30,15 @@ class Encoder:
         self.bos: int | None = hf.bos_token_id
         self._adds_bos = hf.encode("")[:1] == [self.bos]
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a raw prompt. It begins with one BOS if the tokenizer adds one.
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """Encode a raw prompt. It begins with one BOS if the tokenizer adds one; without `bos`, none is added.
 
         Control strings in it become control tokens, as with OpenAI's legacy endpoint and vLLM: the sender of a raw
         prompt writes the template himself.
         """
         with self._lock, panics_as_errors():
             tokens = self._encode_added(text)
-        return self._with_bos(tokens)
+        return self._with_bos(tokens) if bos else tokens
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         if self.bos is not None and self._adds_bos and tokens[:1] != [self.bos]:
@@ -86,7 +86,7 @@ class Encoder:
         given = {
             "messages": [self._with_known_role(message) for message in messages],
             "tools": list(tools) if tools else None,
-            **kwargs,
+            **self._known_variables(kwargs),
         }
         marks = Marks(self._control_strings, given)
         with self._lock:
@@ -133,6 +133,15 @@ class Encoder:
         template = self._hf.chat_template
         renamed = message.get("role") == "developer" and isinstance(template, str) and "developer" not in template
         return {**message, "role": "system"} if renamed else dict(message)
+
+    def _known_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Name the variables as the template does: some call `enable_thinking` only `thinking`."""
+        template = self._hf.chat_template
+        if self._renderer is not self._hf:  # it is code, which refuses variables that it does not know
+            return {name: value for name, value in given.items() if name != "reasoning_effort"}
+        if "enable_thinking" in given and isinstance(template, str) and "enable_thinking" not in template:
+            return {"thinking": given["enable_thinking"], **given}
+        return dict(given)
 
     def _encode_typed(self, text: str, *, first: bool) -> list[int]:
         """Encode without looking for added tokens. Not `first`: encode it as in the middle of a text."""

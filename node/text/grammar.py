@@ -6,6 +6,7 @@ anything that the schema leaves unbounded by omission (further properties, numbe
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,11 +107,31 @@ def _tightened(schema: Any, *, close: bool) -> Any:
     for key in tight.keys() & set(SCHEMA_MAPS):
         if isinstance(tight[key], Mapping):
             tight[key] = {name: _tightened(each, close=close) for name, each in tight[key].items()}
+    _limit_names(tight)
     if close and _may_be_closed(tight):
         tight["additionalProperties"] = False
     if tight.get("type") in ("integer", "number") and not tight.keys() & {"enum", "const", "multipleOf"}:
         _bound(tight)
     return tight
+
+
+def _limit_names(schema: dict[str, Any]) -> None:
+    """Replace `propertyNames` by `patternProperties`, which llguidance knows, where they mean the same."""
+    match schema.get("propertyNames"):
+        case {"enum": list(names), **more} if all(isinstance(name, str) for name in names):
+            pattern = f"^({'|'.join(map(re.escape, names))})$"
+        case {"pattern": str(pattern), **more}:
+            pass
+        case {"type": "string", **more}:
+            pattern = ""
+        case _:
+            return
+    if more.keys() - {"type", "title", "description"} or "patternProperties" in schema:
+        return
+    del schema["propertyNames"]
+    others = schema.get("additionalProperties", True)
+    if pattern and others is not False:
+        schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
 
 
 def _may_be_closed(schema: Mapping[str, Any]) -> bool:

@@ -62,12 +62,18 @@ class SandboxedEncoder:
             await asyncio.wait([self._loading])
         await asyncio.sleep(0)  # its transport closes in the next iteration of the loop
 
-    async def encode(self, text: str, *, context: int, param: str) -> list[int]:
-        """See `Encoder.encode`. Raises ContextExceeded for a text of more than `context` tokens, naming `param`;
-        ModelBroken, ModelChanged, Overloaded, NotReady.
+    async def encode(
+        self, text: str, *, context: int, param: str, bos: bool = True, truncate: bool = False
+    ) -> list[int]:
+        """See `Encoder.encode`. Of a text of more than `context` tokens, `truncate` leaves the first ones.
+
+        Raises ContextExceeded for such a text without `truncate`, naming `param`; ModelBroken, ModelChanged, Overloaded,
+        NotReady.
         """
+        if truncate:
+            text = text[: context * self.tokenizer.max_token_chars]
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
-        return await self._ask("encode", context, param, text=text)
+        return await self._ask("encode", context, param, text=text, bos=bos, first=context if truncate else None)
 
     async def encode_prediction(self, text: str, *, most: int) -> list[int]:
         """See `Encoder.encode_prediction`; returns the first `most` tokens. Raises as `encode` does, but for the length."""

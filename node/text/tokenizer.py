@@ -115,6 +115,23 @@ class Tokenizer(Encoder):
             return text
         return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
 
+    def spell(self, tokens: Sequence[int]) -> str:
+        """Text of a complete sequence, with control tokens, as transformers decodes it."""
+        if self._to_bytes is None:
+            with self._lock, panics_as_errors():
+                decoded: str = self._hf.decode(tokens, clean_up_tokenization_spaces=False)
+            return decoded
+        text = b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+        if text.startswith(" "):
+            with self._lock, panics_as_errors():
+                blank = self._hf.decode(tokens[:1]).startswith(" ")
+            return text if blank else text[1:]  # SentencePiece puts one before the first word
+        return text
+
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them."""
+        return [name or "" for name in self._hf.convert_ids_to_tokens(list(tokens))]
+
     def detokenizer(self) -> Detokenizer:
         return _WindowDetokenizer(self) if self._to_bytes is None else _ByteDetokenizer(self)
 

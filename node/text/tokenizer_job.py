@@ -71,8 +71,9 @@ class _TokenizerJob:
         self._encoder = Encoder(self._hf, self._hf, [ControlString(*each) for each in controls])
         return []
 
-    def encode(self, text: str) -> list[int]:
-        return self._encoder.encode(text)
+    def encode(self, text: str, bos: bool, first: int | None) -> list[int]:
+        """The `first` tokens of a text; None: all."""
+        return self._encoder.encode(text, bos=bos)[:first]
 
     def encode_prediction(self, text: str, first: int) -> list[int]:
         """The `first` tokens of a text."""

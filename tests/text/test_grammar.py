@@ -129,6 +129,27 @@ def test_properties_that_nobody_named_are_left_out_unless_the_schema_speaks_of_t
 
 
 @pytest.mark.parametrize(
+    ("names", "good", "bad"),
+    [
+        ({"type": "string"}, ["a", "B c"], []),
+        ({"pattern": "^[a-c]+$"}, ["a", "cab"], ["d", "aB"]),
+        ({"type": "string", "enum": ["good", "so-so."]}, ["good", "so-so."], ["soso.", "so-sox", "goodso-so."]),
+    ],
+)
+def test_names_of_properties(accepts, names, good, bad):
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    for name in good:
+        assert accepts(of(schema), json.dumps({name: 1}))
+        assert not accepts(of(schema), json.dumps({name: "x"}))
+        assert accepts(of({**schema, "additionalProperties": False}), "{}")
+        assert not accepts(of({**schema, "additionalProperties": False}), json.dumps({name: 1}))
+    for name in bad:
+        assert not accepts(of(schema), json.dumps({name: 1}))
+    with pytest.raises(BadRequest):
+        of({**schema, "propertyNames": {**names, "maxLength": 3}})
+
+
+@pytest.mark.parametrize(
     "text", ['{"a":1}', '{ "a": 1}', '{"a": 1 }', '{"a":  1}', '{"a": 1}\n', ' {"a": 1}', '{\n"a": 1}']
 )
 def test_white_space_is_where_json_dumps_puts_it(accepts, text):

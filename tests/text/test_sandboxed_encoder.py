@@ -113,6 +113,10 @@ async def test_a_prediction_is_cut_before_anything_is_made_of_it(opened):
     assert await encoder.encode_prediction(words, most=0) == []
     begun = time.monotonic()
     assert len(await encoder.encode_prediction("x" * 30 * MB, most=100)) == 100
+    cut = await encoder.encode(words, context=5, param="x", truncate=True)
+    assert cut == encoder.tokenizer.encode(words)[:5]
+    assert len(await encoder.encode("x" * 30 * MB, context=100, param="x", truncate=True)) == 100
+    assert await encoder.encode("Hi", context=100, param="x", truncate=True) == encoder.tokenizer.encode("Hi")
     assert time.monotonic() - begun < 20
 
 

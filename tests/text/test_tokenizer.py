@@ -234,6 +234,28 @@ def test_developer_is_system_where_the_template_does_not_know_it(loaded):
         assert tokenizer.encode_chat(chats[0]) == tokenizer.encode_chat(chats[1])
 
 
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_a_template_gets_its_own_name_of_the_variable_for_thinking(tmp_path, name):
+    directory = save(sentencepiece("first"), tmp_path)
+    (directory / "chat_template.jinja").write_text("{% if " + name + " %}yes{% else %}no{% endif %}")
+    tokenizer = Tokenizer(directory)
+    for thinks in (True, False):
+        tokens = tokenizer.encode_chat([{"role": "user", "content": "x"}], enable_thinking=thinks)
+        assert tokenizer.decode(tokens).strip() == ("yes" if thinks else "no")
+
+
+def test_a_template_in_code_gets_no_variable_that_it_refuses(tmp_path):
+    directory = save(sentencepiece("first"), tmp_path)
+    (directory / "chat_template.jinja").unlink()
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template_type": "deepseek_v32"}))
+    tokenizer = Tokenizer(directory)
+    chat = [{"role": "user", "content": "x"}]
+    assert tokenizer.encode_chat(chat, enable_thinking=True, reasoning_effort="high")
+    with pytest.raises(BadRequest, match="made_up"):
+        tokenizer.encode_chat(chat, made_up=1)
+
+
 def test_an_empty_last_message_of_the_assistant_is_closed(loaded):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
     assert loaded["demo"].encode_chat(messages)[-4:] == [2, 5, 2, 5]
