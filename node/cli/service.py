@@ -68,7 +68,11 @@ def service_of(user: str | None, config: str | None) -> Service:
         home = Path(pwd.getpwnam(name).pw_dir)
     except KeyError:
         raise ServiceFailed(f"There is no user {name} on this machine.") from None
-    return Service(_program("node"), name, home, Path(config).expanduser().absolute() if config else None)
+    try:
+        file = Path(config).expanduser().absolute() if config else None
+    except RuntimeError:
+        raise ServiceFailed(f"There is no home of the user in {config}.", hint="Write the file's whole path.") from None
+    return Service(_program("node"), name, home, file)
 
 
 def install(manager: Manager, service: Service) -> None:

@@ -220,6 +220,8 @@ def test_only_root_may(
 def test_users(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "install", "--user", "no-such-user"]) == 1
     assert "no user no-such-user" in capsys.readouterr().err
+    assert main(["service", "install", "--user", me(), "--config", "~no-such-user/config.toml"]) == 1
+    assert "no home of the user in ~no-such-user/config.toml" in capsys.readouterr().err
     monkeypatch.setattr("getpass.getuser", lambda: "root")
     assert main(["service", "install"]) == 1
     assert "Name another user with --user NAME" in capsys.readouterr().err
