@@ -30,7 +30,7 @@ from node.cluster.unreached import Unreached
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
 from node.core.logs import RecentLines
-from node.core.models import DraftChoice
+from node.core.models import Alias, DraftChoice
 from node.core.pool import Pools
 from node.core.types import Issue, Memory, NodeInfo, NodeReport, PeerView
 from node.engine.blas import has_slow_blas, tuned_blas
@@ -140,7 +140,7 @@ class Daemon:
         every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         hosts = (options.host or every,)
         interfaces = self._interfaces()
-        self._api = ApiServer(hosts, options.api_port)
+        self._api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port)
         self._rpc = RpcServer(hosts, options.grpc_port, security)
         info = self._info(addresses(interfaces))
         self._client = RpcClient(security)
@@ -295,10 +295,13 @@ class Daemon:
             names=(socket.gethostname(), *self._options.allow_hosts),
             open_api=self._options.open_api,
             body_limit=self._options.max_body,
+            ollama_port=self._api.ollama_port,
         )
         await self._api.start(app)
         info, address = self._agent.info, join_host_port(self._options.host or "localhost", self._api.port)
         log.info("node %s of cluster %s: API on http://%s/v1", info.name, info.cluster, address)
+        if self._api.ollama_port is not None:
+            log.info("Ollama's clients find the API on port %d, too", self._api.ollama_port)
         if not self._options.models:
             log.info(
                 "no model is named: a request loads the one that it asks for; so does a start with --model %s, or "
@@ -392,6 +395,7 @@ class Daemon:
             job_s=self._watchdog.age_s,
             speeds=self._rings.speeds(),
             issues=self._upkeep.issues,
+            aliases=tuple(Alias(*given) for given in self._options.aliases),
         )
 
     async def _issues(self) -> tuple[Issue, ...]:

@@ -50,6 +50,14 @@ def draft(text: str) -> tuple[str, str]:
     return name(model) if equals else "", name(small)
 
 
+def alias(text: str) -> tuple[str, str]:
+    """The alias, and the model that it stands for."""
+    given, equals, model = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL; write it like gpt-4o=qwen3-32b")
+    return name(given), name(model)
+
+
 def cluster(text: str) -> str:
     """Must be a DNS label, as the head is found as <cluster>.local. It is returned in lower case, like DNS names."""
     if not re.fullmatch(r"(?!-)[a-z0-9-]{1,63}(?<!-)", text.lower()):

@@ -62,6 +62,8 @@ class Options:
     """Directories searched for models before the hub; each exists."""
     api_port: int = DEFAULT_API_PORT
     """0: any free port."""
+    ollama_port: int | None = None
+    """A second port of the API, where Ollama's clients look for it; 0: any free port; None: there is none."""
     grpc_port: int = 0
     """0: any free port, so that several nodes can share a machine. Peers learn it by mDNS; only `--peer` needs it fixed."""
     host: str = ""
@@ -83,6 +85,8 @@ class Options:
     """Bits of a number of the KV; 0: the dtype of the activations."""
     drafts: tuple[tuple[str, str], ...] = ()
     """Models, and the draft models that guess their tokens."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Names that requests may use for a model, and the model."""
     max_sessions: int | None = None
     """Sequences that a ring reserves memory for; None: the placement decides."""
     max_rings: int | None = None
@@ -223,6 +227,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     add("--kv-bits", default=0, type=int, choices=KV_BITS, help=bits)
     draft = "small model that guesses tokens of MODEL, or of each --model, where it is spread over nodes; repeatable"
     add_list("--draft", dest="drafts", metavar="[MODEL=]ID", type=values.draft, help=draft)
+    alias = "let requests name MODEL by NAME, too, at every node, like gpt-4o=qwen3-32b; repeatable"
+    add_list("--alias", dest="aliases", metavar="NAME=MODEL", type=values.alias, help=alias)
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")
@@ -295,6 +301,8 @@ def _add_api(group: argparse._ArgumentGroup) -> None:
         help="further host name by which requests may address this node; repeatable (default: addresses and local "
         "names)",
     )
+    ollama = "serve the API on this port, too, such as 11434, where Ollama's clients look for it; 0: any free port"
+    add("--ollama-port", metavar="PORT", type=values.count(0, 65535), help=f"{ollama} (default: none)")
     add("--open-api", action="store_true", help="without keys, accept requests from public addresses, too")
     add(
         "--max-body",

@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 API_PORT = 52415
 MODEL = "pippin-demo"
 POLL_S = 0.2
-OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER")
+OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER", "PIPPIN_OLLAMA_PORT")
 """Variables that several nodes of one machine cannot share, like what the user's configuration file says of one node."""
 
 

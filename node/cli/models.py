@@ -21,13 +21,13 @@ def held(models: Json, status: Json) -> str:
             model["state"],
             "yes" if model["fits"] else "no",
             ", ".join(names.get(node, node) for node in model["nodes"]) or "-",
-            ", ".join(model["short_names"]),
+            ", ".join([*model["short_names"], *model.get("aliases", [])]),
         )
         for model in models["models"]
     ]
     reasons = [f"! {model['id']}  {model['reason']}" for model in models["models"] if model["reason"]]
     reasons += [f"! {model['id']}  {model['reason']}" for model in models.get("unusable", [])]
-    lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "SHORT NAMES"), *rows])
+    lines = aligned([("MODEL", "SIZE", "STATE", "FITS", "HELD BY", "OTHER NAMES"), *rows])
     return "\n".join(map(printable, [*lines, *([""] if reasons else []), *reasons]))
 
 

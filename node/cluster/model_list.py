@@ -17,28 +17,34 @@ Json = dict[str, Any]
 def build_models(
     view: ClusterView,
     short_names: Mapping[str, str],
+    aliases: Mapping[str, str],
     allowed: Callable[[Iterable[str]], list[str]],
     unusable: Mapping[str, str],
 ) -> Json:
-    """`short_names`: ids by short name. `allowed`: leaves out models that requests may not load. `unusable`: why models on
+    """`short_names`, `aliases`: ids by short name and alias. `allowed`: leaves out models that requests may not load. `unusable`: why models on
     this node's disk can't be loaded, by id.
     """
+    names = (short_names, aliases)
     reports = [peer.report for peer in view.peers if peer.state in PRESENT]
     states = model_states(view)
     held = {model.id for report in reports for model in report.models}
     return {
         "schema": 1,
-        "models": [
-            _model(model, view, reports, states, short_names) for model in sorted(allowed(held | states.keys()))
-        ],
+        "models": [_model(model, view, reports, states, names) for model in sorted(allowed(held | states.keys()))],
         "unusable": [{"id": model, "reason": reason} for model, reason in unusable.items() if model not in held],
         "short_names": dict(short_names),
+        "aliases": dict(aliases),
     }
 
 
 def _model(
-    model: str, view: ClusterView, reports: list[NodeReport], states: Mapping[str, str], short_names: Mapping[str, str]
+    model: str,
+    view: ClusterView,
+    reports: list[NodeReport],
+    states: Mapping[str, str],
+    names: tuple[Mapping[str, str], Mapping[str, str]],
 ) -> Json:
+    short_names, aliases = names
     size = _size(model, view, reports)
     reason = _obstacle(model, size, view, reports)
     return {
@@ -49,6 +55,7 @@ def _model(
         "fits": not reason,
         "reason": reason,
         "short_names": [short for short, of in short_names.items() if of == model],
+        "aliases": [alias for alias, of in aliases.items() if of == model],
     }
 
 
@@ -56,7 +63,7 @@ def _size(model: str, view: ClusterView, reports: list[NodeReport]) -> int:
     """Bytes of the weights: as placed, or as the files have them; 0 if unknown."""
     for spec in view.placement.specs:
         if spec.id == model:
-            return sum(spec.layer_bytes) + spec.ends_bytes
+            return spec.weight_bytes
     return max((held.bytes for report in reports for held in report.models if held.id == model), default=0)
 
 

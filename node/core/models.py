@@ -1,6 +1,8 @@
 """Descriptions of models. Messages on the wire have the same fields."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 KV_BITS = (4, 8)
 """Bits that a number of the KV may have, instead of those of the activations."""
@@ -31,6 +33,15 @@ class DraftChoice:
 
     model: str
     draft: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Alias:
+    """A node's wish, from --alias, that requests for `name` are for `model`: some clients insist on names of their own."""
+
+    name: str
+    model: str
+    """Id or short name, as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,10 @@ class ModelSpec:
         return len(self.layer_bytes)
 
     @property
+    def weight_bytes(self) -> int:
+        return sum(self.layer_bytes) + self.ends_bytes
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of weights that are read for each token."""
         return sum(self.layer_bytes) + self.head_bytes
@@ -122,3 +137,24 @@ class ModelEntry:
     created: int
     """Unix seconds."""
     owned_by: str
+    revision: str = ""
+    """Of the model that is served, or else of one that a node holds; empty if no node tells it."""
+    bytes: int = 0
+    """Size of its weights; 0 if no node tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a model's small files tell of it."""
+
+    entry: ModelEntry
+    context: int
+    """Tokens that a request may have: those of its ring; of a model without one, those of its config."""
+    config: Mapping[str, Any]
+    """Its config.json, which has a `model_type`."""
+    template: str
+    """Its chat template in Jinja; empty if there is none."""
+    embeds: bool
+    """Whether it gives embeddings."""
+    parameters: int = 0
+    """Number of its parameters; 0 if it is not known here."""

@@ -34,7 +34,7 @@ class Pool(Executor):
         self._asked_at: dict[Future[Any], float] = {}
         """Submission times of all unfinished jobs, oldest first."""
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function in a thread. Raises Overloaded if too many jobs wait, and the exceptions of the function."""
         return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))
 

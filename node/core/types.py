@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from node.core.models import DraftChoice, HeldModel, ModelSpec
+from node.core.models import Alias, DraftChoice, HeldModel, ModelSpec
 from node.core.units import format_download
 
 MAX_NAME_CHARS = 512
@@ -306,6 +306,7 @@ class NodeReport:
     """Ids of nodes that it does not hear at present."""
     issues: tuple[Issue, ...] = ()
     """Of its machine and of its options, found by itself."""
+    aliases: tuple[Alias, ...] = ()
 
 
 class NodeState(StrEnum):

@@ -51,7 +51,7 @@ class Disk:
 
     async def _fetch(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
         spec = await self._specs.find(model)
-        size, share = sum(spec.layer_bytes) + spec.ends_bytes, 0.0
+        size, share = spec.weight_bytes, 0.0
 
         def note(download: Download) -> None:
             nonlocal share

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from node.cluster.address_book import AddressBook
@@ -18,10 +17,12 @@ from node.core.clock import now
 from node.core.errors import ModelBroken
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import HeldModel, ModelEntry, Wish
+from node.core.models import HeldModel, ModelDescription, ModelEntry, Wish
 from node.core.pool import Pools
-from node.core.types import Address, NodeMetrics, PeerView, Ring, Severity
+from node.core.types import NodeMetrics, PeerView, Ring, Severity
 from node.gateway.disk import Disk
+from node.gateway.model_index import ModelIndex, TokenizerFiles
+from node.gateway.model_names import ModelNames
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
 from node.model.short_names import SHORT_NAMES
@@ -37,8 +38,6 @@ BROKEN_S = 60.0
 TELL_S = 1.0
 """Maximum wait for the head to hear of a model that came just now. It takes some milliseconds."""
 LOOK_S = 0.02
-
-TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 
 
 class Gateway:
@@ -69,6 +68,10 @@ class Gateway:
         self._book = book
         self._rings = rings
         self._catalogue = catalogue
+        self._names = ModelNames(agent, catalogue)
+        self._index = ModelIndex(
+            agent, book, catalogue, self._names, allowlist, tokenizer_files, pools.files, started_at
+        )
         self._tokenizer_files = tokenizer_files
         self._allowlist = allowlist
         self._draining = draining
@@ -78,7 +81,6 @@ class Gateway:
         self.grammars = grammars
         self._sandboxes = sandboxes
         self._router = Router(agent, book, rings, client, want)
-        self._started_at = started_at
         self._open_cluster = open_cluster
         self._other_secret = other_secret
         self._open: dict[str, tuple[str, SandboxedEncoder]] = {}
@@ -90,26 +92,20 @@ class Gateway:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def models(self) -> Sequence[ModelEntry]:
-        """Models that some node of the cluster holds or serves, and that a request may use."""
-        return [
-            ModelEntry(model, self._catalogue.created(model) or self._started_at, "pippin")
-            for model in self._allowlist.filter(self._held())
-        ]
+        return self._index.models()
 
     def known(self, name: str) -> ModelEntry | None:
-        """The one of `models` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
-        model = self._catalogue.match(name, self._held())
-        return next((entry for entry in self.models() if entry.id == model), None)
+        return self._index.known(name)
 
-    def _held(self) -> list[str]:
-        served = {ring.model for ring in self._agent.placement.rings}
-        return sorted(served | {held.id for report in self._agent.alive() for held in report.models})
+    async def describe(self, name: str) -> ModelDescription:
+        return await self._index.describe(name)
 
     def status(self) -> dict[str, Any]:
         return build_status(self._agent.view(), open_cluster=self._open_cluster, other_secret=self._other_secret())
 
     def model_list(self) -> dict[str, Any]:
-        return build_models(self._agent.view(), SHORT_NAMES, self._allowlist.filter, self._catalogue.unusable())
+        aliases, allowed = self._names.aliases(), self._allowlist.filter
+        return build_models(self._agent.view(), SHORT_NAMES, aliases, allowed, self._catalogue.unusable())
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.
@@ -178,10 +174,9 @@ class Gateway:
 
     async def _id_of(self, name: str) -> str:
         """Raises ModelNotFound, ModelBroken."""
-        held = self._held()
-        if model := self._catalogue.match(name, held):
+        if model := self._names.match(name):
             return model
-        model = await self._pools.files.run(self._catalogue.find, name, held)
+        model = await self._pools.files.run(self._names.find, name)
         await self._tell_head()
         return model
 
@@ -194,7 +189,7 @@ class Gateway:
 
     def loading(self, model_id: str) -> str:
         """How far the load of a model is; empty if it is not loading."""
-        return " ".join(self._router.loading(self._catalogue.match(model_id, self._held()) or model_id))
+        return " ".join(self._router.loading(self._names.match(model_id) or model_id))
 
     async def _encoder(self, ring: Ring) -> SandboxedEncoder:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):

@@ -17,7 +17,7 @@ from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
 from node.model.scanner import Folder, FolderScanner
-from node.model.short_names import canonical, not_for_mlx
+from node.model.short_names import canonical, not_for_mlx, untagged
 from node.model.weights import Weights
 
 SEARCH_AGAIN_S = 1.0
@@ -114,7 +114,7 @@ class Catalogue:
         if len(name) > MAX_NAME_CHARS:  # comparing names takes time quadratic in their length
             what = f"The model's name has {len(name):,} characters; {MAX_NAME_CHARS} are the most."
             raise ModelNotFound(what, param="model")
-        name = name.strip()
+        name = untagged(name)
         wanted = canonical(name)
         held = (*self._created, *elsewhere)
         for model_id in (name, wanted):

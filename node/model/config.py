@@ -1,5 +1,6 @@
 """Reads a model's config.json, and checks the files that mlx-lm reads with it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,23 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"{directory / 'config.json'} names no model_type.")
     return config
+
+
+def read_template(directory: Path) -> str:
+    """The model's chat template in Jinja, the default one if it has several; empty if it has none. Raises ModelBroken."""
+    own, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    try:
+        for path in (own, config):
+            check_small(path)
+        if own.exists():
+            return own.read_text("utf-8")
+        template = json.loads(config.read_text("utf-8")).get("chat_template") if config.exists() else None
+        if isinstance(template, list):
+            named = {each["name"]: each["template"] for each in template}
+            template = named.get("default")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelBroken(f"The chat template in {directory} cannot be read: {error}") from error
+    return template if isinstance(template, str) else ""
 
 
 def check_small(path: Path) -> None:

@@ -126,6 +126,11 @@ def not_for_mlx(name: str) -> str:
     return f"It names a GGUF file or its quantization; Pippin reads safetensors, as MLX does. {instead}"
 
 
+def untagged(name: str) -> str:
+    """The name without `:latest`, the tag that Ollama's clients append to names that have none."""
+    return name.strip().removesuffix(":latest")
+
+
 def without_hub(name: str) -> str:
     """`org/name` of the address of a model's page on the hub; any other name unchanged."""
     path = _HUB.sub("", name)

@@ -140,6 +140,9 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_count("draft models", report.drafts, MAX_ITEMS)
     for choice in report.drafts:
         _check_names(choice.model, choice.draft)
+    _check_count("aliases", report.aliases, MAX_ITEMS)
+    for alias in report.aliases:
+        _check_names(alias.name, alias.model)
     for held in report.models:
         _check_names(held.id, held.revision)
     _check_count("stages", report.stages, MAX_ITEMS)

@@ -114,6 +114,14 @@ class DraftChoice(_message.Message):
     draft: str
     def __init__(self, model: _Optional[str] = ..., draft: _Optional[str] = ...) -> None: ...
 
+class Alias(_message.Message):
+    __slots__ = ("name", "model")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
 class KvCost(_message.Message):
     __slots__ = ("per_token", "fixed", "window")
     PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -287,7 +295,7 @@ class Issue(_message.Message):
     def __init__(self, code: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., hint: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "suspects", "issues")
+    __slots__ = ("info", "memory", "term", "head", "fence", "stages", "traffic", "models", "preload", "min_stages", "links", "peers", "draining", "lag_s", "job_s", "idle", "disk_error", "speeds", "drafts", "suspects", "issues", "aliases")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +317,7 @@ class NodeReport(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     ISSUES_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     memory: Memory
     term: int
@@ -330,7 +339,8 @@ class NodeReport(_message.Message):
     drafts: _containers.RepeatedCompositeFieldContainer[DraftChoice]
     suspects: _containers.RepeatedScalarFieldContainer[str]
     issues: _containers.RepeatedCompositeFieldContainer[Issue]
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., suspects: _Optional[_Iterable[str]] = ..., issues: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ...) -> None: ...
+    aliases: _containers.RepeatedCompositeFieldContainer[Alias]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., term: _Optional[int] = ..., head: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[RingTraffic, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., preload: _Optional[_Iterable[str]] = ..., min_stages: _Optional[int] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerHint, _Mapping]]] = ..., draining: _Optional[bool] = ..., lag_s: _Optional[float] = ..., job_s: _Optional[float] = ..., idle: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., disk_error: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[Speed, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftChoice, _Mapping]]] = ..., suspects: _Optional[_Iterable[str]] = ..., issues: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ...) -> None: ...
 
 class StageSpec(_message.Message):
     __slots__ = ("node", "start", "end")

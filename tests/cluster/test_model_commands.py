@@ -33,11 +33,14 @@ def in_memory(node: Node) -> list[Any]:
 
 
 def test_models_are_shown_loaded_and_unloaded(cluster: Cluster) -> None:
-    one, two = cluster.start(2, "--model", MODEL)
-    cluster.ready(one, two)
+    one = cluster.launch("--model", MODEL, "--alias", f"gpt-4o={MODEL}", "--alias", f"its-own={MODEL}")
+    two = cluster.launch("--model", MODEL)
+    cluster.ready(one.started(), two.started())
     (model,) = json.loads(asked(two, "models", "--json"))["models"]
     assert (model["id"], model["state"], model["fits"], len(model["nodes"])) == (MODEL, "ready", True, 2)
     assert model["bytes"] > 1 << 20
+    assert model["aliases"] == ["gpt-4o", "its-own"]
+    assert {entry["id"] for entry in two.get("/v1/models").json["data"]} == {MODEL, "gpt-4o", "its-own"}
 
     assert asked(two, "unload", MODEL) == f"{MODEL} is unloaded\n"
     assert one.status()["state"] == two.status()["state"] == "idle"
@@ -51,6 +54,7 @@ def test_models_are_shown_loaded_and_unloaded(cluster: Cluster) -> None:
     assert [len(ring["stages"]) for ring in loaded["rings"]] == [2]
     assert MODEL in asked(one, "ps")
     assert "There is no model" in asked(one, "load", "no-such-model", code=1)
+    assert one.chat("Hello", model=MODEL).text == two.chat("Hello", model="gpt-4o").text
 
 
 def test_a_model_that_came_just_now_is_fetched_by_another_node_and_deleted(cluster: Cluster, tmp_path: Path) -> None:

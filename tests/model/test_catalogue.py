@@ -140,6 +140,15 @@ def test_find(places, catalogue, make_model):
     assert caught.value.param == "model"
 
 
+def test_the_tag_of_ollamas_clients_is_no_part_of_a_name(places, catalogue, make_model):
+    make_model(places / "mine" / "org" / "one")
+    catalogue.refresh()
+    for name in ("org/one:latest", "ORG/one:latest", " one:latest "):
+        assert catalogue.match(name) == "org/one"
+    assert catalogue.match("other:latest", ["other"]) == "other"
+    assert catalogue.match("org/one:other") != "org/one"
+
+
 def test_a_name_without_end_is_refused_before_anything_is_compared_with_it(catalogue):
     for name in ("a" * 1_000_000, "-it" * 300_000, "x/" + "y" * 1_000_000):
         with pytest.raises(ModelNotFound, match="512 are the most") as caught:

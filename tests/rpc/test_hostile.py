@@ -85,6 +85,8 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "idle layers with such KV": lambda m: m.report.idle.add(model="m", end=1, kv_bits=1 << 31),
     "too many draft models": lambda m: [m.report.drafts.add() for _ in range(MAX_ITEMS + 1)],
     "a draft model that moves the cursor": lambda m: m.report.drafts.add(model="m", draft="\x1b[2J"),
+    "too many aliases": lambda m: [m.report.aliases.add() for _ in range(MAX_ITEMS + 1)],
+    "an alias that moves the cursor": lambda m: m.report.aliases.add(name="\x1b[2J", model="m"),
     "too many layers": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),
     "memory beyond all reason": lambda m: setattr(m.report.memory, "usable", (1 << 64) - 1),

@@ -8,8 +8,6 @@ from typing import Any
 import psutil
 import pytest
 
-from node.core.errors import ModelNotFound
-from node.core.models import HeldModel
 from node.core.pool import Pools
 from node.core.types import (
     ClusterView,
@@ -24,7 +22,6 @@ from node.core.types import (
     StageSpec,
 )
 from node.gateway.gateway import Gateway
-from node.model.catalogue import Catalogue
 from node.text.sandbox import SandboxServer
 from tests.text.test_constraint import DEMO
 
@@ -41,7 +38,7 @@ async def gateway(sandbox_server):
     peer = PeerView(NodeReport(NodeInfo("n1", 1, "n1", "home", "1", 1, (), 1, 2), Memory(1, 1)), NodeState.ALIVE)
     view = ClusterView("n1", 1, "n1", (peer,), Placement())
     placed = Placement(rings=(ring("a"), ring("b")))
-    agent = SimpleNamespace(placement=placed, info=SimpleNamespace(name="n1"), view=lambda: view)
+    agent = SimpleNamespace(placement=placed, info=SimpleNamespace(id="n1", name="n1"), view=lambda: view)
     parts: dict[str, Any] = {
         "agent": agent,
         "book": SimpleNamespace(address_of=lambda node: None),
@@ -151,15 +148,3 @@ async def test_health_names_the_warnings_that_are_problems(gateway):
     gateway._agent.view = lambda: view
     assert {each["code"] for each in gateway.status()["warnings"]} == {"no-capacity", "open-cluster"}
     assert gateway.health() == {"status": "ok", "node": "n1", "models": [], "warnings": ["no-capacity"]}
-
-
-async def test_a_short_name_gives_the_entry_of_a_model_that_is_held(gateway, tmp_path):
-    report = SimpleNamespace(models=(HeldModel("mlx-community/Qwen3-8B-4bit"),))
-    gateway._agent.alive = lambda: [report]
-    gateway._allowlist = SimpleNamespace(filter=list)
-    gateway._catalogue = Catalogue(tmp_path, (), tmp_path, tmp_path)
-    for name in ("qwen3", "Qwen3:8b", "mlx-community/qwen3-8b-4bit", "hf.co/mlx-community/Qwen3-8B-4bit"):
-        assert gateway.known(name).id == "mlx-community/Qwen3-8B-4bit"
-    assert gateway.known("llama3") is None
-    with pytest.raises(ModelNotFound, match="Pippin reads safetensors"):
-        gateway.known("hf.co/org/x-GGUF:Q4_K_M")

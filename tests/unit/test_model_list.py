@@ -8,12 +8,13 @@ from node.core.types import Fence, Placement, Refusal
 from tests.unit.test_status import load, peer, ring, view
 
 SHORT = {"small": "org/m", "m": "org/m", "other": "org/other"}
+ALIASES = {"gpt-4o": "org/m"}
 USABLE = 12 * 10**9
 """Of each node."""
 
 
 def listed(view, allowed=list):
-    return {model["id"]: model for model in build_models(view, SHORT, allowed, {})["models"]}
+    return {model["id"]: model for model in build_models(view, SHORT, ALIASES, allowed, {})["models"]}
 
 
 def holding(node, *models, **more):
@@ -21,7 +22,7 @@ def holding(node, *models, **more):
     return replace(found, report=replace(found.report, models=models))
 
 
-def test_held_models_are_listed_with_their_holders_and_short_names():
+def test_held_models_are_listed_with_their_holders_and_other_names():
     found = listed(view(holding(1, HeldModel("org/m", "r", 5), HeldModel("b")), holding(2, HeldModel("org/m", "r", 5))))
     assert list(found) == ["b", "org/m"]
     assert found["org/m"] == {
@@ -32,6 +33,7 @@ def test_held_models_are_listed_with_their_holders_and_short_names():
         "fits": True,
         "reason": "",
         "short_names": ["small", "m"],
+        "aliases": ["gpt-4o"],
     }
 
 
@@ -66,5 +68,5 @@ def test_models_that_requests_may_not_load_are_left_out():
 
 
 def test_models_in_another_format_are_told_unless_some_node_holds_them():
-    found = build_models(view(holding(1, HeldModel("b"))), SHORT, list, {"a": "GGUF.", "b": "GGUF."})
+    found = build_models(view(holding(1, HeldModel("b"))), SHORT, ALIASES, list, {"a": "GGUF.", "b": "GGUF."})
     assert found["unusable"] == [{"id": "a", "reason": "GGUF."}]

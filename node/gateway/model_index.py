@@ -1,0 +1,95 @@
+"""The models that requests may use, for lists, and what their small files tell of each."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from node.cluster.address_book import AddressBook
+from node.cluster.agent import Agent
+from node.cluster.allowlist import Allowlist
+from node.core.errors import ModelNotFound
+from node.core.models import HeldModel, ModelDescription, ModelEntry
+from node.core.pool import Pool
+from node.core.types import MAX_NAME_CHARS, Address
+from node.engine.architectures import WITHOUT_EMBEDDINGS
+from node.engine.plan import max_context
+from node.gateway.model_names import ModelNames
+from node.model.catalogue import Catalogue
+from node.model.config import read_config, read_template
+from node.model.parameters import count_parameters
+from node.model.short_names import untagged
+from node.model.weights import Weights
+
+TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
+"""The directory of a model's small files, which are fetched if they are not here."""
+
+
+class ModelIndex:
+    def __init__(
+        self,
+        agent: Agent,
+        book: AddressBook,
+        catalogue: Catalogue,
+        names: ModelNames,
+        allowlist: Allowlist,
+        small_files: TokenizerFiles,
+        files: Pool,
+        started_at: int,
+    ) -> None:
+        """`files`: threads that read files. `started_at`: Unix seconds, for models of which no file is here."""
+        self._agent = agent
+        self._book = book
+        self._catalogue = catalogue
+        self._names = names
+        self._allowlist = allowlist
+        self._small_files = small_files
+        self._files = files
+        self._started_at = started_at
+
+    def models(self) -> Sequence[ModelEntry]:
+        """Models that some node of the cluster holds or serves, and that a request may use; then the aliases.
+
+        An alias that is a model's id as well stands for its own model, as in requests.
+        """
+        aliases = self._names.aliases()
+        allowed = set(self._allowlist.filter({*self._names.held(), *aliases.values()}))
+        models = {model: model for model in self._names.held()} | dict(aliases)
+        placement = self._agent.placement
+        held = [each for report in self._agent.alive() for each in report.models]
+        revisions = {each.id: each.revision for each in held} | {each.model: each.revision for each in placement.rings}
+        sizes = {each.id: each.bytes for each in held} | {spec.id: spec.weight_bytes for spec in placement.specs}
+        return [
+            ModelEntry(
+                name,
+                self._catalogue.created(model) or self._started_at,
+                "pippin",
+                revisions.get(model, ""),
+                sizes.get(model, 0),
+            )
+            for name, model in models.items()
+            if model in allowed
+        ]
+
+    def known(self, name: str) -> ModelEntry | None:
+        """The one of `models` that a name means; None if there is none. Raises ModelNotFound for what is no model's name."""
+        entries = {entry.id: entry for entry in self.models()}
+        return entries.get(untagged(name)) or entries.get(self._names.match(name) or "")
+
+    async def describe(self, name: str) -> ModelDescription:
+        """What is known of one of `models`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
+        entry, model = self.known(name), self._names.match(name)
+        if entry is None or model is None:
+            raise ModelNotFound(f"There is no model {name[:MAX_NAME_CHARS]!r} here.", param="model")
+        holders = [report.info.id for report in self._agent.alive() if model in (held.id for held in report.models)]
+        addresses = [address for node in holders if (address := self._book.address_of(node))]
+        directory = await self._small_files(HeldModel(model, entry.revision), next(iter(addresses), None))
+        config = await self._files.run(read_config, directory)
+        template = await self._files.run(read_template, directory)
+        contexts = [ring.context for ring in self._agent.placement.rings if ring.model == model]
+        embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
+        context = min(contexts, default=max_context(config))
+        parameters = await self._files.run(self._parameters, model, entry.revision)
+        return ModelDescription(entry, context, config, template, embeds, parameters)
+
+    def _parameters(self, model: str, revision: str) -> int:
+        folder = self._catalogue.described(model, revision)
+        return count_parameters(Weights.read(folder.path), read_config(folder.path)) if folder else 0

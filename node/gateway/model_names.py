@@ -1,0 +1,50 @@
+"""Which model a request means by a name: an alias of --alias, an id, or a short name."""
+
+from collections.abc import Mapping
+
+from node.cluster.agent import Agent
+from node.core.errors import ModelNotFound
+from node.model.catalogue import Catalogue
+from node.model.short_names import untagged
+
+
+class ModelNames:
+    """Knows the aliases of all nodes. If several nodes have the same one, that of the node that is asked counts first."""
+
+    def __init__(self, agent: Agent, catalogue: Catalogue) -> None:
+        self._agent = agent
+        self._catalogue = catalogue
+
+    def held(self) -> list[str]:
+        """Ids of the models that some node of the cluster holds or serves."""
+        served = {ring.model for ring in self._agent.placement.rings}
+        return sorted(served | {held.id for report in self._agent.alive() for held in report.models})
+
+    def match(self, name: str) -> str | None:
+        """The model's id, without looking at the disk; None for a name that matches nothing. Raises ModelNotFound."""
+        return self._catalogue.match(self._without_alias(name), self.held())
+
+    def find(self, name: str) -> str:
+        """The model's id. Looks at the disk. Raises ModelNotFound, ModelBroken."""
+        return self._catalogue.find(self._without_alias(name), self.held())
+
+    def aliases(self) -> Mapping[str, str]:
+        """Ids of models by alias, without aliases of models that are not known."""
+        found: dict[str, str] = {}
+        held = self.held()
+        for name, given in sorted(self._aliases().items()):
+            try:
+                model = self._catalogue.match(given, held)
+            except ModelNotFound:  # another node may tell any text
+                continue
+            if model:
+                found[name] = model
+        return found
+
+    def _without_alias(self, name: str) -> str:
+        return self._aliases().get(untagged(name), name)
+
+    def _aliases(self) -> dict[str, str]:
+        own = self._agent.info.id
+        nodes = sorted(self._agent.alive(), key=lambda report: (report.info.id == own, report.info.id))
+        return {untagged(alias.name): alias.model for report in nodes for alias in report.aliases}
