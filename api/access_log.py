@@ -1,4 +1,4 @@
-"""The id of each request: in its answer's headers, as OpenAI has it, and in a line of the log."""
+"""The id of each request: in its answer's headers, as OpenAI and Anthropic have it, and in a line of the log."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 HEADER = "X-Request-ID"
+ANTHROPIC_HEADER = "Request-Id"
 REQUEST_ID = web.RequestKey("request_id", str)
 
 log = logging.getLogger(__name__)
@@ -41,4 +42,4 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
 
 async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Signal handler. Clients show the id with an error."""
-    response.headers[HEADER] = request.get(REQUEST_ID) or new_request_id()
+    response.headers[HEADER] = response.headers[ANTHROPIC_HEADER] = request.get(REQUEST_ID) or new_request_id()

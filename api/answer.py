@@ -36,6 +36,8 @@ class Delta:
     finish: Ending | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
+    stop: str | None = None
+    """The stop string that ended the answer."""
 
 
 class Answer:
@@ -130,8 +132,9 @@ class Answer:
         text = self._stops.push(made)
         if end:
             text += self._stops.finish()
-        finish = "stop" if self._stops.matched else end
-        return Delta(text, self._tokens_given(ended=finish is not None), finish)
+        stop = self._stops.matched
+        finish = end if stop is None else "stop"
+        return Delta(text, self._tokens_given(ended=finish is not None), finish, stop=stop)
 
     def _tokens_given(self, *, ended: bool) -> tuple[TokenText, ...]:
         given = self._stops.given

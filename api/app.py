@@ -8,23 +8,27 @@ from functools import partial
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from api import admin, chat, completions, embeddings, logs, metrics, models
+from api import admin, chat, completions, embeddings, logs, metrics, models, tokenize
 from api.access_log import REQUEST_ID, add_request_id, log_request
+from api.anthropic import routes as messages
 from api.auth import ApiKeys
 from api.backend import Backend
 from api.body import Bodies
 from api.callers import Callers
 from api.cors import Cors
 from api.env import STREAM, Env
-from api.errors import describe, error_object
+from api.errors import EndpointUnsupported
 from api.gate import gate, leave_to_gate
 from api.in_flight import IN_FLIGHT, InFlight
 from api.limits import BODY_S, MAX_BODY
 from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
+from api.ollama.greeting import greeting
+from api.ollama.routes import ollama_routes
 from api.page.routes import page_routes
 from api.responses.background import Background
 from api.responses.routes import Responses
 from api.stream import EventStream, StreamTiming
+from api.surfaces import error_writer
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 from node.core.logs import RecentLines
 
@@ -42,6 +46,7 @@ def create_app(
     body_limit: int = MAX_BODY,
     body_s: float = BODY_S,
     timing: StreamTiming | None = None,
+    ollama_port: int | None = None,
 ) -> web.Application:
     """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
 
@@ -49,7 +54,7 @@ def create_app(
     Without `api_keys`, requests are accepted from private-network addresses only, or with `open_api` from any address.
     `cors_origins`: origins whose pages may use the API, in addition to local ones. `names`: host names of this node, in
     addition to local ones. `body_limit`: bytes. `body_s`: seconds allowed for a body, before the allowance for its
-    size.
+    size. `ollama_port`: port at which Ollama's clients ask; None: there is none for them.
     """
     keyed = bool(api_keys)
     # The `Host` check prevents DNS rebinding. It adds nothing where any page may use the API or every request needs a
@@ -73,9 +78,11 @@ def create_app(
     responses = Responses(env, Background(env.inference, in_flight))
     app.on_cleanup.append(responses.end)
     _add_openai_routes(app.router, env, responses)
+    _add_anthropic_routes(app.router, env)
+    _add_refusals(app.router)
     _add_own_routes(app.router, env, counted, recent or RecentLines())
-    for path, show in page_routes().items():
-        _add(app.router.add_get, path, show)
+    _add_ollama_routes(app.router, env, cors)
+    _add_page(app.router, ollama_port)
     _add_fallbacks(app.router)
     return app
 
@@ -85,6 +92,8 @@ def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses
         _add(router.add_post, f"{prefix}/chat/completions", partial(chat.create, env))
         _add(router.add_post, f"{prefix}/completions", partial(completions.create, env))
         _add(router.add_post, f"{prefix}/embeddings", partial(embeddings.create, env))
+        _add(router.add_post, f"{prefix}/tokenize", partial(tokenize.tokenize, env))
+        _add(router.add_post, f"{prefix}/detokenize", partial(tokenize.detokenize, env))
         _add(router.add_get, f"{prefix}/models", partial(models.index, env))
         _add(router.add_get, f"{prefix}/models/{{id:.+}}", partial(models.show, env))
         _add(router.add_post, f"{prefix}/responses", responses.create)
@@ -92,6 +101,29 @@ def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses
         _add(router.add_delete, f"{prefix}/responses/{{id}}", responses.delete)
         _add(router.add_post, f"{prefix}/responses/{{id}}/cancel", responses.cancel)
         _add(router.add_get, f"{prefix}/responses/{{id}}/input_items", responses.input_items)
+
+
+def _add_ollama_routes(router: web.UrlDispatcher, env: Env, cors: Cors) -> None:
+    add = {hdrs.METH_GET: router.add_get, hdrs.METH_POST: router.add_post, hdrs.METH_DELETE: router.add_delete}
+    for method, path, handler in ollama_routes(env, cors.check_change):
+        _add(add[method], path, handler)
+
+
+def _add_anthropic_routes(router: web.UrlDispatcher, env: Env) -> None:
+    for prefix in ("/v1", ""):
+        _add(router.add_post, f"{prefix}/messages", partial(messages.create, env))
+        _add(router.add_post, f"{prefix}/messages/count_tokens", partial(messages.count, env))
+
+
+def _add_page(router: web.UrlDispatcher, ollama_port: int | None) -> None:
+    for path, show in page_routes().items():
+        _add(router.add_get, path, greeting(show, ollama_port) if path == "/" else show)
+
+
+def _add_refusals(router: web.UrlDispatcher) -> None:
+    """Endpoints of servers such as vLLM, refused with the reason: clients would take a bare 404 for a wrong URL."""
+    for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"):
+        _add(router.add_post, path, _no_scores)
 
 
 def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics, recent: RecentLines) -> None:
@@ -127,6 +159,14 @@ async def _wrong_method(request: web.Request) -> web.StreamResponse:
     raise web.HTTPMethodNotAllowed(request.method, {route.method for route in routes} - {ANYTHING_ELSE})
 
 
+async def _no_scores(request: web.Request) -> web.StreamResponse:
+    raise EndpointUnsupported(
+        f"{request.path} is not supported: the models generate text, and none has the head of a reranker, which scores "
+        "pairs of texts.",
+        hint="Compare embeddings of the texts (/v1/embeddings).",
+    )
+
+
 async def _nothing_here(_request: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
 
@@ -135,10 +175,11 @@ async def _nothing_here(_request: web.Request) -> web.StreamResponse:
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every failure into an error object: a response, or the last event of a stream that has begun."""
     headers: dict[str, str] = {}
+    write = error_writer(request)
     try:
         return await handler(request)
     except PippinError as error:
-        status, body = error.status, describe(error)
+        status, body = error.status, write(error.status, str(error), code=error.code, param=error.param)
         if error.retry_after is not None:
             headers[hdrs.RETRY_AFTER] = str(error.retry_after)
         if isinstance(error, ShuttingDown):
@@ -146,7 +187,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if isinstance(error, Unauthorized):
             headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     except web.HTTPException as error:
-        status, body = error.status, error_object(error.status, _sentence(request, error))
+        status, body = error.status, write(error.status, _sentence(request, error))
         if hdrs.ALLOW in error.headers:
             headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
     except ConnectionError:  # the client is gone; raised, this would be logged as a server failure
@@ -154,12 +195,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return gone.response if gone else web.Response()
     except Exception:
         log.exception("%s %s %s failed", request[REQUEST_ID], request.method, request.path)
-        status, body = 500, error_object(500, "The server failed. Its log says why.", code="internal_error")
+        status, body = 500, write(500, "The server failed. Its log says why.", code="internal_error")
     stream: EventStream | None = request.get(STREAM)
     if stream is None or not stream.response.prepared:
         return web.json_response(body, status=status, headers=headers)
     with contextlib.suppress(ConnectionError):  # the client may be gone by now, too
-        await stream.send(body)
+        await stream.fail(body)
     return stream.response
 
 

@@ -1,4 +1,4 @@
-"""API keys, sent as bearer tokens."""
+"""API keys, sent as bearer tokens or in `x-api-key`."""
 
 import hmac
 from collections.abc import Iterable
@@ -29,13 +29,22 @@ class ApiKeys:
         """
         if not self._digests or request.path in OPEN_PATHS:
             return None
-        scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("This server requires an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
-        given = _digest(key.strip())
+        key = _given_key(request)
+        if not key:
+            raise Unauthorized(
+                "This server requires an API key.", hint="Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            )
+        given = _digest(key)
         if not any([hmac.compare_digest(given, known) for known in self._digests]):  # noqa: C419 - no short cut
             raise Unauthorized("The API key is not accepted by this server.")
-        return key.strip()
+        return key
+
+
+def _given_key(request: web.BaseRequest) -> str:
+    """The key of a request; empty if there is none. Anthropic's clients send `x-api-key`."""
+    scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or request.headers.get("x-api-key", "").strip()
 
 
 def _digest(key: str) -> bytes:

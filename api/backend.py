@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelEntry
+from node.core.models import ModelDescription, ModelEntry
 from node.core.types import NodeMetrics
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import OpenModel
@@ -30,6 +30,9 @@ class Backend(Inference, Protocol):
 
     def known(self, name: str) -> ModelEntry | None:
         """The one of `models` that a name means, like a short name; None if there is none."""
+
+    async def describe(self, name: str) -> ModelDescription:
+        """What is known of one of `models`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
 
     async def open(self, model_id: str) -> OpenModel:
         """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""

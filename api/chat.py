@@ -9,14 +9,16 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.callers import CLIENT
+from api.chat_schema import ChatRequest
 from api.constraint import AnswerConstraint, make_grammar
 from api.env import Env, open_model
 from api.generation import Choice, Job, read_prediction
 from api.logprobs import chat_logprobs
 from api.reader import CallDelta
 from api.response import Collected, Reply, new_id
-from api.schema import ChatRequest, parse
+from api.schema import parse
 from node.core.errors import BadRequest
+from node.text.sandboxed_encoder import OpenModel
 from node.text.tokenizer import Tokenizer
 
 
@@ -29,19 +31,9 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """Prepare the choices of a chat request."""
-    use = body.tool_use
-    constraint = AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format))
+    constraint = await _constraint(env, body)
     model = await open_model(env, request, body)
-    encoder, context = model.encoder, model.context
-    if body.adapter:
-        prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
-    else:
-        kwargs = constraint.template_kwargs(body.template_kwargs)
-        prompt = await encoder.encode_chat(body.messages_for_template, use.for_template, kwargs, context=context)
-        if constraint.grammar and (opening := model.tokenizer.dialect.opening):
-            prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
-    if not prompt:
-        raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
+    prompt = await _encode(model, body, constraint, context=model.context)
     job = Job(
         id=job_id,
         client=request[CLIENT],
@@ -54,6 +46,38 @@ async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str
         grammar=constraint.grammar,
     )
     return job, job.choices(prompt, reader=lambda: constraint.reader(model.tokenizer, prompt))
+
+
+async def count_tokens(env: Env, request: web.Request, body: ChatRequest, *, most: int) -> int:
+    """Number of tokens of a chat's prompt. Raises ContextExceeded for more than `most` and the model's context."""
+    return len((await encode(env, request, body, most=most))[1])
+
+
+async def encode(env: Env, request: web.Request, body: ChatRequest, *, most: int) -> tuple[OpenModel, list[int]]:
+    """The model, and the tokens of a chat's prompt. Raises ContextExceeded for more than `most` and the model's context."""
+    constraint = await _constraint(env, body)
+    model = await open_model(env, request, body)
+    return model, await _encode(model, body, constraint, context=max(model.context, most))
+
+
+async def _constraint(env: Env, body: ChatRequest) -> AnswerConstraint:
+    use = body.tool_use
+    return AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format))
+
+
+async def _encode(model: OpenModel, body: ChatRequest, constraint: AnswerConstraint, *, context: int) -> list[int]:
+    """Tokens of the prompt, at most `context`."""
+    encoder = model.encoder
+    if body.adapter:
+        prompt = await encoder.encode_pieces(list(body.adapter.pieces(body.messages)), context=context)
+    else:
+        tools, kwargs = constraint.use.for_template, constraint.template_kwargs(body.template_kwargs)
+        prompt = await encoder.encode_chat(body.messages_for_template, tools, kwargs, context=context)
+        if constraint.grammar and (opening := model.tokenizer.dialect.opening):
+            prompt = [*prompt, *await encoder.encode(opening, context=context, param="messages")]
+    if not prompt:
+        raise BadRequest("The model's chat template renders these messages as an empty prompt.", param="messages")
+    return prompt
 
 
 @dataclass(slots=True)

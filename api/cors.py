@@ -16,19 +16,22 @@ from node.core.addresses import is_local_address, is_local_name, parse_host
 log = logging.getLogger(__name__)
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
-EXPOSED = "Retry-After, X-Request-ID"
+EXPOSED = "Retry-After, X-Request-ID, Request-Id"
 ALLOWED = (
     *("Authorization", "Content-Type", "OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"),
     *(f"X-Stainless-{name}" for name in ("Arch", "Async", "Helper-Method", "Lang", "OS", "Package-Version")),
     *(f"X-Stainless-{name}" for name in ("Poll-Helper", "Raw-Response", "Retry-Count", "Runtime", "Runtime-Version")),
     "X-Stainless-Timeout",
+    *("X-Api-Key", "Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access"),
 )
-"""Headers of OpenAI's clients, listed because `*` never covers `Authorization`. Headers a preflight asks for are added.
+"""Headers of OpenAI's and Anthropic's clients, listed because `*` never covers `Authorization`. Headers a preflight asks for are added.
 """
-CLUSTER = "/cluster/"
-"""Paths where only pages of explicitly named origins may change anything: other pages have no need to, and a user who
+CHANGES = ("/cluster/", "/api/pull", "/api/delete")
+"""Beginnings of the paths where only pages of explicitly named origins may change anything: other pages have no need to, and a user who
 visits such a page would not notice.
 """
+LOG = "/cluster/logs"
+"""Where only pages of explicitly named origins may read: a log has more than other pages need."""
 PREFLIGHT_SECONDS = "600"
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 READING = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
@@ -69,6 +72,19 @@ class Cors:
         """
         self._check(request, request.method)
 
+    def check_change(self, request: web.BaseRequest) -> None:
+        """Check a request that changes the cluster. Raises OriginNotAllowed for pages whose origin is not named."""
+        self._check_named(request, "change the cluster")
+
+    def _check_named(self, request: web.BaseRequest, what: str) -> None:
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or self._keyed or origin in self._named:
+            return
+        raise OriginNotAllowed(
+            f"Pages of {origin[:100]!r} may not {what}.",
+            hint="Only pages of origins named with --cors-origin may, not those allowed by '*'.",
+        )
+
     async def on_prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add CORS headers to a response just before its headers are sent: to answers, streams and errors alike."""
         if self._any:
@@ -97,14 +113,13 @@ class Cors:
         )
 
     def _check(self, request: web.BaseRequest, method: str) -> None:
+        if request.path.startswith(CHANGES) and method not in READING:
+            self.check_change(request)
+        if request.path == LOG:
+            self._check_named(request, "read the log")
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or self._keyed or origin in self._named:
             return
-        if request.path.startswith(CLUSTER) and method not in READING:
-            raise OriginNotAllowed(
-                f"Pages of {origin[:100]!r} may not change the cluster.",
-                hint="Only pages of origins named with --cors-origin may, not those allowed by '*'.",
-            )
         if not self._may_ask(origin) and not _is_own(request, origin):
             self._log_once(origin)
             raise OriginNotAllowed(

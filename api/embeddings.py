@@ -21,24 +21,30 @@ from node.text.sandboxed_encoder import OpenModel
 async def create(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
     model = await env.backend.open(body.model)
-    texts = [await _tokens(model, text) for text in body.input]
-    name = new_id("embd")
-    asked = [
-        EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=request[CLIENT], revision=model.revision)
-        for index, tokens in enumerate(texts)
-    ]
-    found = await run_concurrently([partial(env.inference.evaluate, each) for each in asked])
+    texts = [await tokens_to_embed(model, text) for text in body.input]
     written = _base64 if body.encoding_format == "base64" else list
     data = [
-        {"object": "embedding", "index": index, "embedding": written(evaluation.embedding)}
-        for index, evaluation in enumerate(found)
+        {"object": "embedding", "index": index, "embedding": written(embedding)}
+        for index, embedding in enumerate(await embed(env, model, texts, request[CLIENT]))
     ]
     tokens = sum(map(len, texts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
 
 
-async def _tokens(model: OpenModel, text: str | list[int]) -> Sequence[int]:
+async def embed(env: Env, model: OpenModel, texts: Sequence[Sequence[int]], client: str) -> list[Sequence[float]]:
+    """The embeddings of texts, given as tokens. `client`: name of the caller."""
+    name = new_id("embd")
+    asked = [
+        EvaluateRequest(f"{name}-{index}", model.id, tuple(tokens), client=client, revision=model.revision)
+        for index, tokens in enumerate(texts)
+    ]
+    found = await run_concurrently([partial(env.inference.evaluate, each) for each in asked])
+    return [evaluation.embedding for evaluation in found]
+
+
+async def tokens_to_embed(model: OpenModel, text: str | list[int]) -> Sequence[int]:
+    """Raises BadRequest, ContextExceeded."""
     tokens = await encode(model, text, param="input")
     if len(tokens) > model.context:
         raise ContextExceeded(

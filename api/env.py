@@ -35,7 +35,9 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
     """
     if not body.stream:
         return await env.backend.open(body.model)
-    events = request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model))
+    if STREAM not in request:  # a surface with a format of its own has made it
+        request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model))
+    events = request[STREAM]
     deadline = time.monotonic() + env.timing.loading_s
     async with events.kept_alive():
         while True:

@@ -12,6 +12,13 @@ class Unsupported(BadRequest):
     code = "unsupported"
 
 
+class EndpointUnsupported(PippinError):
+    """An endpoint of other servers that this one lacks."""
+
+    code = "unsupported"
+    status = 404
+
+
 class WrongMediaType(BadRequest):
     """The body is not JSON, and its headers say so."""
 

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from node.core.errors import BadRequest
 PIECE = 2**18
 """Bytes that are searched in one call, which holds the GIL."""
 HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+LONE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,32 @@ def parse_json(data: bytes) -> Any:
     if any(HALF_PAIR.search(data, start, start + PIECE + 3) for start in range(0, len(data), PIECE)):
         _check_unicode(value)
     return value
+
+
+def generated_object(text: str) -> dict[str, Any] | None:
+    """Parse an object that a model wrote, such as the arguments of a call; None if it is none or is nested too deeply.
+
+    Numbers that JSON lacks (NaN, 1e999) become null, as in JavaScript, and half characters U+FFFD. The answer's tokens
+    bound its size.
+    """
+    try:
+        value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_null)
+        _check_depth(value)
+        if HALF_PAIR.search(text.encode(errors="replace")):
+            value = json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError, BadRequest):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def without_halves(text: str) -> str:
+    """The text with U+FFFD for lone surrogates (half characters), which many clients' parsers refuse in JSON."""
+    return LONE.sub("\ufffd", text)
+
+
+def _finite_or_null(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def _refuse_constant(name: str) -> Never:

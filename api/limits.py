@@ -44,6 +44,8 @@ MAX_CALLS = 128
 """Maximum tool calls of a message."""
 MAX_TOOLS = 128
 MAX_STOPS = 4
+MAX_STOP_SEQUENCES = 16
+"""Maximum stop strings where the API has no limit of 4: each is compared with every character of the answer."""
 MAX_STOP_CHARS = 1024
 """Maximum characters of a stop string, or of a text in an adapter."""
 MAX_BIASES = 1024
@@ -56,6 +58,8 @@ MAX_ANSWERS = 2048
 MAX_VARIABLES = 64
 """Maximum entries of `chat_template_kwargs`, `include` and other short lists."""
 MAX_METADATA = 16
+MAX_COUNTED = 2**20
+"""Maximum tokens that are counted or listed, also for a model with a shorter context: a longer list burdens the node."""
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 

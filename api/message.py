@@ -10,7 +10,22 @@ from api.limits import MAX_CALLS, MAX_PARTS
 from node.core.errors import BadRequest
 from node.core.types import MAX_NAME_CHARS
 
-MEDIA = frozenset({"image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file"})
+_DESCRIBED = "a description in words"
+MEDIA = {
+    **dict.fromkeys(("image_url", "image", "input_image"), ("an image", _DESCRIBED)),
+    **dict.fromkeys(("input_audio", "audio_url"), ("audio", "a transcript")),
+    "video_url": ("a video", _DESCRIBED),
+    **dict.fromkeys(("file", "input_file", "document", "container_upload"), ("a file", "its text as a text part")),
+}
+"""What a content part of each of these types is, and what to send instead."""
+
+
+def media_refusal(kind: str) -> str:
+    """Why a content part of a type in MEDIA is refused: continues "Part 0 "."""
+    what, instead = MEDIA[kind]
+    return (
+        f"is {what} ({kind}), and models get only text here, also those made for more: leave it out, or send {instead}"
+    )
 
 
 def join_parts(content: Any) -> Any:
@@ -29,11 +44,8 @@ def _part_text(index: int, part: Any) -> str:
     if not isinstance(kind, str):
         kind = None
     if kind in MEDIA:
-        raise PydanticCustomError(
-            "unsupported",
-            "Part {index} is of type {kind}, and the model takes only text",
-            {"index": index, "kind": kind},
-        )
+        why = {"index": index, "refusal": media_refusal(kind)}
+        raise PydanticCustomError("unsupported", "Part {index} {refusal}", why)
     text = part.get("text" if kind == "text" else "refusal") if kind in ("text", "refusal") else None
     if not isinstance(text, str):
         raise PydanticCustomError("content", 'Part {index} should be {"type": "text", "text": "..."}', {"index": index})

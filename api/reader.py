@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.channels import Channels, Glyph, Piece
+from api.json_object import without_halves
 from node.text.dialect import START, Dialect
 from node.text.grammar import call_head
 from node.text.tokenizer import Tokenizer
@@ -20,10 +21,12 @@ class CallDelta:
     arguments: str = ""
     id: str = ""
     name: str = ""
+    ended: bool = False
+    """Whether the call is complete."""
 
     def grown(self, more: "CallDelta") -> "CallDelta":
         """This increment and the next one of the same call, joined."""
-        return replace(self, arguments=self.arguments + more.arguments)
+        return replace(self, arguments=self.arguments + more.arguments, ended=more.ended)
 
 
 @dataclass(slots=True)
@@ -186,8 +189,8 @@ class FamilyReader:
             parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
             return False
         for call in calls if self._many else calls[:1]:
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-            parts.calls.append(CallDelta(self._calls, arguments, _new_id(), call.name))
+            arguments = without_halves(json.dumps(call.arguments, ensure_ascii=False))
+            parts.calls.append(CallDelta(self._calls, arguments, _new_id(), call.name, ended=True))
             self._calls += 1
         parts.ended = not self._many
         return True
@@ -220,8 +223,8 @@ class CallReader:
             if self._is_text:
                 parts.text.append(glyph)
             elif self._inside:
-                parts.add_call(CallDelta(self._calls - 1, glyph.symbol))
                 self._count(glyph.symbol)
+                parts.add_call(CallDelta(self._calls - 1, glyph.symbol, ended=not self._inside))
             else:
                 self._read_head(parts, glyph)
         return parts

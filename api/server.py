@@ -1,4 +1,4 @@
-"""The HTTP server of a node: one listening port on each of its addresses."""
+"""The HTTP server of a node: one listening port on each of its addresses, or two."""
 
 import asyncio
 import errno
@@ -22,6 +22,8 @@ from api.limits import CLOSE_S, MAX_HEADERS, MAX_PIPELINED
 from node.core.errors import Overloaded, PortTaken
 from node.host.ports import is_served
 
+TAKEN_HINT = "Is another node running? Choose another port with --api-port, or 0 for any free one."
+OLLAMA_TAKEN_HINT = "Is Ollama running? Quit it, choose another port with --ollama-port, or leave the option out."
 TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
 
 log = logging.getLogger(__name__)
@@ -30,16 +32,37 @@ log = logging.getLogger(__name__)
 class ApiServer:
     """HTTP server that binds when it is created: the port is known, or refused if taken, before anything else."""
 
-    def __init__(self, hosts: Sequence[str], port: int, limits: ConnectionLimits | None = None) -> None:
-        """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts."""
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        port: int,
+        limits: ConnectionLimits | None = None,
+        *,
+        ollama_port: int | None = None,
+    ) -> None:
+        """Raises PortTaken. Port 0: the system chooses the port, which is the same for all hosts.
+
+        `ollama_port`: a second port, for Ollama's clients; None: there is none.
+        """
         self._limits = limits or ConnectionLimits()
         self._sockets: list[socket.socket] = []
-        for host in hosts:
-            self._sockets.append(_bind(host, port))
-            port = self._sockets[0].getsockname()[1]
-        self.port = port
+        self.port = self._bind(hosts, port, "API port", TAKEN_HINT)
+        self.ollama_port: int | None = None
+        if ollama_port is not None:
+            self.ollama_port = self._bind(hosts, ollama_port, "Ollama port", OLLAMA_TAKEN_HINT)
         self._runner: web.AppRunner | None = None
         self._listening: list[asyncio.Server] = []
+
+    def _bind(self, hosts: Sequence[str], port: int, name: str, hint: str) -> int:
+        try:
+            for host in hosts:
+                self._sockets.append(_bound(host, port, name, hint))
+                port = self._sockets[-1].getsockname()[1]
+        except PortTaken:
+            for each in self._sockets:
+                each.close()
+            raise
+        return port
 
     async def start(self, app: web.Application) -> None:
         # A client that hangs up cancels its handler, and so its session, at once.
@@ -208,7 +231,8 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
         super().log(level, msg, *args, **kwargs)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, name: str, hint: str) -> socket.socket:
+    """A socket at this address. `name`: of the port, and `hint`: what to do if it is taken. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -222,7 +246,6 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         taken = error.errno == errno.EADDRINUSE
         raise PortTaken(
-            f"API port {port} of {host} {'is taken' if taken else f'cannot be used: {error.strerror}'}.",
-            hint="Is another node running? Choose another port with --api-port, or 0 for any free one.",
+            f"{name} {port} of {host} {'is taken' if taken else f'cannot be used: {error.strerror}'}.", hint=hint
         ) from error
     return bound

@@ -17,11 +17,14 @@ class StopMatcher:
         self._length = 0
         self._stop_start: int | None = None
         """Start of the leftmost complete stop string seen so far."""
-        self.matched = False
+        self._stop = ""
+        """That stop string."""
+        self.matched: str | None = None
+        """The stop string that ended the text; None: it goes on, or ended by itself."""
 
     def push(self, text: str) -> str:
-        """Return the text that is now certain to be shown; empty once `matched`."""
-        if self.matched:
+        """Return the text that is now certain to be shown; empty once one has `matched`."""
+        if self.matched is not None:
             return ""
         self._held += text
         for char in text:
@@ -29,20 +32,23 @@ class StopMatcher:
             for pattern in self._patterns:
                 if pattern.step(char):
                     start = self._length - len(pattern.text)
-                    self._stop_start = start if self._stop_start is None else min(self._stop_start, start)
+                    if self._stop_start is None or start < self._stop_start:
+                        self._stop_start, self._stop = start, str(pattern.text)
         # A longer stop string that began earlier may still be completed, and would then be the leftmost.
         open_start = min((self._length - pattern.matched for pattern in self._patterns), default=self._length)
         if self._stop_start is not None and self._stop_start <= open_start:
-            self.matched = True
+            self.matched = self._stop
             return self._give(self._stop_start)
         return self._give(open_start)
 
     def finish(self) -> str:
         """The text has ended: return what was held back, up to a stop string."""
-        if self.matched:
+        if self.matched is not None:
             return ""
-        self.matched = self._stop_start is not None
-        return self._give(self._length if self._stop_start is None else self._stop_start)
+        if self._stop_start is None:
+            return self._give(self._length)
+        self.matched = self._stop
+        return self._give(self._stop_start)
 
     def _give(self, end: int) -> str:
         size = end - self.given

@@ -1,13 +1,15 @@
-"""Server-sent events, exactly as OpenAI writes them."""
+"""Streamed answers: events in the format of the request's surface, kept alive while nothing happens."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,39 +20,84 @@ class StreamTiming:
     loading_s: float = 600.0  # minimum time that a stream waits for its model
 
 
+class StreamFormat(Protocol):
+    """How the events of a stream are written."""
+
+    content_type: str
+
+    def event(self, data: Json, name: str) -> bytes: ...
+
+    def failure(self, error: Json) -> bytes:
+        """The last event of a stream that fails. `error`: an error object of the surface."""
+
+    def waiting(self, awaited: str) -> bytes:
+        """What is sent when there is no event for a while. `awaited`: what the stream waits for; may be empty."""
+
+
+class Sse:
+    """Server-sent events, exactly as OpenAI writes them."""
+
+    content_type = "text/event-stream"
+
+    def event(self, data: Json, name: str) -> bytes:
+        """The events of chat and completions have no name."""
+        line = f"event: {name}\n".encode() if name else b""
+        return line + b"data: " + to_json(data) + b"\n\n"
+
+    def failure(self, error: Json) -> bytes:
+        return self.event(error, "")
+
+    def waiting(self, awaited: str) -> bytes:
+        line = "".join(char if char.isprintable() else "?" for char in awaited)
+        return f": {line or 'keep-alive'}\n\n".encode()
+
+
+def to_json(data: Json) -> bytes:
+    # ASCII: some clients split lines at U+2028 and the like, which JSON may contain unescaped.
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
 class EventStream:
-    """A response of server-sent events.
+    """A response that is a stream of events.
 
     Nothing is sent before the first one, so that a refusal can still be a plain error.
     """
 
-    def __init__(self, request: web.Request, timing: StreamTiming, awaited: Callable[[], str] = lambda: "") -> None:
-        """`awaited`: what the stream waits for, which the comments say; it may be empty."""
+    def __init__(
+        self,
+        request: web.Request,
+        timing: StreamTiming,
+        awaited: Callable[[], str] = lambda: "",
+        form: StreamFormat | None = None,
+    ) -> None:
+        """`awaited`: what the stream waits for, for people; it may be empty. `form`: None for OpenAI's."""
         self._request = request
         self._awaited = awaited
+        self._form = form or Sse()
         self._timing = timing
         self._lock = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
         self.response = web.StreamResponse(
             headers={
-                "Content-Type": "text/event-stream",
+                "Content-Type": self._form.content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",  # nginx would collect tokens into lumps
             }
         )
 
-    async def send(self, data: dict[str, Any], name: str = "") -> None:
-        """Send one event. The events of chat and completions have no name."""
-        line = f"event: {name}\n".encode() if name else b""
-        # ASCII: some clients split lines at U+2028 and the like, which JSON may contain unescaped.
-        await self._write(line + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+    async def send(self, data: Json, name: str = "") -> None:
+        await self._write(self._form.event(data, name))
+
+    async def fail(self, error: Json) -> None:
+        await self._write(self._form.failure(error))
 
     async def done(self) -> None:
+        """End the stream as OpenAI does."""
         await self._write(b"data: [DONE]\n\n")
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None, None]:
-        """Inside, a comment is sent whenever nothing was sent for `keepalive_s` seconds, as in a long prefill."""
+        """Inside, the stream is kept alive whenever nothing was sent for `keepalive_s` seconds, as in a long prefill."""
         task = asyncio.create_task(self._keep_alive())
         try:
             yield
@@ -67,8 +114,7 @@ class EventStream:
                 await asyncio.sleep(left if left > 0 else self._timing.keepalive_s)
                 continue
             try:
-                line = "".join(char if char.isprintable() else "?" for char in self._awaited())
-                await self._write(f": {line or 'keep-alive'}\n\n".encode())
+                await self._write(self._form.waiting(self._awaited()))
             except ConnectionError:
                 return  # the handler learns of it by its own next write, or is cancelled
 

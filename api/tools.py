@@ -19,7 +19,8 @@ from api.message import StrictModel
 from node.core.errors import BadRequest
 from node.text.grammar import Function
 
-NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+NAME = r"^[a-zA-Z0-9_-]{1,128}$"
+"""Names of functions: OpenAI allows 64 characters, Anthropic 128, which names of MCP tools need."""
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required"]

@@ -1,6 +1,7 @@
 """Checks a server's output against the types of OpenAI's package: no missing and no additional fields.
 
-`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with each of theirs.
+`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with each of theirs. The other
+surfaces have checkers of their own, which it calls.
 """
 
 import json
@@ -16,7 +17,10 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
+
+from tests import strict_anthropic, strict_ollama
+from tests.strictly import Strictness
 
 
 class _Allowing(BaseModel):
@@ -116,37 +120,26 @@ EXTRAS: Mapping[type[BaseModel], frozenset[str]] = {
 """Fields that OpenAI does not have; docs/api.md explains them."""
 
 
+STRICTNESS = Strictness(ALWAYS, EXTRAS)
+
+
 def strictly(kind: Any, data: Any) -> Any:
     """Validate `data`, decoded from JSON, as OpenAI's type, without conversions and without additional fields."""
-    made = TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
-    _check_fields(made)
-    return made
-
-
-def _check_fields(value: Any) -> None:
-    if isinstance(value, BaseModel):
-        name = type(value).__name__
-        extra = set(value.model_extra or ()) - _named(EXTRAS, value)
-        assert not extra, f"{name} has no {sorted(extra)}"
-        missing = _named(ALWAYS, value) - value.model_fields_set
-        assert not missing, f"{name} needs {sorted(missing)}"
-        for field in value.model_fields_set:
-            _check_fields(getattr(value, field))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            _check_fields(item)
-
-
-def _named(table: Mapping[type[BaseModel], frozenset[str]], value: BaseModel) -> frozenset[str]:
-    return frozenset[str]().union(*(names for kind, names in table.items() if isinstance(value, kind)))
+    return STRICTNESS.check(kind, data)
 
 
 def check_answer(method: str, path: str, status: int, content_type: str, body: bytes) -> None:
     """Check any answer: plain, error or whole stream. `path` may have a query, and may lack `/v1`."""
     path = path.partition("?")[0].removeprefix("/v1")
+    is_request = b"The HTTP request is invalid" not in body  # else its path is not known
+    if path.startswith("/api/") and is_request:
+        strict_ollama.check_answer(method, path, status, content_type, body)
+        return
     if path.startswith("/cluster/") and status == 200:
         return  # OpenAI has nothing like it
-    if content_type.startswith("text/event-stream"):
+    if strict_anthropic.is_of_anthropic(path, body) and is_request:
+        strict_anthropic.check_answer(method, path, status, content_type, body)
+    elif content_type.startswith("text/event-stream"):
         check_stream(path, body)
     elif status >= 400 and method != "HEAD" and path != "/health":  # its 503 has a body of its own
         assert content_type.startswith("application/json"), content_type

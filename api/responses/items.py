@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from api.errors import Unsupported
 from api.limits import MAX_MESSAGES, MAX_PARTS
-from api.message import MEDIA, Name, StrictModel
+from api.message import MEDIA, Name, StrictModel, media_refusal
+from api.responses.tools import Place, flat_name
 from node.core.errors import BadRequest
 from node.core.types import MAX_NAME_CHARS
 
@@ -32,10 +33,11 @@ class InputMessage(StrictModel):
 class FunctionCallItem(StrictModel):
     call_id: Name
     name: Name
+    namespace: Name | None = None
     arguments: str
 
     def item(self) -> Json:
-        return {"type": "function_call", "status": "completed", **self.model_dump()}
+        return {"type": "function_call", "status": "completed", **self.model_dump(exclude_none=True)}
 
 
 class FunctionOutputItem(StrictModel):
@@ -126,8 +128,8 @@ def _text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         kind = None
-    if kind in MEDIA | {"input_file"}:
-        raise Unsupported(f"a part is of type {kind}, and the model takes only text.")
+    if kind in MEDIA:
+        raise Unsupported(f"a part {media_refusal(kind)}.")
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
     if kind not in ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"):
         raise BadRequest(f"there is no part of type {reprlib.repr(kind)}.")
@@ -163,7 +165,7 @@ def _add(turn: Json, item: Item) -> None:
         case "reasoning":
             turn["reasoning_content"] = turn.get("reasoning_content", "") + _joined(item)
         case "function_call":
-            call = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"name": flat_name(Place(item.get("namespace"), item["name"])), "arguments": item["arguments"]}
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
         case _:
             turn["content"] = _joined(item)

@@ -70,7 +70,9 @@ class Output:
         """Begin a call (`call_id` and `name` are set), or append to its arguments."""
         if call_id:
             yield from self._close("completed")
-            yield from self._open("function_call", "fc", call_id=call_id, name=name, arguments="")
+            place = self.body.place_of(name)
+            within = {} if place.namespace is None else {"namespace": place.namespace}
+            yield from self._open("function_call", "fc", call_id=call_id, name=place.name, **within, arguments="")
         if delta:
             self.items[-1]["arguments"] += delta
             yield self._event("function_call_arguments.delta", **self._place(), delta=delta)
@@ -162,7 +164,10 @@ class Output:
                 "verbosity": body.text.verbosity,
             },
             "tool_choice": body.tool_choice,
-            "tools": [{"parameters": None, "strict": False, **tool} for tool in body.tools],
+            "tools": [
+                {"parameters": None, "strict": False, **tool} if tool["type"] == "function" else tool
+                for tool in body.tools
+            ],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": "disabled",

@@ -3,8 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,18 +12,20 @@ from aiohttp import web
 
 from api.answer import Delta
 from api.chat import prepare
+from api.chat_schema import ChatRequest
 from api.env import STREAM, Env
 from api.errors import Unsupported
 from api.generation import run_all
 from api.json_object import approximate_bytes
 from api.limits import SMALL_BODY
+from api.param_names import renamed_params
 from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
 from api.responses.store import Store, StoredResponse
 from api.responses.turn import Turn
-from api.schema import ChatRequest, parse
+from api.schema import parse
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
 
 Json = dict[str, Any]
@@ -32,15 +33,6 @@ Json = dict[str, Any]
 MAX_PAGE = 100
 QUEUED_AFTER_S = 0.5
 """Seconds after which a background response is returned as `queued`; a loaded model takes less."""
-PARAMS = (
-    (r"^messages\b.*", "input"),
-    (r"^max_completion_tokens$", "max_output_tokens"),
-    (r"^response_format(\.json_schema)?", "text.format"),
-    (r"^(tools\[\d+\])\.function", r"\1"),
-    (r"^tool_choice\.function", "tool_choice"),
-    (r"^reasoning_effort$", "reasoning.effort"),
-)
-"""Patterns of chat's parameter names, and the names of the same parameters here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +141,7 @@ class Responses:
         deadline = time.monotonic() + self.env.timing.loading_s
         while turn.job is None:
             try:
-                with _with_own_param_names():
+                with renamed_params(turn.output.body.params):
                     turn.open(*await prepare(self.env, request, chat, turn.output.id))
             except NotReady:
                 if not turn.output.body.background or time.monotonic() > deadline:
@@ -197,23 +189,9 @@ def _parse_request(given: Json) -> tuple[ResponseRequest, Json, int]:
 
 
 def _as_chat(body: ResponseRequest, items: Sequence[Item], given: Json) -> ChatRequest:
-    with _with_own_param_names():
+    with renamed_params(body.params):
         return parse(ChatRequest, body.for_chat(messages_of(body.instructions, items), given))
 
 
 def _is_reference(item: Item) -> bool:
     return bool(item["type"] == "item_reference")
-
-
-@contextmanager
-def _with_own_param_names() -> Iterator[None]:
-    """Rename chat's parameters in errors to the names that the sender used."""
-    try:
-        yield
-    except PippinError as error:
-        for pattern, name in PARAMS:
-            if error.param and re.search(pattern, error.param):
-                renamed = re.sub(pattern, name, error.param)
-                error.message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
-                error.param = renamed
-        raise

@@ -1,16 +1,18 @@
 """Schema of requests to /v1/responses; parameters shared with chat are validated by the chat schema."""
 
-import reprlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from api.chat_schema import Effort
 from api.errors import Unsupported
 from api.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.message import Name
 from api.responses.items import Item, items_of
-from api.schema import MAX_INT, Effort
+from api.responses.tools import Function, Place, flat_name, functions_of
+from api.schema import MAX_INT
 from node.core.errors import BadRequest
 from node.core.types import MAX_NAME_CHARS
 
@@ -21,7 +23,14 @@ CHAT_PARAMETERS = (
 )
 """Parameters passed to chat by the same names; all but the first four are extensions of OpenAI's Responses API."""
 
-FUNCTION = ("name", "description", "parameters", "strict")
+PARAMS = (
+    (r"^messages\b.*", "input"),
+    (r"^max_completion_tokens$", "max_output_tokens"),
+    (r"^response_format(\.json_schema)?", "text.format"),
+    (r"^tool_choice\.function", "tool_choice"),
+    (r"^reasoning_effort$", "reasoning.effort"),
+)
+"""Patterns of chat's parameter names, and the names of the same parameters here; those of functions depend on the request."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -93,6 +102,7 @@ class ResponseRequest(_Strict):
     prompt_cache_key: Name | None = None
     conversation: Any = None
     prompt: Any = None
+    _functions: list[Function] = PrivateAttr(default=[])
 
     @property
     def logprobs(self) -> int | None:
@@ -108,10 +118,7 @@ class ResponseRequest(_Strict):
         for param in ("conversation", "prompt"):
             if getattr(self, param) is not None:
                 raise Unsupported(f"'{param}' is not supported: it refers to data stored at OpenAI.", param=param)
-        for index, tool in enumerate(self.tools):
-            if tool.get("type") != "function":
-                kind = reprlib.repr(tool.get("type"))
-                raise Unsupported(f"Tools of type {kind} are not supported.", param=f"tools[{index}].type")
+        self._functions = functions_of(self.tools)
         return self
 
     @model_validator(mode="after")
@@ -120,6 +127,16 @@ class ResponseRequest(_Strict):
             if len(key) > 64:
                 raise BadRequest("Invalid 'metadata': a key may have at most 64 characters.", param="metadata")
         return self
+
+    @property
+    def params(self) -> Sequence[tuple[str, str]]:
+        """Patterns of chat's parameter names, and the names of the same parameters here."""
+        functions = enumerate(self._functions)
+        return (*((rf"^tools\[{index}\]\.function", each.param) for index, each in functions), *PARAMS)
+
+    def place_of(self, name: str) -> Place:
+        """Where the request has the function that chat knows by this name."""
+        return next((each.place for each in self._functions if flat_name(each.place) == name), Place(None, name))
 
     def for_chat(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
         """Body of the equivalent chat request. `given`: the original body of this request."""
@@ -133,10 +150,9 @@ class ResponseRequest(_Strict):
             chat["response_format"] = self.text.format.for_chat()
         if self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
-        if self.tools:
-            functions = [{name: tool[name] for name in FUNCTION if tool.get(name) is not None} for tool in self.tools]
-            chat["tools"] = [{"type": "function", "function": function} for function in functions]
-        if self.tools or self.tool_choice not in ("auto", "none"):
+        if self._functions:
+            chat["tools"] = [{"type": "function", "function": each.for_chat} for each in self._functions]
+        if self._functions or self.tool_choice not in ("auto", "none"):
             chat["tool_choice"] = _choice(self.tool_choice)
         return chat
 

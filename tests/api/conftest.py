@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import ollama
 import openai
 import pytest
 from aiohttp import web
@@ -20,9 +21,10 @@ from api.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelEntry
+from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
 from node.core.types import NodeMetrics, RingTraffic
+from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars
 from node.text.tokenizer import Tokenizer
@@ -46,9 +48,13 @@ class ScriptedModel:
     def encoder(self) -> Self:
         return self
 
-    async def encode(self, text: str, *, context: int, param: str) -> list[int]:
+    async def encode(
+        self, text: str, *, context: int, param: str, bos: bool = True, truncate: bool = False
+    ) -> list[int]:
+        if truncate:
+            return (await self.pool.run(self.tokenizer.encode, text, bos=bos))[:context]
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
-        return await self.pool.run(self.tokenizer.encode, text)
+        return await self.pool.run(self.tokenizer.encode, text, bos=bos)
 
     async def encode_prediction(self, text: str, *, most: int) -> list[int]:
         return (await self.pool.run(self.tokenizer.encode_prediction, text))[:most]
@@ -81,6 +87,8 @@ class ScriptedBackend:
     drained: tuple[str, bool] | None = None
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Number of nodes and context, by the name of each model loaded for good."""
+    placed: list[dict[str, Any]] = field(default_factory=list)
+    """Models of the status."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
     running: int = 0
     state: str = "ok"
@@ -94,15 +102,26 @@ class ScriptedBackend:
         self.script = lambda request: [*tokens, *self.model.tokenizer.eos]
 
     def models(self) -> list[ModelEntry]:
-        return [ModelEntry(self.model.id, 1_700_000_000, "pippin"), ModelEntry("plain", 1_700_000_000, "pippin")]
+        first = ModelEntry(self.model.id, 1_700_000_000, "pippin", revision="1", bytes=1000)
+        return [first, ModelEntry("plain", 1_700_000_000, "pippin")]
 
     def known(self, name: str) -> ModelEntry | None:
-        return next((entry for entry in self.models() if name in (entry.id, f"short-{entry.id}")), None)
+        plain = untagged(name)
+        return next((entry for entry in self.models() if plain in (entry.id, f"short-{entry.id}")), None)
 
     async def open(self, model_id: str) -> ScriptedModel:
-        if model_id != self.model.id:
+        if untagged(model_id) != self.model.id:
             raise ModelNotFound(f"The model '{model_id}' does not exist.", param="model")
         return self.model
+
+    async def describe(self, name: str) -> ModelDescription:
+        entry = self.known(name)
+        if entry is None:
+            raise ModelNotFound(f"There is no model '{name}' here.", param="model")
+        config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 8, "torch_dtype": "float32"}
+        template = "{% for tool in tools %}…{% endfor %}<think>" if entry.id == MODEL else ""
+        is_demo = entry.id == MODEL
+        return ModelDescription(entry, self.model.context, config, template, is_demo, 1_836_000 if is_demo else 0)
 
     def loading(self, model_id: str) -> str:
         return self.awaited
@@ -163,7 +182,7 @@ class ScriptedBackend:
                 self.idle.set()
 
     def status(self) -> dict[str, Any]:
-        return {"cluster": "home", "nodes": []}
+        return {"cluster": "home", "nodes": []} | ({"models": self.placed} if self.placed else {})
 
     def model_list(self) -> dict[str, Any]:
         return {"schema": 1, "models": [], "short_names": {}}
@@ -175,6 +194,7 @@ class ScriptedBackend:
         return {"model": name}
 
     async def unload(self, name: str) -> dict[str, Any]:
+        name = untagged(name)
         if name not in self.loaded:
             raise ModelNotFound(f"{name} is not loaded.", param="model")
         del self.loaded[name]
@@ -214,6 +234,7 @@ class Server:
     backend: ScriptedBackend
     http: aiohttp.ClientSession
     app: web.Application
+    ollama_port: int | None = None
 
     @property
     def url(self) -> str:
@@ -235,6 +256,11 @@ class Server:
     async def chat(self, content: Any = "Hello", **body: Any) -> "Answered":
         messages = [{"role": "user", "content": content}]
         return await self.post("/v1/chat/completions", {"model": MODEL, "messages": messages, **body})
+
+    async def ask_ollama(self, path: str = "/api/chat", **body: Any) -> "Answered":
+        """Send a request to Ollama's API, not to be streamed unless the body says so."""
+        good = {"messages": [{"role": "user", "content": "Hello"}]} if path == "/api/chat" else {}
+        return await self.post(path, {"model": MODEL, "stream": False, **good, **body})
 
     async def complete(self, prompt: Any = "Once", **body: Any) -> "Answered":
         return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **body})
@@ -315,12 +341,16 @@ async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
     async with aiohttp.ClientSession(trace_configs=[strict_trace()]) as http:
 
         async def start(
-            timing: StreamTiming | None = None, limits: ConnectionLimits | None = None, **settings: Any
+            timing: StreamTiming | None = None,
+            limits: ConnectionLimits | None = None,
+            ollama_port: int | None = None,
+            **settings: Any,
         ) -> Server:
-            app, server = create_app(backend, timing=timing, **settings), ApiServer(["127.0.0.1"], 0, limits)
+            server = ApiServer(["127.0.0.1"], 0, limits, ollama_port=ollama_port)
+            app = create_app(backend, timing=timing, ollama_port=server.ollama_port, **settings)
             await server.start(app)
             servers.append(server)
-            return Server(server.port, backend, http, app)
+            return Server(server.port, backend, http, app, server.ollama_port)
 
         yield start
         backend.go_on.set()
@@ -331,3 +361,9 @@ async def serve(backend: ScriptedBackend) -> AsyncIterator[Callable[..., Any]]:
 @pytest.fixture
 async def server(serve: Callable[..., Any]) -> Server:
     return await serve()
+
+
+@pytest.fixture
+async def ollama_client(server: Server) -> AsyncIterator[ollama.AsyncClient]:
+    async with ollama.AsyncClient(host=server.url) as client:
+        yield client

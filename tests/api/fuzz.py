@@ -152,6 +152,7 @@ NEARLY: dict[str, st.SearchStrategy[Any]] = {
     "messages": messages,
     "prompt": prompts,
     "input": st.one_of(prompts, messages),
+    "tokens": st.one_of(prompts, st.lists(st.integers(-1, 3000), max_size=3)),
     "stop": st.one_of(words, st.lists(words, max_size=5)),
     "logit_bias": biases,
     "tools": tools,
@@ -171,11 +172,112 @@ NEARLY: dict[str, st.SearchStrategy[Any]] = {
     "n": st.sampled_from([1, 2, 3, 0, 129]),
 }
 
+# --- Ollama's ---
+
+OLLAMA: dict[str, st.SearchStrategy[Any]] = {
+    "messages": st.lists(
+        st.fixed_dictionaries(
+            {"role": roles, "content": st.one_of(words, st.none())},
+            optional={
+                "thinking": words,
+                "tool_name": words,
+                "images": st.lists(words, max_size=1),
+                "tool_calls": st.lists(
+                    st.builds(
+                        lambda name, arguments: {"function": {"name": name, "arguments": arguments}},
+                        words,
+                        st.dictionaries(words, scalars, max_size=2),
+                    ),
+                    max_size=2,
+                ),
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    "prompt": words,
+    "system": words,
+    "raw": st.booleans(),
+    "suffix": words,
+    "template": words,
+    "context": st.lists(token_ids, max_size=3),
+    "options": st.dictionaries(
+        st.sampled_from(["temperature", "top_k", "seed", "num_predict", "stop", "repeat_penalty", "num_ctx", "x"]),
+        st.one_of(numbers, scalars, st.lists(words, max_size=3)),
+        max_size=3,
+    ),
+    "format": st.one_of(st.sampled_from(["", "json", "xml"]), schemas),
+    "keep_alive": st.one_of(numbers, st.sampled_from(["5m", "0", "-1", "-1h2.5s", "1d", "m", "5 m", "9" * 30])),
+    "think": st.one_of(st.booleans(), st.sampled_from(["low", "high", "a lot"])),
+    "truncate": st.booleans(),
+    "name": words,
+}
+
+# --- Anthropic's ---
+
+blocks = st.recursive(
+    st.one_of(
+        st.builds(dict, type=st.sampled_from(["text", "thinking", "image", "poem"]), text=words, thinking=words),
+        st.builds(
+            dict, type=st.just("tool_use"), id=words, name=words, input=st.dictionaries(words, scalars, max_size=2)
+        ),
+        st.builds(dict, type=st.just("redacted_thinking"), data=words),
+    ),
+    lambda inner: st.builds(
+        dict,
+        type=st.just("tool_result"),
+        tool_use_id=words,
+        content=st.one_of(words, st.lists(inner, max_size=2)),
+        is_error=st.one_of(st.booleans(), scalars),
+    ),
+    max_leaves=3,
+)
+contents = st.one_of(words, st.lists(blocks, max_size=3))
+turns = st.builds(dict, role=st.sampled_from(["user", "user", "assistant", "system"]), content=contents)
+ANTHROPIC: dict[str, st.SearchStrategy[Any]] = {
+    "messages": st.lists(turns, min_size=1, max_size=4),
+    "system": contents,
+    "tools": st.lists(
+        st.builds(dict, type=st.sampled_from(["custom", "bash_20250124"]), name=words, input_schema=schemas), max_size=2
+    ),
+    "tool_choice": st.builds(
+        dict, type=st.sampled_from(["auto", "any", "tool", "none"]), name=words, disable_parallel_tool_use=st.booleans()
+    ),
+    "thinking": st.builds(
+        dict,
+        type=st.sampled_from(["enabled", "disabled", "adaptive", "poem"]),
+        budget_tokens=numbers,
+        display=st.sampled_from(["summarized", "omitted", None]),
+    ),
+    "output_config": st.builds(
+        lambda effort, schema: {"effort": effort, "format": {"type": "json_schema", "schema": schema}},
+        st.sampled_from(["low", "max", None, "poem"]),
+        schemas,
+    ),
+    "stop_sequences": st.lists(words, max_size=5),
+    "metadata": st.builds(dict, user_id=scalars),
+}
+
+OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/show"), OLLAMA),
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": ANTHROPIC,
+}
+"""Parameters of surfaces that are not OpenAI's, by endpoint."""
+
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
     "/v1/completions": {"prompt": "Once", "max_tokens": 5},
     "/v1/embeddings": {"input": "Hello"},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 5},
+    "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 5}},
+    "/api/generate": {"prompt": "Once", "options": {"num_predict": 5}},
+    "/api/embed": {"input": "Hello"},
+    "/api/show": {},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/tokenize": {"prompt": "Hello"},
+    "/v1/detokenize": {"tokens": [300, 301]},
 }
 """Minimal bodies for each endpoint, with short answers."""
 
@@ -187,6 +289,7 @@ PARAMETERS = sorted(
         *("max_completion_tokens", "max_output_tokens", "modalities", "audio", "functions", "function_call", "user"),
         *("parallel_tool_calls", "reasoning_effort", "reasoning", "instructions", "previous_response_id", "include"),
         *("truncation", "metadata", "store", "background", "dimensions", "conversation", "made_up"),
+        *("add_special_tokens", "add_generation_prompt", "continue_final_message", "return_token_strs"),
     }
 )
 LONG = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -196,13 +299,21 @@ LONG = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 def bodies(draw: st.DrawFn, path: str, model: str = MODEL, most_tokens: int = 20) -> dict[str, Any]:
     """A valid body with a few parameters replaced, mostly by nearly valid values."""
     body = {"model": model, **GOOD[path]}
-    for name in draw(st.lists(st.sampled_from(PARAMETERS), max_size=4, unique=True)):
-        body[name] = draw(st.one_of(NEARLY.get(name, numbers), NEARLY.get(name, scalars), junk))
+    own = OWN.get(path, {})
+    nearly = {**NEARLY, **own}
+    for name in draw(st.lists(st.sampled_from([*PARAMETERS, *own, *own]), max_size=4, unique=True)):
+        body[name] = draw(st.one_of(nearly.get(name, numbers), nearly.get(name, scalars), junk))
     if draw(st.integers(0, 9)) == 0:
         body.pop(draw(st.sampled_from(sorted(body))))
     for name in LONG:
         if type(body.get(name)) is int and body[name] > most_tokens:
             body[name] = most_tokens  # longer answers only take longer
+    if path in ("/api/chat", "/api/generate") and isinstance(options := body.setdefault("options", {}), dict):
+        most = options.get("num_predict")
+        if type(most) not in (int, float) or not 0 < most < most_tokens:
+            options["num_predict"] = most_tokens
+    if not body.get("prompt") and not body.get("messages"):
+        body.pop("keep_alive", None)  # it would unload the model that all tests use
     return body
 
 

@@ -13,6 +13,8 @@ from tests.api.fuzz import GOOD, MODEL
 
 MOST = 8 * 2**20 - 4096
 CHAT, LEGACY, EMBED, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
+OLLAMA, GENERATE, OLLAMA_EMBED = "/api/chat", "/api/generate", "/api/embed"
+MESSAGES = "/v1/messages"
 
 
 class Hostile(NamedTuple):
@@ -46,13 +48,26 @@ LISTS = {
     LEGACY: ("prompt", "stop"),
     EMBED: ("input",),
     RESPONSES: ("input", "tools", "include", "metadata"),
+    OLLAMA: ("messages", "tools", "format", "images", "keep_alive"),
+    GENERATE: ("prompt", "context", "options"),
+    OLLAMA_EMBED: ("input",),
+    MESSAGES: ("messages", "system", "tools", "stop_sequences", "mcp_servers"),
 }
-OBJECTS = {CHAT: ("logit_bias", "chat_template_kwargs", "made_up"), RESPONSES: ("metadata",)}
+OBJECTS = {
+    CHAT: ("logit_bias", "chat_template_kwargs", "made_up"),
+    RESPONSES: ("metadata",),
+    OLLAMA: ("options", "format", "made_up"),
+    MESSAGES: ("metadata", "thinking"),
+}
 TEXTS = {
     CHAT: ("model", "stop", "tool_choice", "reasoning_effort", "function_call", "made_up"),
     LEGACY: ("model", "prompt", "stop"),
     EMBED: ("model", "input"),
     RESPONSES: ("model", "input", "instructions", "tool_choice", "user", "previous_response_id", "made_up"),
+    OLLAMA: ("model", "messages", "format", "keep_alive", "think"),
+    GENERATE: ("model", "prompt", "system", "template", "keep_alive"),
+    OLLAMA_EMBED: ("model", "input"),
+    MESSAGES: ("model", "system", "messages", "tool_choice", "made_up"),
 }
 SPELLINGS = {
     "letters": b"x",
@@ -61,6 +76,7 @@ SPELLINGS = {
     "backslashes": rb"\\",
     "escapes": rb"\u4e2d",
     "halves": rb"\ud83d",
+    "digits": b"1",
 }
 """Spellings of the characters of a long text."""
 DEEP = {"lists": b"[", "objects": b'{"a":'}
@@ -101,6 +117,11 @@ def _messages() -> Iterator[Hostile]:
         content = b'[{"role":"user","content":' + _list(item) + b"}]"
         yield Hostile(f"content: {kind}", CHAT, _body(CHAT, "messages", partial(bytes, content)))
         yield Hostile(f"content of items: {kind}", RESPONSES, _body(RESPONSES, "input", partial(bytes, content)))
+        yield Hostile(f"content for Ollama: {kind}", OLLAMA, _body(OLLAMA, "messages", partial(bytes, content)))
+        objects = [{"function": {"name": "f", "arguments": {"a": json.loads(arguments)}}}]
+        messages = [{"role": "assistant", "tool_calls": objects}] * (MOST // len(json.dumps(objects)) - 100)
+        yield Hostile(f"objects as arguments: many of {kind}", OLLAMA, _with(OLLAMA, {"messages": messages}))
+        yield Hostile(f"content of blocks: {kind}", MESSAGES, _body(MESSAGES, "messages", partial(bytes, content)))
 
 
 def _copies() -> Iterator[Hostile]:

@@ -157,6 +157,18 @@ async def test_no_page_changes_the_cluster_unless_it_is_named(serve, backend, wa
         assert response.status == 200
 
 
+@pytest.mark.parametrize("settings", [{}, {"cors_origins": ["*"]}])
+async def test_no_page_reads_the_log_unless_it_is_named(serve, settings):
+    server = await serve(**settings)
+    for origin, status in (("http://nas:3000", 403), ("https://evil.example", 403), (None, 200)):
+        headers = {"Origin": origin} if origin else {}
+        async with server.http.get(f"{server.url}/cluster/logs", headers=headers) as response:
+            assert response.status == status
+    named = await serve(cors_origins=["https://mine.example"])
+    async with named.http.get(f"{named.url}/cluster/logs", headers={"Origin": "https://mine.example"}) as response:
+        assert response.status == 200
+
+
 async def test_named_pages_may_do_everything_besides_local_ones(serve):
     server = await serve(cors_origins=["https://good.example", "null"])
     for origin in ("https://good.example", "null"):

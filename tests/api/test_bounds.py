@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from api import limits
 from api.body import Bodies
+from api.chat_schema import ChatRequest
 from api.errors import error_object
 from api.json_object import Counts, approximate_bytes, parse_json
-from api.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
+from api.schema import CompletionRequest, EmbeddingRequest, parse
 from api.stop_strings import Pattern, StopMatcher
 from node.core.errors import BadRequest
 from node.core.types import MAX_NAME_CHARS

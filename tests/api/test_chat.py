@@ -234,6 +234,27 @@ async def test_several_choices(server):
     assert sorted(roles) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_each_choice_of_a_stream_has_its_own_logprobs(server, path):
+    tokenizer = server.backend.model.tokenizer
+    texts = {0: "Zero 0", 1: "One 😀 and more", 2: "Two"}
+    server.backend.script = lambda request: [*tokenizer.encode(texts[request.sampling.seed - 7]), *tokenizer.eos]
+    asked = {"model": MODEL, "n": 3, "seed": 7, "max_tokens": 50}
+    chat = path.startswith("chat")
+    asked |= {"messages": USER, "logprobs": True, "top_logprobs": 2} if chat else {"prompt": "Once", "logprobs": 2}
+    plain = (await server.post(f"/v1/{path}", asked)).json["choices"]
+    chunks = (await server.post(f"/v1/{path}", {**asked, "stream": True})).events
+    for choice in plain:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        told = [part["logprobs"] for part in own if part["logprobs"]]
+        names = ["content"] if chat else list(choice["logprobs"])
+        assert {name: [each for part in told for each in part[name]] for name in names} == {
+            name: choice["logprobs"][name] for name in names
+        }
+        tokens = [each["token"] for each in choice["logprobs"]["content"]] if chat else choice["logprobs"]["tokens"]
+        assert "".join(tokens) == texts[choice["index"]]
+
+
 async def test_logprobs_join_to_the_content(server):
     server.backend.say("Hi 😀 END of it")
     plain = (await server.chat(logprobs=True, top_logprobs=2, stop="ND")).json

@@ -145,6 +145,30 @@ async def test_bad_values_are_refused_by_name(server, body, param, stream):
     assert server.backend.requests == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "what", "instead"),
+    [
+        ("image_url", "an image", "a description"),
+        ("input_image", "an image", "a description"),
+        ("input_audio", "audio", "a transcript"),
+        ("file", "a file", "its text"),
+        ("input_file", "a file", "its text"),
+    ],
+)
+async def test_the_refusal_of_a_medium_names_it_and_says_what_to_do(server, kind, what, instead):
+    content = [{"type": kind, kind: {"url": "data:image/png;base64,iVBORw0KGgo="}}]
+    user = {"role": "user", "content": content}
+    chat = await server.post("/v1/chat/completions", {"model": MODEL, "messages": [user]})
+    response = await server.post("/v1/responses", {"model": MODEL, "input": [user]})
+    for refused in (chat, response):
+        assert refused.status == 400
+        assert refused.error["code"] == "unsupported"
+        said = refused.error["message"]
+        assert f"is {what} ({kind}), and models get only text here" in said
+        assert f"send {instead}" in said
+    assert server.backend.requests == []
+
+
 async def test_a_wrong_stream_flag_and_lonely_stream_options(server):
     assert (await server.chat(stream="yes")).error["param"] == "stream"
     assert (await server.chat(stream_options={"include_usage": True})).error["param"] == "stream_options"

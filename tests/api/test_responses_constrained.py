@@ -76,6 +76,28 @@ async def test_results_go_back(server, tokenizer):
     assert server.backend.requests[-1].prompt == tuple(tokenizer.encode_chat(messages, [tool]))
 
 
+async def test_functions_of_a_namespace(server, tokenizer):
+    """As codex sends those of MCP servers, beside tools that only OpenAI has."""
+    server.backend.say(f"<tool_call>{call('mcp__sky__weather', ROME)}</tool_call>")
+    sky = {"type": "namespace", "name": "mcp__sky__", "description": "The sky", "tools": [WEATHER]}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": grammar}]
+    plain = (await ask(server, "How is Rome?", tools=[*others, sky, NOW])).json
+    strictly(Response, plain)
+    (made,) = plain["output"]
+    assert (made["namespace"], made["name"], made["arguments"]) == ("mcp__sky__", "weather", ROME)
+    assert [tool["type"] for tool in plain["tools"]] == ["web_search", "custom", "namespace", "function"]
+    events = events_of(await ask(server, "How is Rome?", tools=[*others, sky, NOW], stream=True))
+    assert events[-1]["response"]["output"][0]["namespace"] == "mcp__sky__"
+
+    server.backend.say("It is sunny.")
+    result = {"type": "function_call_output", "call_id": made["call_id"], "output": "sunny"}
+    await ask(server, [made, result], tools=[sky])
+    prompt = b"".join(map(tokenizer.token_bytes, server.backend.requests[-1].prompt)).decode()
+    assert prompt.count('"name": "mcp__sky__weather"') == 2
+    assert "patch" not in prompt
+
+
 async def test_a_format(server):
     server.backend.say(ROME)
     response = strictly(Response, (await ask(server, text=FORMAT)).json)
@@ -102,6 +124,11 @@ async def test_the_official_client_parses(server):
     ("body", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "sky", "tools": []}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "sky"}]}, "tools[0]"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": 5}]}, "tools[1].type"),
         ({"tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name"),
         ({"tools": [{**WEATHER, "parameters": {"type": "array"}}]}, "tools[0].parameters"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -130,3 +157,21 @@ async def test_thoughts_are_an_item_of_their_own(server, tmp_path):
     assert response.output_text == "Rome"
     events = events_of(await ask(server, stream=True))
     assert "".join(event["delta"] for event in events if event["type"] == "response.reasoning_text.delta") == "A city"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"name": "no blanks"}, "name"),
+        ({}, "name"),
+        ({"name": 5}, "name"),
+        ({"name": "x", "parameters": {"type": "array"}}, "parameters"),
+    ],
+)
+async def test_a_wrong_function_is_named_where_the_request_has_it(server, wrong, name):
+    function = {"type": "function", **wrong}
+    within = {"type": "namespace", "name": "space", "tools": [{"type": "custom"}, function]}
+    for tools, param in (([{"type": "web_search"}, function], "tools[1]"), ([within], "tools[0].tools[1]")):
+        response = await ask(server, tools=tools)
+        assert (response.status, response.error["param"]) == (400, f"{param}.{name}")
+        assert f"'{param}.{name}'" in response.error["message"]

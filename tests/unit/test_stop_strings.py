@@ -20,12 +20,16 @@ def test_the_text_ends_before_the_leftmost_stop(pieces, stops):
     given_out = []
     for piece in pieces:
         given_out.append(matcher.push(piece))
-        if matcher.matched:
+        if matcher.matched is not None:
             break
     given_out.append(matcher.finish())
     whole = "".join(pieces)
     assert "".join(given_out) == cut(whole, stops)
-    assert matcher.matched == any(stop in whole for stop in stops)
+    if any(stop in whole for stop in stops):
+        assert matcher.matched in stops
+        assert whole.startswith(matcher.matched, matcher.given)
+    else:
+        assert matcher.matched is None
     assert matcher.given == len("".join(given_out))
 
 

@@ -1,0 +1,197 @@
+"""Messages of Anthropic's API: their content blocks, and their conversion to chat messages."""
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from api.errors import Unsupported
+from api.limits import MAX_MESSAGES, MAX_PARTS
+from api.message import MEDIA, Name, StrictModel, media_refusal
+from api.schema import parse
+from node.core.errors import BadRequest
+
+Json = dict[str, Any]
+
+BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+"""A line at the beginning of Claude Code's system prompt, which is meant for Anthropic's accounting. It differs between
+conversations, in some versions between requests, so with it no prompt could reuse the KV of an earlier one.
+"""
+
+
+class Text(StrictModel):
+    text: str
+
+
+class Thinking(StrictModel):
+    """Earlier reasoning of the model, given to chat templates that support it."""
+
+    thinking: str
+
+
+class RedactedThinking(StrictModel):
+    """Reasoning that only Anthropic can read; it is left out."""
+
+
+class ToolUse(StrictModel):
+    id: Name
+    name: Name
+    input: dict[str, Any]
+
+
+class ToolResult(StrictModel):
+    tool_use_id: Name
+    content: Any = ""
+    is_error: bool = False
+
+
+Block = Text | Thinking | RedactedThinking | ToolUse | ToolResult
+Kinds = Mapping[str, type[Block]]
+Message = tuple[str, list[Block]]
+"""Role and blocks."""
+
+TEXT: Kinds = {"text": Text}
+KINDS: Mapping[str, Kinds] = {
+    "user": {**TEXT, "tool_result": ToolResult},
+    "assistant": {**TEXT, "thinking": Thinking, "redacted_thinking": RedactedThinking, "tool_use": ToolUse},
+    "system": TEXT,
+}
+"""The blocks of each role's messages."""
+
+
+def system_text(given: Any) -> str:
+    """The text of the request's `system`: a string or text blocks. Raises BadRequest."""
+    blocks = _blocks("system", given, TEXT)
+    return _joined(Text(text=BILLING.sub("", block.text)) for block in blocks if isinstance(block, Text))
+
+
+def chat_messages(given: Any) -> list[Json]:
+    """Convert the request's `messages` to those of a chat. Consecutive messages of one role are one turn.
+
+    Of the result, only the first may be of role system. Raises BadRequest and PydanticCustomError.
+    """
+    if not isinstance(given, list) or not given:
+        raise PydanticCustomError("messages", "Input should be a non-empty list of messages")
+    if len(given) > MAX_MESSAGES:
+        raise PydanticCustomError("messages", f"Input should have at most {MAX_MESSAGES} messages, not {len(given)}")
+    messages = [_message(f"messages[{index}]", message) for index, message in enumerate(given)]
+    turns = _turns(_without_late_system(messages))
+    # Some templates want the name of the function that a result is of.
+    names = {block.id: block.name for _, blocks in turns for block in blocks if isinstance(block, ToolUse)}
+    return [message for role, blocks in turns for message in _turn(role, blocks, names)]
+
+
+def _turns(messages: Iterable[Message]) -> list[Message]:
+    """Join consecutive messages of one role. Thoughts alone are no turn: templates could not show them."""
+    turns = [
+        (role, list(chain.from_iterable(blocks for _, blocks in turn)))
+        for role, turn in groupby(messages, key=itemgetter(0))
+    ]
+    said = [
+        turn for turn in turns if turn[0] != "assistant" or any(isinstance(each, Text | ToolUse) for each in turn[1])
+    ]
+    return turns if len(said) == len(turns) else _turns(said)
+
+
+def _without_late_system(messages: Iterable[Message]) -> Iterator[Message]:
+    """System messages after the beginning become reminders in the user's turn.
+
+    Many templates refuse them there, and moved to the beginning they would change a prompt that was already computed.
+    """
+    begun = False
+    for role, blocks in messages:
+        begun = begun or role != "system"
+        if role != "system" or not begun:
+            yield role, blocks
+        elif text := _text_of(blocks):
+            yield "user", [Text(text=f"<system-reminder>\n{text}\n</system-reminder>")]
+
+
+def _message(param: str, given: Any) -> Message:
+    role = given.get("role") if isinstance(given, dict) else None
+    if not isinstance(role, str) or role not in KINDS:
+        raise BadRequest(f"Invalid '{param}.role': it should be user or assistant.", param=f"{param}.role")
+    return role, _blocks(f"{param}.content", given.get("content"), KINDS[role])
+
+
+def _blocks(param: str, given: Any, kinds: Kinds) -> list[Block]:
+    """Validate a content: a text, or a list of blocks. Raises BadRequest."""
+    if isinstance(given, str):
+        return [Text(text=given)]
+    if not isinstance(given, list):
+        raise BadRequest(f"Invalid '{param}': it should be a string or a list of content blocks.", param=param)
+    if len(given) > MAX_PARTS:
+        raise BadRequest(f"Invalid '{param}': it has {len(given)} blocks; the maximum is {MAX_PARTS}.", param=param)
+    return [_block(f"{param}[{index}]", block, kinds) for index, block in enumerate(given)]
+
+
+def _block(param: str, given: Any, kinds: Kinds) -> Block:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str):
+        raise BadRequest(f"Invalid '{param}': it should be an object with a type.", param=param)
+    if kind in MEDIA:
+        raise Unsupported(f"Invalid '{param}': it {media_refusal(kind)}.", param=param)
+    if kind not in kinds:
+        known = ", ".join(kinds)
+        raise Unsupported(
+            f"Invalid '{param}': blocks of type {reprlib.repr(kind)} are not supported here, only {known}.", param=param
+        )
+    try:
+        block = parse(kinds[kind], given)
+        if isinstance(block, ToolResult):
+            block.content = _text_of(_blocks("content", block.content, TEXT))
+    except BadRequest as error:
+        where = f"{param}.{error.param}"
+        message = error.message.replace(f"'{error.param}", f"'{where}", 1)
+        raise type(error)(message, param=where) from error
+    return block
+
+
+def _turn(role: str, blocks: Sequence[Block], names: Mapping[str, str]) -> list[Json]:
+    """The chat messages of one turn."""
+    match role:
+        case "user":
+            results = [_tool_message(block, names) for block in blocks if isinstance(block, ToolResult)]
+            text = _text_of(blocks)
+            return [*results, {"role": "user", "content": text}] if text or not results else results
+        case "assistant":
+            return [_assistant_message(blocks)]
+        case _:
+            return [{"role": role, "content": _text_of(blocks)}]
+
+
+def _tool_message(result: ToolResult, names: Mapping[str, str]) -> Json:
+    text = str(result.content)
+    # Templates have no place for `is_error`.
+    content = f"Error: {text}" if result.is_error and text[:5].lower() != "error" else text
+    name = {"name": names[result.tool_use_id]} if result.tool_use_id in names else {}
+    return {"role": "tool", "tool_call_id": result.tool_use_id, **name, "content": content}
+
+
+def _assistant_message(blocks: Sequence[Block]) -> Json:
+    """Thoughts, text and calls of one turn."""
+    message: Json = {"role": "assistant"}
+    if thoughts := [block.thinking for block in blocks if isinstance(block, Thinking) and block.thinking]:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if any(isinstance(block, Text) for block in blocks):
+        message["content"] = _text_of(blocks)
+    if uses := [block for block in blocks if isinstance(block, ToolUse)]:
+        message["tool_calls"] = [
+            {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": json.dumps(use.input)}}
+            for use in uses
+        ]
+    return message
+
+
+def _text_of(blocks: Iterable[Block]) -> str:
+    return _joined(block for block in blocks if isinstance(block, Text))
+
+
+def _joined(texts: Iterable[Text]) -> str:
+    """Each block begins a line of its own, as clients send separate texts in them: reminders, then the user's words."""
+    return "\n".join(block.text for block in texts if block.text)

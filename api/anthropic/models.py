@@ -1,0 +1,44 @@
+"""The models as Anthropic's API lists them, in pages."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from node.core.errors import BadRequest
+from node.core.models import ModelEntry
+
+Json = dict[str, Any]
+
+MAX_PAGE = 1000
+
+
+def page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
+    """The models after that of `after_id`, or the last ones before that of `before_id`. Raises BadRequest."""
+    limit = query.get("limit", "20")
+    if not re.fullmatch(r"[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_PAGE:
+        raise BadRequest(f"Invalid 'limit': it must be from 1 to {MAX_PAGE}.", param="limit")
+    most, rest = int(limit), list(models)
+    if before := query.get("before_id"):
+        rest = rest[: _place(models, "before_id", before)]
+        shown = rest[-most:]
+    else:
+        after = query.get("after_id")
+        rest = rest[_place(models, "after_id", after) + 1 :] if after else rest
+        shown = rest[:most]
+    data = [entry(model) for model in shown]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"data": data, "has_more": len(rest) > len(shown), **ends}
+
+
+def _place(models: Sequence[ModelEntry], param: str, wanted: str) -> int:
+    place = next((index for index, model in enumerate(models) if model.id == wanted), None)
+    if place is None:
+        raise BadRequest(f"Invalid '{param}': there is no model {wanted[:80]!r}.", param=param)
+    return place
+
+
+def entry(model: ModelEntry) -> Json:
+    created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    name = model.id.rpartition("/")[2]
+    return {"type": "model", "id": model.id, "display_name": name, "created_at": created_at, "lifecycle": "active"}

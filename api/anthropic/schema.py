@@ -1,0 +1,196 @@
+"""Schemas of requests to /v1/messages. Parameters that are shared with chat are validated by the chat schema."""
+
+import reprlib
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from api.anthropic.content import chat_messages, system_text
+from api.chat_schema import Effort
+from api.errors import Unsupported
+from api.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
+from api.message import Name
+from api.schema import MAX_INT
+from node.core.errors import BadRequest
+from node.core.types import MAX_NAME_CHARS
+
+Json = dict[str, Any]
+
+CHAT_PARAMETERS = (
+    *("temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("adapter", "prediction"),
+)
+"""Parameters passed to chat by the same names; all but the first three are extensions of Anthropic's API."""
+MIN_BUDGET = 1024
+"""The smallest `budget_tokens` that Anthropic accepts."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""`tool_choice.type`, and chat's `tool_choice`."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any) -> Any:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+class Tool(_Strict):
+    name: str
+    description: str | None = None
+    input_schema: Json
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_custom(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind not in (None, "custom"):
+            raise PydanticCustomError(
+                "unsupported",
+                "Tools of type {kind} are not supported, only those with an input_schema of their own",
+                {"kind": reprlib.repr(kind)},
+            )
+        return value
+
+    def for_chat(self) -> Json:
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": {**function, "strict": self.strict}}
+
+
+class ToolChoice(_Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _names_its_tool(self) -> Self:
+        if self.type == "tool" and self.name is None:
+            raise BadRequest("Missing required parameter: 'tool_choice.name'.", param="tool_choice.name")
+        return self
+
+    @property
+    def forces(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.type in ("any", "tool")
+
+    def for_chat(self) -> Json:
+        named = {"type": "function", "function": {"name": self.name}}
+        choice = named if self.type == "tool" else CHOICES[self.type]
+        return {"tool_choice": choice, "parallel_tool_calls": not self.disable_parallel_tool_use}
+
+
+class ThinkingConfig(_Strict):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=MAX_INT)
+    display: Literal["summarized", "omitted"] = "summarized"
+
+    @property
+    def on(self) -> bool:
+        return self.type in ("enabled", "adaptive")
+
+    @model_validator(mode="after")
+    def _has_its_budget(self) -> Self:
+        if self.type == "enabled" and self.budget_tokens is None:
+            raise BadRequest("Missing required parameter: 'thinking.budget_tokens'.", param="thinking.budget_tokens")
+        return self
+
+
+class OutputFormat(_Strict):
+    type: Literal["json_schema"]
+    schema_: Json = Field(alias="schema")
+
+
+class OutputConfig(_Strict):
+    effort: Effort | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(_Strict):
+    user_id: Name | None = None
+
+
+class PromptRequest(_Strict):
+    """What a prompt is made of. By itself, a request to count its tokens."""
+
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    messages: Annotated[list[Json], PlainValidator(chat_messages)]
+    """As chat messages."""
+    system: Annotated[str, PlainValidator(system_text)] = ""
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: ThinkingConfig = ThinkingConfig(type="disabled")
+    output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None
+    """The older place of `output_config.format`."""
+    chat_template_kwargs: Json = {}
+    """Variables for the template: not in Anthropic's API."""
+    mcp_servers: Any = None
+    container: Any = None
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        for param in ("mcp_servers", "container"):
+            if getattr(self, param):
+                raise Unsupported(f"'{param}' is not supported: Anthropic runs it.", param=param)
+        return self
+
+    @property
+    def format(self) -> OutputFormat | None:
+        return self.output_config.format or self.output_format
+
+    def for_chat(self, given: Json) -> Json:
+        """Body of the equivalent chat request. `given`: the original body of this request."""
+        chat = {name: given[name] for name in CHAT_PARAMETERS if given.get(name) is not None}
+        chat |= {"model": self.model, "messages": self._with_system()}
+        if self.tools:
+            chat["tools"] = [tool.for_chat() for tool in self.tools]
+        if self.tools or self.tool_choice.forces:
+            chat |= self.tool_choice.for_chat()
+        if self.format:
+            schema = {"name": "answer", "schema": self.format.schema_}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.output_config.effort:
+            chat["reasoning_effort"] = self.output_config.effort
+        # A demanded format or call leaves no room for thoughts.
+        thinks = self.thinking.on and not self.format and not self.tool_choice.forces
+        chat["chat_template_kwargs"] = {"enable_thinking": thinks, **self.chat_template_kwargs}
+        return chat
+
+    def _with_system(self) -> list[Json]:
+        """The messages after at most one of role system."""
+        messages, texts = self.messages, [self.system]
+        if messages and messages[0]["role"] == "system":
+            texts.append(messages[0]["content"])
+            messages = messages[1:]
+        system = "\n".join(filter(None, texts))
+        return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+class MessagesRequest(PromptRequest):
+    max_tokens: int = Field(ge=0, le=MAX_INT)
+    """0 only computes the prompt, so that later requests can use it."""
+    stop_sequences: list[Annotated[str, Field(max_length=MAX_STOP_CHARS)]] = Field(
+        default=[], max_length=MAX_STOP_SEQUENCES, fail_fast=True
+    )
+    stream: bool = False
+    metadata: Metadata = Metadata()
+    service_tier: Literal["auto", "standard_only"] = "auto"
+
+    @model_validator(mode="after")
+    def _thoughts_fit(self) -> Self:
+        budget = self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise BadRequest(
+                f"Invalid 'thinking.budget_tokens': {budget} is not less than 'max_tokens' ({self.max_tokens}).",
+                param="thinking.budget_tokens",
+            )
+        return self
+
+    def for_chat(self, given: Json) -> Json:
+        # The driver computes a prompt only for a token.
+        more = {"max_completion_tokens": max(self.max_tokens, 1), "stream": self.stream}
+        return {**super().for_chat(given), **more}

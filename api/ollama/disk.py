@@ -1,0 +1,67 @@
+"""POST /api/pull and DELETE /api/delete, and the requests for what Pippin does not do."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from api.env import STREAM, Env
+from api.errors import Unsupported
+from api.in_flight import IN_FLIGHT
+from api.ollama.lines import Lines
+from api.ollama.models import digest, named
+from api.ollama.schema import ModelRequest
+from api.schema import parse
+from api.stream import EventStream
+from node.core.errors import ShuttingDown
+
+Json = dict[str, Any]
+
+BEGIN, END = {"status": "pulling manifest"}, {"status": "success"}
+REFUSED = {
+    "/api/create": "Models are made by other programs, such as mlx-lm's `mlx_lm.convert`.",
+    "/api/copy": "Start a node with a model's folder, which may have any name.",
+    "/api/push": "Use the Hugging Face hub's own program, `hf upload`.",
+    "/api/blobs/{digest}": "Put the model's folder where a node looks for models: see its --models-dir.",
+}
+"""What to do instead, by path."""
+
+
+async def pull(env: Env, request: web.Request) -> web.StreamResponse:
+    """Fetch a model to this node's disk. An unknown model is a plain error: nothing is sent before it is found."""
+    body = await env.bodies.read(request, partial(parse, ModelRequest))
+    model = named(body)
+    async with aclosing(_progress(env, request, model)) as progress:
+        if not body.stream:
+            async for _ in progress:
+                pass
+            return web.json_response(END)
+        events = request[STREAM] = EventStream(request, env.timing, form=Lines(lambda: BEGIN))
+        about = {"status": f"pulling {model}", "digest": f"sha256:{digest(model)}"}
+        async with events.kept_alive():
+            async for each in progress:
+                if not events.response.prepared:
+                    await events.send(BEGIN)
+                await events.send(about | {"total": each["bytes"], "completed": each["done"]})
+            await events.send(END)
+        return events.response
+
+
+async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerator[Json, None]:
+    """Raises ShuttingDown as soon as the node is stopping, and what `Backend.pull` raises."""
+    async with aclosing(env.backend.pull(model)) as progress:
+        async for each in progress:
+            if request.app[IN_FLIGHT].stopping:
+                raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")
+            yield each
+
+
+async def delete(env: Env, request: web.Request) -> web.Response:
+    await env.backend.remove(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    return web.Response()
+
+
+async def refuse(hint: str, request: web.Request) -> web.StreamResponse:
+    raise Unsupported(f"{request.path} is not supported.", hint=hint)

@@ -1,0 +1,147 @@
+"""What Ollama's API tells of models: /api/tags, /api/ps, /api/show, and /api/version."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from api.env import Env
+from api.ollama.lines import timestamp
+from api.ollama.schema import DEFAULTS, ModelRequest
+from api.schema import parse
+from node.core.errors import BadRequest
+from node.core.models import ModelDescription, ModelEntry
+
+Json = dict[str, Any]
+
+VERSION = "0.14.2"
+"""The release of Ollama whose API this is. Clients compare it with the release that they need; Pippin's own version would
+look like that of a server from before tools, thoughts and formats. GET /version tells Pippin's.
+"""
+NEVER = "2300-01-01T00:00:00.000000Z"
+"""When a model is unloaded that no time is known for. Ollama's clients call the distant future "Forever"."""
+FACTS = {
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "feed_forward_length": ("intermediate_size",),
+    "vocab_size": ("vocab_size",),
+}
+"""Names in `model_info`, without the architecture, and in a config.json."""
+THINKING = ("<think>", "</think>", "enable_thinking", "reasoning_effort")
+"""Texts in the chat templates of models that think."""
+
+
+async def version(_request: web.Request) -> web.Response:
+    return web.json_response({"version": VERSION})
+
+
+async def tags(env: Env, _request: web.Request) -> web.Response:
+    models = [_entry(model) | {"modified_at": timestamp(model.created)} for model in env.backend.models()]
+    return web.json_response({"models": models})
+
+
+async def ps(env: Env, _request: web.Request) -> web.Response:
+    """The models that are ready."""
+    entries = {model.id: model for model in env.backend.models()}
+    ready = [each for each in env.backend.status().get("models", []) if each["state"] == "ready"]
+    models = [
+        _entry(entry) | {"size_vram": entry.bytes, "expires_at": NEVER, "context_length": each["context"]}
+        for each in ready
+        if (entry := entries.get(each["id"]))
+    ]
+    return web.json_response({"models": models})
+
+
+async def show(env: Env, request: web.Request) -> web.Response:
+    model = await env.backend.describe(named(await env.bodies.read(request, partial(parse, ModelRequest))))
+    parameters = {"num_ctx": model.context, **DEFAULTS}
+    return web.json_response(
+        {
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+            "template": model.template,
+            "details": details(model.config, model.parameters),
+            "model_info": _info(model),
+            "capabilities": _capabilities(model),
+            "modified_at": timestamp(model.entry.created),
+        }
+    )
+
+
+def named(body: ModelRequest) -> str:
+    """The model's name. Raises BadRequest if there is none."""
+    if not body.wanted:
+        raise BadRequest("Missing required parameter: 'model'.", param="model")
+    return body.wanted
+
+
+def digest(model: str, revision: str = "") -> str:
+    """A hash that changes with the model's files, and that its aliases share. No file has it: a model has several."""
+    return hashlib.sha256((revision or model).encode()).hexdigest()
+
+
+def _entry(model: ModelEntry) -> Json:
+    """A model in a list. Its name has a tag, as Ollama's have; clients rely on that. An alias may have one of its own."""
+    name = model.id if ":" in model.id else f"{model.id}:latest"
+    return {
+        "name": name,
+        "model": name,
+        "size": model.bytes,
+        "digest": digest(model.id, model.revision),
+        "details": details({}),
+    }
+
+
+def details(config: Mapping[str, Any], parameters: int = 0) -> Json:
+    """`details` of a model; what is not known is empty."""
+    family = str(config.get("model_type", ""))
+    quantization = config.get("quantization")
+    bits = quantization.get("bits") if isinstance(quantization, dict) else None
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "")
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _short_number(parameters) if parameters else "",
+        "quantization_level": f"{bits}-bit" if isinstance(bits, int) else dtype,
+    }
+
+
+def _info(model: ModelDescription) -> Json:
+    """`model_info`: facts of the config.json by Ollama's names, which begin with the architecture."""
+    config, text = model.config, model.config.get("text_config")
+    parts = [config, *([text] if isinstance(text, dict) else [])]
+    kind = config["model_type"]
+    info: Json = {
+        "general.architecture": kind,
+        "general.basename": model.entry.id.rpartition("/")[2],
+        f"{kind}.context_length": model.context,
+    }
+    if model.parameters:
+        info["general.parameter_count"] = model.parameters
+    for name, keys in FACTS.items():
+        numbers = [part[key] for part in parts for key in keys if type(part.get(key)) is int]
+        if numbers:
+            info[f"{kind}.{name}"] = numbers[0]
+    return info
+
+
+def _short_number(number: int) -> str:
+    """A number of parameters as Ollama writes it: `8.2B`, `494.03M`."""
+    if number >= 10**9:
+        return f"{number / 10**9:.1f}B"
+    return f"{number / 10**6:.2f}M" if number >= 10**6 else f"{number / 10**3:.2f}K"
+
+
+def _capabilities(model: ModelDescription) -> list[str]:
+    found = {
+        "completion": True,
+        "tools": "tools" in model.template,
+        "thinking": any(text in model.template for text in THINKING),
+        "embedding": model.embeds,
+    }
+    return [name for name, has in found.items() if has]

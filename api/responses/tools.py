@@ -1,0 +1,76 @@
+"""Tools of the Responses API, as chat's functions and back.
+
+Functions may be in a namespace, as those of an MCP server; chat has one list of names, so the namespace becomes the beginning of the name.
+Tools that OpenAI would run itself, and tools with free text for arguments, have no counterpart. Coding agents send them beside their functions,
+whether the server has them or not: the model is not told of them.
+"""
+
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from api.errors import Unsupported
+from node.core.errors import BadRequest
+
+Json = dict[str, Any]
+
+FUNCTION = ("name", "description", "parameters", "strict")
+
+
+class Place(NamedTuple):
+    """Where the client's functions have a name."""
+
+    namespace: str | None
+    name: str
+
+
+class Function(NamedTuple):
+    """A function that a model can call."""
+
+    place: Place
+    for_chat: Json
+    param: str
+    """Where the request has it, such as `tools[2]`; chat numbers only functions."""
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+    """The functions of a request's tools.
+
+    Raises Unsupported if there are only tools of other kinds: their client relies on them.
+    """
+    found = list(_functions(tools))
+    if tools and not found:
+        kind = reprlib.repr(tools[0].get("type"))
+        raise Unsupported(f"Tools of type {kind} are not supported.", param="tools[0].type")
+    return found
+
+
+def flat_name(place: Place) -> str:
+    """The name of a function in chat."""
+    return place.name if place.namespace is None else f"{place.namespace.rstrip('_')}__{place.name}"
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[Function]:
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}]"
+        match tool:
+            case {"type": "function"}:
+                yield Function(Place(None, str(tool.get("name", ""))), _function(tool), param)
+            case {"type": "namespace", "name": str(namespace), "tools": list(members)}:
+                for place_in_it, member in enumerate(members):
+                    if isinstance(member, dict) and member.get("type") == "function":
+                        name, function = member.get("name"), _function(member)
+                        place = Place(namespace, str(name or ""))
+                        if name and isinstance(name, str):  # else chat refuses it
+                            function["name"] = flat_name(place)
+                        yield Function(place, function, f"{param}.tools[{place_in_it}]")
+            case {"type": "namespace"}:
+                raise BadRequest("A namespace needs a name and a list of tools.", param=param)
+            case {"type": str()}:
+                continue
+            case _:
+                raise BadRequest("A tool needs a type.", param=f"{param}.type")
+
+
+def _function(tool: Mapping[str, Any]) -> Json:
+    return {name: tool[name] for name in FUNCTION if tool.get(name) is not None}

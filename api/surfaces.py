@@ -1,0 +1,33 @@
+"""The surfaces of the server, which are the APIs that it speaks: OpenAI's, Anthropic's and Ollama's.
+
+Each writes errors in its own way. Requests that are refused before any handler runs have a surface, too.
+"""
+
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from api import errors
+from api.anthropic import errors as anthropic_errors
+from api.ollama import errors as ollama_errors
+
+
+class ErrorWriter(Protocol):
+    def __call__(
+        self, status: int, message: str, /, *, code: str | None = None, param: str | None = None
+    ) -> dict[str, Any]:
+        """An error object, ready for JSON."""
+
+
+def error_writer(request: web.BaseRequest) -> ErrorWriter:
+    """How the surface that the request is for writes errors."""
+    if request.path.startswith("/api/"):
+        return ollama_errors.error_object
+    if is_of_anthropic(request):
+        return anthropic_errors.error_object
+    return errors.error_object
+
+
+def is_of_anthropic(request: web.BaseRequest) -> bool:
+    """Whether the request is for Anthropic's API, or one of its clients sent it: `/v1/models` exists on both surfaces."""
+    return request.path.startswith(("/v1/messages", "/messages")) or "anthropic-version" in request.headers
