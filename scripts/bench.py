@@ -5,6 +5,7 @@
     scripts/bench.py one
     scripts/bench.py ring --preset 25m
     scripts/bench.py many
+    scripts/bench.py agent
     scripts/bench.py edit --model DIR
     scripts/bench.py unequal
     scripts/bench.py gateway
@@ -22,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
+import agent
 import control
 import edit
 import gateway
@@ -39,6 +41,7 @@ COMMANDS = {
     "one": one,
     "ring": ring,
     "many": many,
+    "agent": agent,
     "edit": edit,
     "unequal": unequal,
     "gateway": gateway,

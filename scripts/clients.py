@@ -1,11 +1,11 @@
-"""Runs real OpenAI clients, each in its own temporary environment, against a node with the built-in model.
+"""Runs real clients, each in its own temporary environment, against a node with the built-in model.
 
     .venv/bin/python scripts/clients.py                     all of them, against one node
     .venv/bin/python scripts/clients.py --nodes 3 openai    one of them, against three nodes that split the model
     .venv/bin/python scripts/clients.py --url http://localhost:52415/v1 --environments /tmp/clients
 
 Each folder of tests/clients is a client: its packages (requirements.txt, no-deps.txt, package.json) and its checks
-(check.py, *.mjs). It needs uv (scripts/install dev), and npm and Node.js for the clients in JavaScript. Packages come from the registries that uv and npm are configured for.
+(check.py, *.mjs). Coding agents use a second model, of random weights. It needs uv (scripts/install dev), and npm and Node.js for the clients in JavaScript. Packages come from the registries that uv and npm are configured for.
 """
 
 import argparse
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "tests" / "clients"
 UV = str(ROOT / ".venv" / "bin" / "uv")
 MODEL_FILES = ROOT / "node" / "builtin" / "pippin-demo"
+AGENT_MODEL = "tiny-qwen3"
+"""Preset of scripts/make_model.py; coding agents need a context of 40,000 tokens."""
 STARTS = ("check", "package")
 """Stems of the files that mark a folder as a client's."""
 START_S = 60.0
@@ -54,7 +56,11 @@ def running_nodes(count: int, directory: Path) -> Iterator[str]:
     """Start nodes; yields the API's URL of one of them, with /v1."""
     cluster = f"clients-{uuid.uuid4().hex[:12]}"
     command = [str(ROOT / ".venv" / "bin" / "node"), "--host", "127.0.0.1", "--cluster", cluster, "--api-port", "0"]
-    command += ["--model", MODEL_FILES.name, "--stages", str(count)]
+    models = directory / "models"
+    make = [str(ROOT / "scripts" / "make_model.py"), "--preset", AGENT_MODEL, "--out", str(models / AGENT_MODEL)]
+    _run(sys.executable, *make)
+    command += ["--models-dir", str(models), "--model", MODEL_FILES.name, "--model", AGENT_MODEL]
+    command += ["--stages", str(count), "--context", "40960"]
     logs = [directory / f"node-{number}.log" for number in range(count)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -90,7 +96,7 @@ def install(client: Path, environment: Path) -> list[str]:
         shutil.copytree(client, environment, dirs_exist_ok=True)
         if not (environment / "node_modules").exists():
             _run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", cwd=environment)
-        return ["node"]
+        return [sys.executable] if (client / "check.py").exists() else ["node"]
     python = str(environment / "bin" / "python")
     if not Path(python).exists():
         _run(UV, "venv", "--python", sys.executable, str(environment))
@@ -142,7 +148,8 @@ def check(name: str, client: Path, environment: Path, given: dict[str, str]) -> 
     results = []
     for script in scripts:
         shown = f"{name}/{script.stem}" if len(scripts) > 1 else name
-        results.append(_ask(shown, version(client, environment), [*runner, str(script)], given))
+        more = {"CLIENT_ENVIRONMENT": str(environment)}
+        results.append(_ask(shown, version(client, environment), [*runner, str(script)], given | more))
     return results
 
 
@@ -168,7 +175,9 @@ def _options(clients: Collection[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(clients)} (default: all)")
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes split the model (default 1)")
-    parser.add_argument("--url", help="ask this API, which serves pippin-demo, instead of starting nodes")
+    parser.add_argument(
+        "--url", help=f"ask this API, which serves pippin-demo (and {AGENT_MODEL}), instead of starting nodes"
+    )
     kept = "keep the clients' environments here, and use those there are"
     parser.add_argument("--environments", type=Path, metavar="DIR", help=kept)
     parser.add_argument("--org-ai", type=Path, metavar="DIR", help="run Emacs with the org-ai in this folder, too")
@@ -186,6 +195,7 @@ def results(options: argparse.Namespace, folders: dict[str, Path], directory: Pa
     known.write_bytes(subprocess.run(command, capture_output=True, timeout=CHECK_S, check=True).stdout)
     with contextlib.nullcontext(options.url) if options.url else running_nodes(options.nodes, directory) as url:
         given = {"CLIENT_URL": url, "CLIENT_KNOWN": str(known), "CLIENT_MODEL_FILES": str(MODEL_FILES)}
+        given["CLIENT_AGENT_MODEL"] = AGENT_MODEL
         for name in options.clients or folders:
             yield from check(name, folders[name], (options.environments or directory / "environments") / name, given)
         if options.org_ai:

@@ -10,7 +10,7 @@ from typing import Any
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.models import ModelEntry
+from node.core.models import ModelDescription, ModelEntry
 from node.core.types import Address, Caller, NodeMetrics
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
@@ -115,6 +115,9 @@ class FakeBackend:
 
     def known(self, name: str) -> ModelEntry | None:
         return next((entry for entry in self.models() if entry.id == name), None)
+
+    async def describe(self, name: str) -> ModelDescription:
+        raise NotImplementedError
 
     async def open(self, model_id: str) -> OpenModel:
         return self._model

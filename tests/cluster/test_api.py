@@ -1,6 +1,7 @@
 """Promises of the API that only a real model can show or break, on one node and on three."""
 
 import json
+import re
 import socket
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ollama
 import pytest
 
 from tests.conftest import MODEL, ROOT, Cluster, Node, chat_body, running_cluster, until
@@ -21,7 +23,7 @@ STORY = "Tell me a story."
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with running_cluster(tmp_path_factory.mktemp("one")) as cluster:
-        (node,) = cluster.start(1, "--model", MODEL)
+        (node,) = cluster.start(1, "--model", MODEL, "--ollama-port", "0")
         cluster.ready(node)
         yield node
 
@@ -214,6 +216,31 @@ def test_logprobs(node: Node) -> None:
     assert abs(told["logprob"] - content[0]["logprob"]) < 1e-2
 
 
+def test_logprobs_of_several_choices_of_a_stream(node: Node) -> None:
+    """Each choice has those of a request of its own with its seed."""
+    asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    alone = [node.chat(STORY, seed=seed, **asked).json["choices"][0]["logprobs"]["content"] for seed in (5, 6, 7)]
+    assert len({json.dumps(content) for content in alone}) == 3
+    with node.stream(STORY, seed=5, n=3, **asked) as events:
+        choices = [choice for chunk in events for choice in chunk["choices"] if choice["logprobs"]]
+    for index, content in enumerate(alone):
+        own = [entry for choice in choices if choice["index"] == index for entry in choice["logprobs"]["content"]]
+        assert [entry["token"] for entry in own] == [entry["token"] for entry in content]
+        for one, other in zip(own, content, strict=True):
+            assert abs(one["logprob"] - other["logprob"]) < 1e-2
+            assert [top["token"] for top in one["top_logprobs"]] == [top["token"] for top in other["top_logprobs"]]
+
+
+def test_tokens_of_a_chat_are_counted_without_computing(node: Node) -> None:
+    messages = [{"role": "user", "content": STORY}]
+    told = node.post("/tokenize", {"model": MODEL, "messages": messages, "return_token_strs": True}).json
+    assert told["count"] == node.chat(STORY, max_tokens=1).json["usage"]["prompt_tokens"] == len(told["token_strs"])
+    text = node.post("/detokenize", {"model": MODEL, "tokens": told["tokens"]}).json["prompt"]
+    again = node.post("/tokenize", {"model": MODEL, "prompt": text}).json
+    assert (again["tokens"], again["max_model_len"]) == (told["tokens"], 2048)
+    assert again["count"] < node.post("/tokenize", {"model": MODEL, "prompt": text * 300}).json["count"]
+
+
 # --- legacy completions -----------------------------------------------------------------------------------------------
 
 
@@ -287,3 +314,14 @@ def test_who_hangs_up_during_prefill_frees_the_place(node: Node, stream: bool) -
             client.sendall(head + body)
             until(lambda: node.running() == 1, 5, "it runs")
         until(lambda: node.running() == 0, 5, "its place is free")
+
+
+# --- the second port --------------------------------------------------------------------------------------------------
+
+
+def test_the_ollama_port(one: Node, stock: dict[str, str]) -> None:
+    found = re.search(r"Ollama's clients find the API on port (\d+)", one.written)
+    assert found
+    asked = [{"role": "user", "content": "Hello"}]
+    with ollama.Client(host=f"http://{one.host}:{found[1]}") as client:
+        assert client.chat(MODEL, asked, options={"temperature": 0}).message.content == stock["Hello"]

@@ -48,7 +48,16 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("client", "checks"),
-    [("openai", []), ("llm", ["plain_and_streamed"]), ("org_ai", []), ("browser", []), ("mantella", [])],
+    [
+        ("openai", []),
+        ("anthropic", ["plain_and_streamed", "the_cache", "tools"]),
+        ("llm", ["plain_and_streamed"]),
+        ("org_ai", []),
+        ("browser", []),
+        ("mantella", []),
+        ("ollama", []),
+        ("ollama_tools", []),
+    ],
 )
 def test_clients(node: Node, known: Path, client: str, checks: list[str]) -> None:
     """Clients without packages of their own; scripts/clients.py runs all of them."""
