@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.cluster.test_guesses import GREEDY, SEEDED, right_guesses
+from tests.cluster.test_guesses import GREEDY, SEEDED, counted_guesses, right_guesses
 from tests.conftest import MODEL, ROOT, Cluster, Node
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,8 @@ def test_a_draft_model_guesses_and_a_death_changes_nothing(cluster: Cluster, mod
     assert ring(gateway)["draft"] == MODEL
     texts = [gateway.chat(**ask).text for ask in (COUNT, STORY)]
     before = right_guesses(nodes)
-    assert before > 250, "nearly all, as the twins are the same"
+    assert before > 100, "how many are made depends on how often the driver waits"
+    assert counted_guesses(nodes, "wrong") <= before / 10, "the twins are the same"
     names = {node["id"]: node["name"] for node in gateway.status()["nodes"]}
     stage = names[ring(gateway)["stages"][victim]["node"]]
     with gateway.stream(**COUNT) as events:

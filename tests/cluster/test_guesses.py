@@ -49,12 +49,13 @@ def test_guesses_change_no_text(three: Cluster, ask: dict[str, Any]) -> None:
 
 def right_guesses(nodes: Sequence[Node]) -> int:
     """As the driver counts them at this moment."""
+    return counted_guesses(nodes, "right")
+
+
+def counted_guesses(nodes: Sequence[Node], outcome: str) -> int:
     metrics = "".join(node.get("/metrics").body.decode() for node in nodes)
-    return sum(
-        map(
-            round, map(float, re.findall(r'^pippin_ring_guesses_total{outcome="right".* (\S+)$', metrics, re.MULTILINE))
-        )
-    )
+    counts = re.findall(rf'^pippin_ring_guesses_total{{outcome="{outcome}".* (\S+)$', metrics, re.MULTILINE)
+    return sum(round(float(count)) for count in counts)
 
 
 def test_a_prediction_is_guessed_and_the_status_tells_how_often_rightly(three: Cluster) -> None:
