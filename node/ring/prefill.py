@@ -1,5 +1,6 @@
 """Prompts on their way into a lane: which of them run together, and how many of their tokens in one step. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ SHORT_CHUNK = 512
 """Tokens with which every device is nearly at its full speed."""
 MIN_CHUNK = 16
 """Tokens; a step of fewer takes as long."""
+LEAST_SHARE = 8
+"""A chunk of the full size is at most so many times as long as one that is made shorter to keep all stages busy."""
 GRID = 512
 """Tokens of each chunk where the answer depends on how a prompt is divided."""
 
@@ -35,6 +38,8 @@ class Prefill:
     begun: bool = False
     token_s: float = 0.0
     """Seconds for each token of the last chunk; they grow with the position in the prompt."""
+    share: int = 0
+    """See ChunkSize.share. It stays, as times of chunks of different sizes in a row can't be compared."""
 
     @property
     def gone(self) -> bool:
@@ -78,8 +83,10 @@ class ChunkSize:
 
     most: int
     """Tokens with which the device reaches its full speed: the size when no stream would be delayed."""
-    token_s: float = 0.0
-    """Seconds for each token of the last step of prompts."""
+    last_tokens: int = 0
+    """Tokens of the last step of prompts."""
+    last_s: float = 0.0
+    """Seconds that it took."""
     decode_s: float = 0.0
     """Seconds of the last step of decoding."""
 
@@ -88,7 +95,8 @@ class ChunkSize:
 
         `token_s`: seconds for each token of this prompt; 0 before its first chunk.
         """
-        token_s = token_s or self.token_s
+        if not token_s and self.last_tokens:
+            token_s = self.last_s / self.last_tokens
         size = self.most if token_s else min(self.most, SHORT_CHUNK)
         least, limit = SHORT_CHUNK, LONG_CHUNK_S
         if between:
@@ -97,7 +105,19 @@ class ChunkSize:
             size //= 2
         return size
 
+    def share(self, unsent: int, stages: int) -> int:
+        """Tokens of each chunk with which a prompt that has the ring of so many stages to itself is computed soonest.
+
+        Chunks pass the stages like an assembly line: P of them take as long as P + stages - 1 of them on one stage. Each
+        takes the time of a step of decoding, and each token adds to it; the sum is least with the P below.
+        """
+        if not (self.last_tokens and self.decode_s):
+            return self.most
+        added_s = max(0.0, self.last_s - self.decode_s) / self.last_tokens
+        chunks = math.sqrt((stages - 1) * unsent * added_s / self.decode_s)
+        return math.ceil(unsent / max(1, round(min(chunks, unsent * LEAST_SHARE / self.most))))
+
     def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
         """Note the time of a step of prompts; returns the seconds for each token."""
-        self.token_s = seconds / (len(tokens) * max(map(len, tokens)))
-        return self.token_s
+        self.last_tokens, self.last_s = len(tokens) * max(map(len, tokens)), seconds
+        return seconds / self.last_tokens

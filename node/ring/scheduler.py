@@ -2,7 +2,7 @@
 
 A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
 prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
-Its prompt then runs in a lane of its own, in chunks, or with others in one step when they are short; these lanes take
+Its prompt then runs in a lane of its own, in chunks (see prefill.py), or with others in one step when they are short; these lanes take
 turns. Then it joins one of the decoding lanes, whose rows step together; there are as many lanes as stages, and more if
 sessions differ much in length. Between two chunks every decoding lane steps once, and the size of a chunk limits how
 long streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
@@ -330,21 +330,31 @@ class Scheduler:
         prefill.slots = free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)
         prefill.begun = True
         prefill.in_flight += 1
-        tokens = prefill.chunk(self._chunk(prefill.token_s), self._grid)
+        tokens = prefill.chunk(self._chunk(prefill), self._grid)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
         return Step(prefill.lane, self.take_ops(), tuple(prefill.slots), tokens, samples)
 
-    def _chunk(self, token_s: float = 0.0) -> int:
-        """Tokens of the next step of prompts. `token_s`: see ChunkSize."""
+    @property
+    def _chunks_between(self) -> int:
+        """Number of chunks that can come between two steps of a stream; 0 when there is no stream."""
         decoding = self._decoding
-        return self._chunk_size.tokens(max(1, self._stages - decoding) if decoding else 0, token_s)
+        return max(1, self._stages - decoding) if decoding else 0
+
+    def _chunk(self, prefill: Prefill) -> int:
+        """Tokens of the prompt's next step."""
+        between = self._chunks_between
+        size = self._chunk_size.tokens(between, prefill.token_s)
+        if between or self._stages == 1 or len(self._prefills) > 1 or self._waiting:
+            return size
+        prefill.share = prefill.share or self._chunk_size.share(prefill.slots[0].unsent, self._stages)
+        return min(size, prefill.share)
 
     def _shared_chunk(self) -> int:
         """Tokens of a step that several prompts share.
 
         In a ring it is as short as a step between those of streams: until the first one has gone round, stages are idle.
         """
-        return self._chunk_size.tokens(1) if self._stages > 1 and not self._decoding else self._chunk()
+        return self._chunk_size.tokens(self._chunks_between or int(self._stages > 1))
 
     def _join(self, prefill: Prefill) -> None:
         self._prefills.remove(prefill)

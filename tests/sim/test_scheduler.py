@@ -1033,6 +1033,55 @@ def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
     assert sizes == [512, later, later]  # nothing is measured before the first
 
 
+def first_token(stages: int, prompt: int, *, step_s: float, token_s: float) -> tuple[list[int], float]:
+    """A prompt arrives at an idle ring, which has run another one before. Return its chunks' sizes and their time.
+
+    A stage takes `step_s` for a step, and `token_s` for each of its tokens.
+    """
+    scheduler = Scheduler(
+        limits(chunk=128, context=5000),
+        itertools.count(FIRST_NUMBER),
+        stages=stages,
+        batchable=True,
+        pads=True,
+        trimmable=True,
+    )
+    free_at, clock, landed = [0.0] * stages, 0.0, 0.0
+    under_way: deque[tuple[Step, float, float]] = deque()
+    for request_ in (request(64, 3), request(prompt, 1, first=1000)):
+        scheduler.submit(request_)
+        begun_at, sizes = clock, list[int]()
+        while scheduler.running or scheduler.queued:
+            while len(under_way) < stages and (step := scheduler.next(len(under_way))):
+                done = clock
+                for stage in range(stages):
+                    done = max(done, free_at[stage]) + step_s + token_s * len(step.tokens[0])
+                    free_at[stage] = done
+                under_way.append((step, clock, done))
+                sizes.append(len(step.tokens[0]))
+            step, begun, clock = under_way.popleft()
+            for slot in step.rows if step.samples else ():
+                if slot.session.accept(1).finish:
+                    scheduler.finish(slot.session, keep=False)
+            scheduler.landed(step, clock - max(begun, landed))
+            landed = clock
+    return sizes, clock - begun_at
+
+
+@pytest.mark.parametrize(("stages", "prompt", "share"), [(2, 120, 0.72), (3, 120, 0.6), (2, 400, 0.9), (4, 1000, 0.9)])
+def test_a_prompt_alone_in_a_ring_keeps_its_stages_busy(stages: int, prompt: int, share: float) -> None:
+    sizes, seconds = first_token(stages, prompt, step_s=0.005, token_s=0.001)
+    assert sum(sizes) == prompt
+    full = [128] * (prompt // 128) + [prompt % 128]
+    whole = sum(0.005 + 0.001 * size for size in full) + (stages - 1) * (0.005 + 0.001 * full[0])
+    assert seconds < share * whole
+
+
+def test_a_short_prompt_is_not_divided_where_its_tokens_add_little_to_a_step() -> None:
+    assert first_token(2, 120, step_s=0.02, token_s=0.00001)[0] == [120]
+    assert first_token(1, 120, step_s=0.02, token_s=0.001)[0] == [120]
+
+
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
     scheduler = Scheduler(
         limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
