@@ -114,8 +114,8 @@ class ChunkSize:
         if not (self.last_tokens and self.decode_s):
             return self.most
         added_s = max(0.0, self.last_s - self.decode_s) / self.last_tokens
-        chunks = math.sqrt((stages - 1) * unsent * added_s / self.decode_s)
-        return math.ceil(unsent / max(1, round(min(chunks, unsent * LEAST_SHARE / self.most))))
+        chunks = round(math.sqrt((stages - 1) * unsent * added_s / self.decode_s))
+        return math.ceil(unsent / max(1, min(chunks, unsent * LEAST_SHARE // self.most)))
 
     def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
         """Note the time of a step of prompts; returns the seconds for each token."""
