@@ -342,11 +342,13 @@ class Scheduler:
 
     def _chunk(self, prefill: Prefill) -> int:
         """Tokens of the prompt's next step."""
-        between = self._chunks_between
+        between, slot = self._chunks_between, prefill.slots[0]
         size = self._chunk_size.tokens(between, prefill.token_s)
-        if between or self._stages == 1 or len(self._prefills) > 1 or self._waiting:
+        is_alone = not (between or self._waiting) and len(self._prefills) == 1
+        # Scores of a text are to be the same each time, to the last bit if possible.
+        if self._stages == 1 or not is_alone or slot.evaluation:
             return size
-        prefill.share = prefill.share or self._chunk_size.share(prefill.slots[0].unsent, self._stages)
+        prefill.share = prefill.share or self._chunk_size.share(slot.unsent, self._stages)
         return min(size, prefill.share)
 
     def _shared_chunk(self) -> int:

@@ -1033,8 +1033,11 @@ def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
     assert sizes == [512, later, later]  # nothing is measured before the first
 
 
-def first_token(stages: int, prompt: int, *, step_s: float, token_s: float) -> tuple[list[int], float]:
-    """A prompt arrives at an idle ring, which has run another one before. Return its chunks' sizes and their time.
+def first_token(
+    stages: int, prompt: int, *, step_s: float, token_s: float, evaluate: bool = False
+) -> tuple[list[int], float]:
+    """A prompt, or a text to `evaluate`, arrives at an idle ring, which has run another one before. Return its chunks' sizes
+    and their time.
 
     A stage takes `step_s` for a step, and `token_s` for each of its tokens.
     """
@@ -1048,8 +1051,10 @@ def first_token(stages: int, prompt: int, *, step_s: float, token_s: float) -> t
     )
     free_at, clock, landed = [0.0] * stages, 0.0, 0.0
     under_way: deque[tuple[Step, float, float]] = deque()
-    for request_ in (request(64, 3), request(prompt, 1, first=1000)):
-        scheduler.submit(request_)
+    text = tuple(range(prompt))
+    evaluation = Session.of_evaluation(EvaluateRequest("x", "m", text, top=0, client=""))
+    for session in (request(64, 3), evaluation if evaluate else request(prompt, 1, first=1000)):
+        scheduler.submit(session)
         begun_at, sizes = clock, list[int]()
         while scheduler.running or scheduler.queued:
             while len(under_way) < stages and (step := scheduler.next(len(under_way))):
@@ -1065,6 +1070,8 @@ def first_token(stages: int, prompt: int, *, step_s: float, token_s: float) -> t
                     scheduler.finish(slot.session, keep=False)
             scheduler.landed(step, clock - max(begun, landed))
             landed = clock
+            if step.evaluations and not step.rows[0].unsent:
+                scheduler.finish(step.rows[0].session, keep=False)
     return sizes, clock - begun_at
 
 
@@ -1080,6 +1087,10 @@ def test_a_prompt_alone_in_a_ring_keeps_its_stages_busy(stages: int, prompt: int
 def test_a_short_prompt_is_not_divided_where_its_tokens_add_little_to_a_step() -> None:
     assert first_token(2, 120, step_s=0.02, token_s=0.00001)[0] == [120]
     assert first_token(1, 120, step_s=0.02, token_s=0.001)[0] == [120]
+
+
+def test_a_text_to_score_is_not_divided_by_measured_times() -> None:
+    assert first_token(2, 120, step_s=0.005, token_s=0.001, evaluate=True)[0] == [120]
 
 
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
