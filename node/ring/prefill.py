@@ -17,8 +17,8 @@ SHORT_CHUNK = 512
 """Tokens with which every device is nearly at its full speed."""
 MIN_CHUNK = 16
 """Tokens; a step of fewer takes as long."""
-LEAST_SHARE = 8
-"""A chunk of the full size is at most so many times as long as one that is made shorter to keep all stages busy."""
+MAX_DIVISOR = 8
+"""A full chunk divided by this is the shortest one that is made to keep all stages busy."""
 GRID = 512
 """Tokens of each chunk where the answer depends on how a prompt is divided."""
 
@@ -38,8 +38,8 @@ class Prefill:
     begun: bool = False
     token_s: float = 0.0
     """Seconds for each token of the last chunk; they grow with the position in the prompt."""
-    share: int = 0
-    """See ChunkSize.share. It stays, as times of chunks of different sizes in a row can't be compared."""
+    most_alone: int = 0
+    """See ChunkSize.best_alone. It stays, as times of chunks of different sizes in a row can't be compared."""
 
     @property
     def gone(self) -> bool:
@@ -105,7 +105,7 @@ class ChunkSize:
             size //= 2
         return size
 
-    def share(self, unsent: int, stages: int) -> int:
+    def best_alone(self, unsent: int, stages: int) -> int:
         """Tokens of each chunk with which a prompt that has the ring of so many stages to itself is computed soonest.
 
         Chunks pass the stages like an assembly line: P of them take as long as P + stages - 1 of them on one stage. Each
@@ -115,7 +115,7 @@ class ChunkSize:
             return self.most
         added_s = max(0.0, self.last_s - self.decode_s) / self.last_tokens
         chunks = round(math.sqrt((stages - 1) * unsent * added_s / self.decode_s))
-        return math.ceil(unsent / max(1, min(chunks, unsent * LEAST_SHARE // self.most)))
+        return math.ceil(unsent / max(1, min(chunks, unsent * MAX_DIVISOR // self.most)))
 
     def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:
         """Note the time of a step of prompts; returns the seconds for each token."""

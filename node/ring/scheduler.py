@@ -2,8 +2,8 @@
 
 A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
 prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
-Its prompt then runs in a lane of its own, in chunks (see prefill.py), or with others in one step when they are short; these lanes take
-turns. Then it joins one of the decoding lanes, whose rows step together; there are as many lanes as stages, and more if
+Its prompt then runs in a lane of its own, in chunks (see prefill.py), or with others in one step when they are short; these
+lanes take turns. Then it joins one of the decoding lanes, whose rows step together; there are as many lanes as stages, and more if
 sessions differ much in length. Between two chunks every decoding lane steps once, and the size of a chunk limits how
 long streams wait. A ring of one stage may begin a lane's next step before the tokens of the last one are read; a chunk comes after that step. While
 nothing else waits, several steps of a lane are one job. While stages of a longer ring are idle, steps of guessed tokens
@@ -348,8 +348,8 @@ class Scheduler:
         # Scores of a text are to be the same each time, to the last bit if possible.
         if self._stages == 1 or not is_alone or slot.evaluation:
             return size
-        prefill.share = prefill.share or self._chunk_size.share(slot.unsent, self._stages)
-        return min(size, prefill.share)
+        prefill.most_alone = prefill.most_alone or self._chunk_size.best_alone(slot.unsent, self._stages)
+        return min(size, prefill.most_alone)
 
     def _shared_chunk(self) -> int:
         """Tokens of a step that several prompts share.
