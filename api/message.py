@@ -61,6 +61,17 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+class WithoutNulls(StrictModel):
+    """Fields that are null are as if they were not given."""
+
+    model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any) -> Any:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
 class FunctionCall(StrictModel):
     name: Name
     arguments: str

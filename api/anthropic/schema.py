@@ -3,14 +3,14 @@
 import reprlib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.anthropic.content import chat_messages, system_text
 from api.chat_schema import Effort
 from api.errors import Unsupported
 from api.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
-from api.message import Name
+from api.message import Name, WithoutNulls
 from api.schema import MAX_INT
 from node.core.errors import BadRequest
 from node.core.types import MAX_NAME_CHARS
@@ -29,16 +29,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """`tool_choice.type`, and chat's `tool_choice`."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_not_given(cls, value: Any) -> Any:
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-
-class Tool(_Strict):
+class Tool(WithoutNulls):
     name: str
     description: str | None = None
     input_schema: Json
@@ -61,7 +52,7 @@ class Tool(_Strict):
         return {"type": "function", "function": {**function, "strict": self.strict}}
 
 
-class ToolChoice(_Strict):
+class ToolChoice(WithoutNulls):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool = False
@@ -83,7 +74,7 @@ class ToolChoice(_Strict):
         return {"tool_choice": choice, "parallel_tool_calls": not self.disable_parallel_tool_use}
 
 
-class ThinkingConfig(_Strict):
+class ThinkingConfig(WithoutNulls):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
     budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=MAX_INT)
     display: Literal["summarized", "omitted"] = "summarized"
@@ -99,21 +90,21 @@ class ThinkingConfig(_Strict):
         return self
 
 
-class OutputFormat(_Strict):
+class OutputFormat(WithoutNulls):
     type: Literal["json_schema"]
     schema_: Json = Field(alias="schema")
 
 
-class OutputConfig(_Strict):
+class OutputConfig(WithoutNulls):
     effort: Effort | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(_Strict):
+class Metadata(WithoutNulls):
     user_id: Name | None = None
 
 
-class PromptRequest(_Strict):
+class PromptRequest(WithoutNulls):
     """What a prompt is made of. By itself, a request to count its tokens."""
 
     model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
@@ -126,7 +117,7 @@ class PromptRequest(_Strict):
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None
     """The older place of `output_config.format`."""
-    chat_template_kwargs: Json = {}
+    chat_template_kwargs: Json = Field(default_factory=dict)
     """Variables for the template: not in Anthropic's API."""
     mcp_servers: Any = None
     container: Any = None

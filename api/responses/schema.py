@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.chat_schema import Effort
 from api.errors import Unsupported
 from api.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
-from api.message import Name
+from api.message import Name, WithoutNulls
 from api.responses.items import Item, items_of
 from api.responses.tools import Function, Place, flat_name, functions_of
 from api.schema import MAX_INT
@@ -34,16 +34,7 @@ PARAMS = (
 LOGPROBS = "message.output_text.logprobs"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_not_given(cls, value: Any) -> Any:
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-
-class Format(_Strict):
+class Format(WithoutNulls):
     """Format of the answer. Unlike in chat, the name and schema of a `json_schema` are on this level."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -59,12 +50,12 @@ class Format(_Strict):
         return {"type": self.type, "json_schema": given}
 
 
-class TextConfig(_Strict):
+class TextConfig(WithoutNulls):
     format: Format = Format()
     verbosity: Literal["low", "medium", "high"] = "medium"
 
 
-class Reasoning(_Strict):
+class Reasoning(WithoutNulls):
     effort: Effort | None = None
     summary: Name | None = None
 
@@ -76,7 +67,7 @@ def _check_count(metadata: Any) -> Any:
     return metadata
 
 
-class ResponseRequest(_Strict):
+class ResponseRequest(WithoutNulls):
     model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     input: Annotated[list[Item], BeforeValidator(items_of)]
     instructions: str | None = None
@@ -95,7 +86,7 @@ class ResponseRequest(_Strict):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = Field(default=None, ge=1, le=MAX_INT)
     reasoning: Reasoning = Reasoning()
-    metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = {}
+    metadata: Annotated[dict[str, Name], BeforeValidator(_check_count)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
     user: Name | None = None
     safety_identifier: Name | None = None

@@ -429,6 +429,12 @@ def limits(**changed: int) -> RingLimits:
     return RingLimits(**values)
 
 
+def scheduler_of(given: RingLimits, *, stages: int, **options: Any) -> Scheduler:
+    """One of a model whose sessions share lanes, and whose caches can go back."""
+    numbers = itertools.count(FIRST_NUMBER)
+    return Scheduler(given, numbers, stages=stages, batchable=True, pads=True, trimmable=True, **options)
+
+
 def request(prompt: int, max_tokens: int, first: int = 0, client: str = "") -> Session:
     tokens = tuple((first + n) % 5000 for n in range(prompt))
     return Session(GenerateRequest("x", "m", tokens, max_tokens, frozenset(), Sampling(), client=client))
@@ -446,7 +452,7 @@ def turn(scheduler: Scheduler) -> Step:
 
 
 def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=1)
     running = request(5, 500)
     scheduler.submit(running)
     turn(scheduler)
@@ -491,15 +497,7 @@ def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Sess
 
 
 def test_while_others_wait_each_step_is_a_job() -> None:
-    scheduler = Scheduler(
-        limits(max_rows=1),
-        itertools.count(FIRST_NUMBER),
-        stages=1,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-        ahead=True,
-    )
+    scheduler = scheduler_of(limits(max_rows=1), stages=1, ahead=True)
     scheduler.submit(request(5, 500))
     assert [turn(scheduler).ahead for _ in range(2)] == [0, MAX_STEPS]
     scheduler.submit(request(5, 500))
@@ -507,7 +505,7 @@ def test_while_others_wait_each_step_is_a_job() -> None:
 
 
 def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=2)
     scheduler.submit(request(5, 4))
     turn(scheduler)
     chained = []
@@ -521,9 +519,7 @@ def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
 
 
 def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
-    scheduler = Scheduler(
-        limits(max_sessions=1), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_sessions=1), stages=1)
     for number in range(20):
         scheduler.submit(request(10, 200, first=number))
     large = request(900, 50, first=3000)
@@ -539,9 +535,7 @@ def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
 
 def test_a_client_with_many_requests_delays_no_other_client() -> None:
     """Of a client's 200 long answers as many run as possible. Another's short request is next, and waits for none."""
-    scheduler = Scheduler(
-        limits(max_rows=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_rows=16), stages=1)
     greedy = [request(prompt=20, max_tokens=200, first=100 + n, client="a") for n in range(200)]
     for session in greedy:
         scheduler.submit(session)
@@ -560,9 +554,7 @@ def test_a_client_with_many_requests_delays_no_other_client() -> None:
 
 
 def test_each_client_gets_a_slot_before_any_gets_a_second_one() -> None:
-    scheduler = Scheduler(
-        limits(max_rows=4), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_rows=4), stages=1)
     for client in "aaaaaaaabbbbcde":
         scheduler.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
     for _ in range(50):
@@ -573,9 +565,7 @@ def test_each_client_gets_a_slot_before_any_gets_a_second_one() -> None:
 
 def test_a_preempted_session_keeps_its_kv() -> None:
     """If KV is not scarce, a preempted session continues with its KV."""
-    scheduler = Scheduler(
-        limits(max_rows=2), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_rows=2), stages=1)
     greedy = [request(prompt=100, max_tokens=200, first=100 * n, client="a") for n in range(2)]
     for session in greedy:
         scheduler.submit(session)
@@ -589,14 +579,7 @@ def test_a_preempted_session_keeps_its_kv() -> None:
 
 
 def test_a_full_queue_is_shared() -> None:
-    scheduler = Scheduler(
-        limits(max_rows=1, max_queue=8),
-        itertools.count(FIRST_NUMBER),
-        stages=1,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-    )
+    scheduler = scheduler_of(limits(max_rows=1, max_queue=8), stages=1)
     for n in range(9):
         assert scheduler.submit(request(prompt=5, max_tokens=50, first=n, client="a")) is None
         if n == 0:
@@ -614,14 +597,14 @@ def test_a_full_queue_is_shared() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=3, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=3)
     scheduler.submit(request(100, 5))
     steps = [scheduler.next() for _ in range(3)]
     assert [step.tokens[0] for step in steps if step] == [tuple(range(10)), tuple(range(10, 20)), tuple(range(20, 30))]
 
 
 def test_as_many_lanes_decode_as_there_are_stages() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=2)
     for number in range(6):
         scheduler.submit(request(5, 100, first=number * 10))
     for _ in range(20):
@@ -632,7 +615,7 @@ def test_as_many_lanes_decode_as_there_are_stages() -> None:
 
 
 def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=1)
     first = request(50, 10)
     scheduler.submit(first)
     while not first.finished:
@@ -652,7 +635,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
 
 
 def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=2)
     first, again = request(40, 20), request(40, 20)
     for session in (first, again):
         scheduler.submit(session)
@@ -727,7 +710,7 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
 def test_the_prefixes_of_many_short_sessions_are_bounded() -> None:
     """Stages refuse more than 4096 lanes and prefixes, and the end of a ring does not free them."""
     roomy = limits(context=1 << 20, chunk=64)
-    scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(roomy, stages=1)
     fake = FakeStages(pads=True, trimmable=True)
     for number in range(2 * MAX_PREFIXES):
         session = request(MIN_TOKENS, 1, first=2 * number)
@@ -775,14 +758,7 @@ def prompts_of(scheduler: Scheduler, steps: int) -> list[Step]:
 
 
 def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> None:
-    scheduler = Scheduler(
-        limits(max_sessions=8, chunk=64),
-        itertools.count(FIRST_NUMBER),
-        stages=2,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-    )
+    scheduler = scheduler_of(limits(max_sessions=8, chunk=64), stages=2)
     for number in range(16):
         scheduler.submit(request(8, 5, first=number * 10))
     one, other = prompts_of(scheduler, 2)
@@ -795,14 +771,7 @@ def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> No
 def test_in_a_ring_prompts_share_short_steps() -> None:
     """Until the first step has gone round, the stages behind are idle. A single stage loses nothing by a long step."""
     for stages, together in ((1, [16]), (2, [2] * 8)):
-        scheduler = Scheduler(
-            limits(max_sessions=8, max_rows=16, chunk=512),
-            itertools.count(FIRST_NUMBER),
-            stages=stages,
-            batchable=True,
-            pads=True,
-            trimmable=True,
-        )
+        scheduler = scheduler_of(limits(max_sessions=8, max_rows=16, chunk=512), stages=stages)
         scheduler.submit(request(8, 1))
         (step,) = prompts_of(scheduler, 1)
         scheduler.finish(step.rows[0].session, keep=False)
@@ -814,7 +783,7 @@ def test_in_a_ring_prompts_share_short_steps() -> None:
 
 
 def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() -> None:
-    scheduler = Scheduler(limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(limits(), stages=2)
     scheduler.submit(request(5, 500))
     turn(scheduler)
     scheduler.submit(request(300, 5, first=1000))
@@ -851,9 +820,7 @@ def test_a_step_of_prompts_is_no_longer_than_a_chunk(
 
 
 def test_prompts_that_share_a_prefix_run_together() -> None:
-    scheduler = Scheduler(
-        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(chunk=64), stages=1)
     system = tuple(range(100, 140))
     first = Session(GenerateRequest("x", "m", system, 1, frozenset(), Sampling()))
     scheduler.submit(first)
@@ -873,9 +840,7 @@ def test_prompts_that_share_a_prefix_run_together() -> None:
 
 
 def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> None:
-    scheduler = Scheduler(
-        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(chunk=64), stages=2)
     fake = FakeStages(pads=True, trimmable=True)
     scheduler.submit(request(60, 5, first=900))  # its step comes first
     sessions = [request(6 + number, 5, first=number * 10) for number in range(4)]
@@ -911,9 +876,7 @@ def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> No
 
 
 def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
-    scheduler = Scheduler(
-        limits(max_sessions=8), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_sessions=8), stages=1)
     long = request(500, 5, first=3000)
     scheduler.submit(long)
     for turns in range(400):
@@ -923,9 +886,7 @@ def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
 
 
 def test_a_short_prompt_overtakes_long_ones() -> None:
-    scheduler = Scheduler(
-        limits(max_sessions=16), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(max_sessions=16), stages=1)
     long = [request(900, 5, first=number * 1000) for number in range(LONG_PROMPTS + 2)]
     for session in long:
         scheduler.submit(session)
@@ -944,14 +905,7 @@ def test_a_short_prompt_overtakes_long_ones() -> None:
 
 
 def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:
-    scheduler = Scheduler(
-        limits(max_sessions=16, max_rows=64),
-        itertools.count(FIRST_NUMBER),
-        stages=1,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-    )
+    scheduler = scheduler_of(limits(max_sessions=16, max_rows=64), stages=1)
     scheduler.submit(request(5, 500))
     turn(scheduler)
     for number in range(30):
@@ -970,14 +924,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
 
     A token of the prompt takes `token_s`, and `depth_s` more for each token before it.
     """
-    scheduler = Scheduler(
-        limits(context=20_000, chunk=512),
-        itertools.count(FIRST_NUMBER),
-        stages=stages,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-    )
+    scheduler = scheduler_of(limits(context=20_000, chunk=512), stages=stages)
     clock, landed, longest = 0.0, 0.0, 0.0
     sizes: list[int] = []
     under_way: deque[tuple[Step, float]] = deque()
@@ -1022,7 +969,7 @@ def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> N
 @pytest.mark.parametrize(("token_s", "later"), [(0.001, 2048), (0.002, 1024), (0.004, 512), (0.1, 512)])
 def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
     roomy = limits(context=20_000, chunk=2048)
-    scheduler = Scheduler(roomy, itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True)
+    scheduler = scheduler_of(roomy, stages=1)
     scheduler.submit(request(8000, 1))
     sizes = []
     for _ in range(3):
@@ -1041,14 +988,7 @@ def first_token(
 
     A stage takes `step_s` for a step, and `token_s` for each of its tokens.
     """
-    scheduler = Scheduler(
-        limits(chunk=128, context=5000),
-        itertools.count(FIRST_NUMBER),
-        stages=stages,
-        batchable=True,
-        pads=True,
-        trimmable=True,
-    )
+    scheduler = scheduler_of(limits(chunk=128, context=5000), stages=stages)
     free_at, clock, landed = [0.0] * stages, 0.0, 0.0
     under_way: deque[tuple[Step, float, float]] = deque()
     text = tuple(range(prompt))
@@ -1094,9 +1034,7 @@ def test_a_text_to_score_is_not_divided_by_measured_times() -> None:
 
 
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
-    scheduler = Scheduler(
-        limits(chunk=64), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=True, trimmable=True
-    )
+    scheduler = scheduler_of(limits(chunk=64), stages=1)
     scheduler.submit(request(300, 5))
     sizes = []
     for _ in range(4):
@@ -1113,9 +1051,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("slow_wire", [False, True])
 def test_a_slow_wire_has_room_for_one_more_guess(slow_wire: bool) -> None:
-    scheduler = Scheduler(
-        limits(), itertools.count(FIRST_NUMBER), stages=2, batchable=True, pads=True, trimmable=True, guesses=True
-    )
+    scheduler = scheduler_of(limits(), stages=2, guesses=True)
     scheduler.slow_wire = slow_wire
     session = request(5, 20)
     scheduler.submit(Session(replace(session.request, prediction=(1,) * 20)))
