@@ -39,7 +39,7 @@ class Prefill:
     token_s: float = 0.0
     """Seconds for each token of the last chunk; they grow with the position in the prompt."""
     most_alone: int = 0
-    """See ChunkSize.best_alone. It stays, as times of chunks of different sizes in a row can't be compared."""
+    """Tokens of its chunks while it has the ring to itself. It stays, as times of chunks of different sizes can't be compared."""
 
     @property
     def gone(self) -> bool:
@@ -83,6 +83,8 @@ class ChunkSize:
 
     most: int
     """Tokens with which the device reaches its full speed: the size when no stream would be delayed."""
+    stages: int
+    """Of the ring."""
     last_tokens: int = 0
     """Tokens of the last step of prompts."""
     last_s: float = 0.0
@@ -90,11 +92,28 @@ class ChunkSize:
     decode_s: float = 0.0
     """Seconds of the last step of decoding."""
 
-    def tokens(self, between: int, token_s: float = 0.0) -> int:
-        """`between`: chunks that can come between two steps of a stream; 0 when there is no stream.
+    def of(self, prefill: Prefill, decoding: int, *, is_alone: bool) -> int:
+        """Tokens of the prompt's next step. `decoding`: lanes of streams; `is_alone`: nothing else runs or waits."""
+        size, slot = self._tokens(self._between(decoding), prefill.token_s), prefill.slots[0]
+        # Scores of a text are to be the same each time, to the last bit if possible.
+        if self.stages == 1 or not is_alone or slot.evaluation:
+            return size
+        prefill.most_alone = prefill.most_alone or self._best_alone(slot.unsent)
+        return min(size, prefill.most_alone)
 
-        `token_s`: seconds for each token of this prompt; 0 before its first chunk.
+    def shared(self, decoding: int) -> int:
+        """Tokens of a step that several prompts share.
+
+        In a ring it is as short as a step between those of streams: until the first one has gone round, stages are idle.
         """
+        return self._tokens(self._between(decoding) or int(self.stages > 1))
+
+    def _between(self, decoding: int) -> int:
+        """Number of chunks that can come between two steps of a stream; 0 when there is no stream."""
+        return max(1, self.stages - decoding) if decoding else 0
+
+    def _tokens(self, between: int, token_s: float = 0.0) -> int:
+        """`token_s`: seconds for each token of this prompt; 0 before its first chunk."""
         if not token_s and self.last_tokens:
             token_s = self.last_s / self.last_tokens
         size = self.most if token_s else min(self.most, SHORT_CHUNK)
@@ -105,8 +124,8 @@ class ChunkSize:
             size //= 2
         return size
 
-    def best_alone(self, unsent: int, stages: int) -> int:
-        """Tokens of each chunk with which a prompt that has the ring of so many stages to itself is computed soonest.
+    def _best_alone(self, unsent: int) -> int:
+        """Tokens of each chunk with which a prompt that has the ring to itself is computed soonest.
 
         Chunks pass the stages like an assembly line: P of them take as long as P + stages - 1 of them on one stage. Each
         takes the time of a step of decoding, and each token adds to it; the sum is least with the P below.
@@ -114,7 +133,7 @@ class ChunkSize:
         if not (self.last_tokens and self.decode_s):
             return self.most
         added_s = max(0.0, self.last_s - self.decode_s) / self.last_tokens
-        chunks = round(math.sqrt((stages - 1) * unsent * added_s / self.decode_s))
+        chunks = round(math.sqrt((self.stages - 1) * unsent * added_s / self.decode_s))
         return math.ceil(unsent / max(1, min(chunks, unsent * MAX_DIVISOR // self.most)))
 
     def took(self, tokens: Sequence[Sequence[int]], seconds: float) -> float:

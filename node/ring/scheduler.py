@@ -87,7 +87,7 @@ class Scheduler:
         """Tokens computed again for sessions that had lost their slot."""
         self._lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
         self._prefills: deque[Prefill] = deque()
-        self._chunk_size = ChunkSize(limits.chunk)
+        self._chunk_size = ChunkSize(limits.chunk, stages)
         self._waiting = FairQueue()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
@@ -330,33 +330,10 @@ class Scheduler:
         prefill.slots = free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)
         prefill.begun = True
         prefill.in_flight += 1
-        tokens = prefill.chunk(self._chunk(prefill), self._grid)
+        is_alone = len(self._prefills) == 1 and not (self._decoding or self._waiting)
+        tokens = prefill.chunk(self._chunk_size.of(prefill, self._decoding, is_alone=is_alone), self._grid)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
         return Step(prefill.lane, self.take_ops(), tuple(prefill.slots), tokens, samples)
-
-    @property
-    def _chunks_between(self) -> int:
-        """Number of chunks that can come between two steps of a stream; 0 when there is no stream."""
-        decoding = self._decoding
-        return max(1, self._stages - decoding) if decoding else 0
-
-    def _chunk(self, prefill: Prefill) -> int:
-        """Tokens of the prompt's next step."""
-        between, slot = self._chunks_between, prefill.slots[0]
-        size = self._chunk_size.tokens(between, prefill.token_s)
-        is_alone = not (between or self._waiting) and len(self._prefills) == 1
-        # Scores of a text are to be the same each time, to the last bit if possible.
-        if self._stages == 1 or not is_alone or slot.evaluation:
-            return size
-        prefill.most_alone = prefill.most_alone or self._chunk_size.best_alone(slot.unsent, self._stages)
-        return min(size, prefill.most_alone)
-
-    def _shared_chunk(self) -> int:
-        """Tokens of a step that several prompts share.
-
-        In a ring it is as short as a step between those of streams: until the first one has gone round, stages are idle.
-        """
-        return self._chunk_size.tokens(self._chunks_between or int(self._stages > 1))
 
     def _join(self, prefill: Prefill) -> None:
         self._prefills.remove(prefill)
@@ -440,7 +417,7 @@ class Scheduler:
         else:
             self._ops.append(Open(lane))
         session.cached_tokens = 0 if session.request.resume else reused
-        most = 0 if self._grid else self._shared_chunk()
+        most = 0 if self._grid else self._chunk_size.shared(self._decoding)
         for prefill in self._prefills:
             if prefill.home is home and prefill.fits(slot, most, pads=self._pads):
                 prefill.slots.append(slot)
