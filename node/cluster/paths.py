@@ -23,9 +23,10 @@ _WIDER = 1.5
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
 NOISE = 0.2
-NOISE_MS = 0.3
-"""A round trip is reported anew if it differs by more than both (relative and in ms) from the one last reported: a smoothed
-probe of an idle link varies by less, and no decision depends on less.
+SHORTER_MS = 0.3
+LONGER_MS = 1.0
+"""A round trip is reported anew if it differs by more than this share and this time from the one last reported. What makes it
+longer by less than a millisecond is most often a busy processor; a report that changes has to be sent to all nodes.
 """
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
@@ -141,7 +142,8 @@ def _without_noise(link: Link, before: Link | None) -> Link:
     """The link, with the round trip of the one reported before if that has not changed."""
     if before is None or before.address != link.address:
         return link
-    noise = max(NOISE_MS, NOISE * min(before.rtt_ms, link.rtt_ms))
+    least_ms = LONGER_MS if link.rtt_ms > before.rtt_ms else SHORTER_MS
+    noise = max(least_ms, NOISE * min(before.rtt_ms, link.rtt_ms))
     return replace(link, rtt_ms=before.rtt_ms) if abs(link.rtt_ms - before.rtt_ms) <= noise else link
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.cluster.paths import NOISE, NOISE_MS, Paths
+from node.cluster.paths import LONGER_MS, NOISE, SHORTER_MS, Paths
 from node.core.types import Link
 
 
@@ -71,7 +71,8 @@ def test_a_round_trip_is_reported_anew_if_it_changes(measured):
     for at, rtt_ms in enumerate(measured):
         paths.observe("b", "x", rtt_ms, 2.0 * at)  # the last one is stale, so that this one is not smoothed
         (link,) = paths.links(2.0 * at)
-        noise = max(NOISE_MS, NOISE * min(reported[-1], rtt_ms))
+        least_ms = LONGER_MS if rtt_ms > reported[-1] else SHORTER_MS
+        noise = max(least_ms, NOISE * min(reported[-1], rtt_ms))
         assert link.rtt_ms == (reported[-1] if abs(rtt_ms - reported[-1]) <= noise else rtt_ms)
         reported.append(link.rtt_ms)
 
