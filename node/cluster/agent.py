@@ -33,7 +33,6 @@ from node.core.types import (
     NodeReport,
     NodeState,
     PeerHint,
-    PeerView,
     Placement,
     Refusal,
     StageState,
@@ -351,17 +350,13 @@ class Agent:
         self.news.notify()
 
     def _name(self, node: str) -> str:
-        peer = self._peer(node)
-        return peer.report.info.name if peer else node
-
-    def _peer(self, node: str) -> PeerView | None:
-        return next((peer for peer in self._membership.view(now()) if peer.report.info.id == node), None)
+        report = self._membership.report_of(node)
+        return report.info.name if report else node
 
     # --- heartbeats to peers ------------------------------------------------------------------------------------------
 
     def state_of(self, node: str) -> NodeState | None:
-        peer = self._peer(node)
-        return peer.state if peer else None
+        return self._membership.state_of(node)
 
     def heartbeat_for(self, node: str | None) -> Heartbeat:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""

@@ -18,7 +18,7 @@ from node.cluster.probes import Probes
 from node.cluster.rhythm import HEARTBEAT_S
 from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
-from node.core.clock import in_step, now
+from node.core.clock import in_step, in_step_before, now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError, SecretMismatch
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
@@ -175,10 +175,10 @@ class Heartbeats:
                 return
             told = agent.news.count
             left = agent.due_in_s(node) if answered else again_at - now()
-            left = min(left, again_at - now()) if lacks_news else left
+            left = in_step_before(min(left, again_at - now()) if lacks_news else left)
             if left <= 0:
                 return
-            await agent.news.wait(in_step(left))
+            await agent.news.wait(left)
 
     async def _until_back(self, node: str) -> None:
         """Wait GONE_INTERVAL_S, or until the node calls this one."""

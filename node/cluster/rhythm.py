@@ -6,6 +6,7 @@ RESTING_S. Whoever misses a neighbour tells all nodes, and each asks all others 
 hardly later than a busy one, as two nodes watch each, and the cost for each node hardly grows with their number.
 """
 
+import zlib
 from collections.abc import Sequence
 
 from node.core.types import NodeReport, StageState
@@ -14,11 +15,15 @@ HEARTBEAT_S = 0.6
 """Interval of heartbeats with a node that does not rest."""
 FEW = 3
 """Up to so many nodes are all neighbours of each other, and do not rest."""
-RESTING_S = 15.0
-"""Interval of heartbeats with a node that rests."""
+RESTING_S = 12.0, 18.0
+"""Least and greatest interval of heartbeats with a node that rests. Each pair has its own, so that they spread out: when a node
+asks all others at once, these would else be due together from then on.
+"""
+_STEP_S = 0.3
+"""All intervals are multiples of it, as periodic tasks run in step (node/core/clock.py)."""
 WATCHED_BY_TWO_S = 1.2
 """Interval of heartbeats with a neighbour at rest."""
-PATIENCE = 1.25
+PATIENCE = 1.5
 """Of a pair, the node of the smaller id calls. The other one calls if that is late by this factor of HEARTBEAT_S."""
 
 
@@ -31,8 +36,14 @@ def rest_s(own: str, node: str, alive: Sequence[NodeReport]) -> float:
         return 0.0
     apart = abs(ids.index(own) - ids.index(node))
     if apart not in (1, len(ids) - 1):
-        return RESTING_S - HEARTBEAT_S
+        return _resting_s(own, node) - HEARTBEAT_S
     return WATCHED_BY_TWO_S - HEARTBEAT_S if len(ids) > FEW else 0.0
+
+
+def _resting_s(one: str, other: str) -> float:
+    least, most = RESTING_S
+    steps = round((most - least) / _STEP_S) + 1
+    return least + zlib.crc32("".join(sorted((one, other))).encode()) % steps * _STEP_S
 
 
 def interval_s(own: str, node: str) -> float:

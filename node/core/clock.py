@@ -29,3 +29,11 @@ def in_step(delay_s: float) -> float:
         return delay_s
     present = now()
     return max(0.0, math.ceil((present + delay_s - _SOON_S) / _GRID_S) * _GRID_S - present)
+
+
+def in_step_before(delay_s: float) -> float:
+    """The same for a task that must not be late: the delay becomes up to 0.25 s shorter, or 0.05 s longer."""
+    if delay_s <= _GRID_S - _SOON_S:
+        return 0.0
+    present = now()
+    return max(0.0, math.floor((present + delay_s + _SOON_S) / _GRID_S) * _GRID_S - present)

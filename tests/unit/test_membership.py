@@ -41,7 +41,7 @@ def quiet(members: Membership, start: float, end: float) -> list[tuple[float, ob
 
 def test_silence_makes_suspect_then_failed_then_forgotten(members):
     assert quiet(members, 0, 5) == [
-        (1.0, Changed("peer", NodeState.SUSPECT)),
+        (1.25, Changed("peer", NodeState.SUSPECT)),
         (2.0, Changed("peer", NodeState.FAILED, "no answer for 2.0 s")),
     ]
     gone = members.view(5.0)[1]
@@ -66,7 +66,7 @@ def test_heard_in_time_it_stays(members):
 
 def test_a_node_whose_loop_is_often_late_is_given_longer_but_not_for_ever(members):
     members.heard(dataclasses.replace(report(), lag_s=1.0), 10.0)
-    assert [when for when, _ in quiet(members, 10, 15)] == [11.5, 13.0]
+    assert [when for when, _ in quiet(members, 10, 15)] == [12.0, 13.0]
     members = Membership(SELF)
     members.heard(dataclasses.replace(report(), lag_s=1e9), 20.0)
     assert quiet(members, 20, 30)[-1][0] == 23.75
@@ -240,7 +240,7 @@ def test_invented_nodes_take_the_place_of_those_that_are_gone():
 def test_a_node_that_rests_is_silent_only_afterwards(members):
     assert members.heard(report(), 0.5, rest_s=10.0) == []
     assert quiet(members, 0.5, 12.5) == [
-        (11.5, Changed("peer", NodeState.SUSPECT)),
+        (11.75, Changed("peer", NodeState.SUSPECT)),
         (12.5, Changed("peer", NodeState.FAILED, "no answer for 2.0 s")),
     ]
 
@@ -250,7 +250,7 @@ def test_when_rest_ends_early_silence_counts_from_then(members):
     members.wake(5.0)
     assert members.silent_from("peer") == 4.4
     assert quiet(members, 5.0, 7.0) == [
-        (5.5, Changed("peer", NodeState.SUSPECT)),
+        (5.75, Changed("peer", NodeState.SUSPECT)),
         (6.25, Changed("peer", NodeState.FAILED, "no answer for 1.8 s")),
     ]
 
@@ -261,12 +261,12 @@ def test_the_end_of_rest_changes_nothing_for_those_that_do_not_rest(members):
     assert members.silent_from("peer") == 4.8
 
 
-def test_a_node_that_a_peer_misses_is_suspect_here_too_and_has_half_the_time(members):
+def test_a_node_that_a_peer_misses_is_suspect_here_too_and_has_what_is_left_of_the_time(members):
     members.heard(report(), 0.0, rest_s=10.0)
     members.doubt("peer", 3.0)
     assert members.tick(3.0) == [Changed("peer", NodeState.SUSPECT)]
     assert members.suspects() == (), "others hear it from the peer itself"
-    assert [(now, change.state) for now, change in quiet(members, 3.25, 5.0)] == [(4.0, NodeState.FAILED)]
+    assert [(now, change.state) for now, change in quiet(members, 3.25, 5.0)] == [(3.75, NodeState.FAILED)]
 
 
 def test_a_node_that_was_just_heard_is_not_suspect_whatever_a_peer_says(members):
@@ -280,15 +280,15 @@ def test_a_node_that_was_just_heard_is_not_suspect_whatever_a_peer_says(members)
 
 
 def test_what_this_node_does_not_hear_itself_it_tells(members):
-    quiet(members, 0.0, 1.0)
+    quiet(members, 0.0, 1.25)
     assert members.suspects() == ("peer",)
-    members.heard(report(), 1.1)
+    members.heard(report(), 1.3)
     assert members.suspects() == ()
 
 
 def test_the_next_tick_that_matters(members):
-    assert members.next_change() == pytest.approx(0.9)
-    quiet(members, 0.0, 1.0)
+    assert members.next_change() == pytest.approx(1.2)
+    quiet(members, 0.0, 1.25)
     assert members.next_change() == pytest.approx(1.8)
-    quiet(members, 1.25, 2.0)
+    quiet(members, 1.5, 2.0)
     assert members.next_change() == float("inf")

@@ -1,5 +1,6 @@
 """Who watches whom, and what is told at once."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -29,14 +30,25 @@ def test_at_rest_each_node_watches_its_two_neighbours(count):
     for node in (each.info.id for each in alive):
         rests = {o.info.id: rest_s(node, o.info.id, alive) for o in alive if o.info.id != node}
         assert rests == {other: rest_s(other, node, alive) for other in rests}, "a pair agrees"
-        intervals = [HEARTBEAT_S + rest for rest in rests.values() if rest < RESTING_S - HEARTBEAT_S]
+        intervals = [HEARTBEAT_S + rest for rest in rests.values() if HEARTBEAT_S + rest < RESTING_S[0]]
         assert intervals == [HEARTBEAT_S if count <= FEW else WATCHED_BY_TWO_S] * min(2, count - 1)
 
 
 def test_a_node_that_is_not_known_yet_does_not_rest():
     alive = [report(f"n{number}") for number in range(6)]
-    assert rest_s("n0", "n3", alive) == RESTING_S - HEARTBEAT_S
+    assert rest_s("n0", "n3", alive) >= RESTING_S[0] - HEARTBEAT_S
     assert rest_s("n0", "new", alive) == 0.0
+
+
+def test_pairs_that_were_asked_together_are_not_due_together():
+    alive = [report(f"n{number:02}") for number in range(16)]
+    due = Counter(
+        HEARTBEAT_S + rest_s(a.info.id, b.info.id, alive) for a in alive for b in alive if a.info.id < b.info.id
+    )
+    resting = {interval: pairs for interval, pairs in due.items() if interval != WATCHED_BY_TWO_S}
+    assert sum(resting.values()) == 104
+    assert (min(resting), max(resting)) == pytest.approx(RESTING_S)
+    assert max(resting.values()) <= 12
 
 
 @pytest.mark.parametrize(
