@@ -49,8 +49,8 @@ rest is asked every 0.6 s, and ten times a second when it is suspect, so that th
 bad Wi-Fi, changes nothing.
 """
 SUSPECT_SHARE = 2 / 3
-"""Share of that silence after which a node is suspect: then both of a pair have called, 0.6 and 0.9 s after the node was heard
-last, and an answer over Wi-Fi has had 0.3 s.
+"""Share of that silence after which a node is suspect: then both of a pair have called, some 0.6 and 1.0 s after it was heard
+last, and the answer to the first call has had half a second, as over Wi-Fi.
 """
 JUST_HEARD_S = 0.6
 """A node that was heard within this time is not suspect because a peer says so."""

@@ -23,8 +23,10 @@ _STEP_S = 0.3
 """All intervals are multiples of it, as periodic tasks run in step (node/core/clock.py)."""
 WATCHED_BY_TWO_S = 1.2
 """Interval of heartbeats with a neighbour at rest."""
-PATIENCE = 1.5
-"""Of a pair, the node of the smaller id calls. The other one calls if that is late by this factor of HEARTBEAT_S."""
+PATIENCE = 1.75
+"""Of a pair, the node of the smaller id calls. The other one calls if that is late by this factor of HEARTBEAT_S: by more than
+delays vary over Wi-Fi, so that not both do.
+"""
 
 
 def rest_s(own: str, node: str, alive: Sequence[NodeReport]) -> float:

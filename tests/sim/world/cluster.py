@@ -25,6 +25,7 @@ from node.core.types import (
     StageSpec,
 )
 from node.placement.place import place
+from node.rpc.client import DECIDE_TIMEOUT_S
 from tests.sim.world.loop import ProcessLoop, Timeline
 from tests.sim.world.machine import Ask, Machine, Process
 from tests.sim.world.model import DRAFT, LAYERS, MB, MODEL, SPEC, VOCABULARY, answer
@@ -244,8 +245,10 @@ class World:
         """Check that nothing remains but kept prefixes and connections of rings: no session, other
         KV or needless task.
         """
-        # The links of a ring that was replaced just now end when the other side hears of it.
+        # The links of a ring that was replaced just now end when the other side hears of it,
         self.until(lambda: not any(map(_stray_links, self.processes())), 1.0)
+        # and a call whose own calls were lost ends when those time out.
+        self.until(lambda: not any("call" in _task_names(process) for process in self.processes()), DECIDE_TIMEOUT_S)
         for process in self.processes():
             for part in process.rings._parts.values():
                 stage = part.runner._stage
@@ -256,15 +259,18 @@ class World:
             used = process.rings.memory_used()
             if used > process.usable:
                 self.timeline.violated(f"{process.name} uses {used} bytes of {process.usable}")
-            names = [task.get_name() for task in process.loop.tasks()]
-            strays = [name for name in names if name in ("generate", "request", "call")]
+            strays = [name for name in _task_names(process) if name in ("generate", "request", "call")]
             if strays or _stray_links(process):
                 self.timeline.violated(f"{process.name} still runs {strays}, and {_stray_links(process)} stray links")
 
 
+def _task_names(process: Process) -> list[str]:
+    return [task.get_name() for task in process.loop.tasks()]
+
+
 def _stray_links(process: Process) -> int:
     """Number of links that are served for rings that the process has left."""
-    links = sum(task.get_name() == "frames" for task in process.loop.tasks())
+    links = _task_names(process).count("frames")
     return max(0, links - len(process.rings._parts))
 
 

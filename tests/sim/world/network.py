@@ -18,6 +18,7 @@ from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, as_pippi
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Address, Caller
+from node.rpc.client import DECIDE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from tests.sim.world.loop import Timeline
@@ -230,7 +231,7 @@ class SimClient:
         await self._call(peer, lambda process: process.control.want(model), 60.0)
 
     async def unload(self, peer: Address, model: str) -> None:
-        await self._call(peer, lambda process: process.control.unload(model), 15.0)
+        await self._call(peer, lambda process: process.control.unload(model), DECIDE_TIMEOUT_S)
 
     async def release(self, peer: Address, model: str) -> None:
         await self._call(peer, lambda process: process.control.release(model, self.caller), 10.0)
