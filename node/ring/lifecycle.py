@@ -14,7 +14,7 @@ from pathlib import Path
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
-from node.core.clock import now
+from node.core.clock import in_step, now
 from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, as_pippin_error, replaced
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
@@ -51,6 +51,10 @@ from node.text.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
+MEASURE_S = 10.0
+"""Time after which a node measures again how quickly it computes what it has loaded: other loads have ended by then. Twice as long
+each further time, until two measurements agree.
+"""
 FRAMES_WAIT_S = 2.0
 """How long frames wait for their ring to begin here: the stage before may hear of it earlier than this node."""
 
@@ -126,8 +130,8 @@ class Rings:
         return {shard.model for shard in shards} | self._shards.models
 
     def speeds(self) -> tuple[Speed, ...]:
-        """Measured when layers were loaded."""
-        return self._shards.speeds
+        """Those that were measured twice alike."""
+        return tuple(self._shards.speeds.agreed())
 
     def traffic(self) -> tuple[RingTraffic, ...]:
         return tuple(part.traffic() for part in self._parts.values() if isinstance(part, Driver))
@@ -309,6 +313,15 @@ class Rings:
         self._agent.touch()
         await self._shards.load(shard, directory, weights, partial(self._loaded, shard))
         self._told.pop(shard.model, None)
+        self._group.create_task(self._measure(shard), name=f"measure {shard}")
+
+    async def _measure(self, shard: Shard) -> None:
+        pause = MEASURE_S
+        while self._shards.get(shard) and not self._shards.speeds.is_known(shard):
+            await asyncio.sleep(in_step(pause))
+            pause *= 2
+            await self._shards.measure(shard)
+            self._agent.touch()
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded, as their stage or as their draft model."""
@@ -351,18 +364,18 @@ class Rings:
             leftover=loaded.leftover_tokens,
             guesses=self._guesses,
             draft=DraftModel(draft.stage.sibling(), runner.plan.vocabulary) if draft else None,
-            is_wire_slow=partial(self._is_wire_slow, ring, loaded),
+            is_wire_slow=partial(self._is_wire_slow, ring, shard, loaded),
         )
         loaded.leftover_tokens = {}
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 
-    def _is_wire_slow(self, ring: Ring, loaded: LoadedShard) -> bool:
+    def _is_wire_slow(self, ring: Ring, shard: Shard, loaded: LoadedShard) -> bool:
         alive = {report.info.id: report for report in self._agent.alive()}
-        bytes_per_s = next((speed.bytes_per_s for speed in self.speeds() if speed.shard.model == ring.model), 0.0)
-        if not bytes_per_s or not all(node in alive for node in ring.nodes):
+        speed = self._shards.speeds.best(shard)
+        if not speed or not all(node in alive for node in ring.nodes):
             return False
-        return is_slow_wire([alive[node] for node in ring.nodes], 1e3 * loaded.stage.weight_bytes / bytes_per_s)
+        return is_slow_wire([alive[node] for node in ring.nodes], 1e3 * loaded.stage.weight_bytes / speed.bytes_per_s)
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
         """Report the end, to the head at once, so that the successor is placed within milliseconds."""

@@ -1,7 +1,7 @@
 """The layers that this node has in memory. Idle ones stay until their memory is needed, for the next ring."""
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +15,9 @@ from node.engine.load import load_stage
 from node.engine.speed import measure
 from node.engine.stage import Stage
 from node.model.weights import Weights
+from node.ring.speeds import Speeds
 
 log = logging.getLogger(__name__)
-
-MOST_SPEEDS = 64
-"""Maximum models whose speed is remembered."""
-MEASURE_AGAIN_S = 3600.0
-"""Minimum time between two measurements of a model: one takes some tenths of a second, in which a ring may wait."""
 
 Shape = tuple[str, tuple[StageSpec, ...], int, int]
 
@@ -51,8 +47,7 @@ class LoadedShards:
         self._compute = compute
         self._loaded: dict[Shard, LoadedShard] = {}
         """Idle ones first, from the least recently used one."""
-        self._speeds: dict[tuple[str, str], tuple[float, Speed]] = {}
-        """The time of the last measurement and the best one, by model and revision; kept when the model is unloaded."""
+        self.speeds = Speeds()
 
     def get(self, shard: Shard) -> LoadedShard | None:
         return self._loaded.get(shard)
@@ -74,10 +69,6 @@ class LoadedShards:
     def models(self) -> set[str]:
         return {shard.model for shard in self._loaded}
 
-    @property
-    def speeds(self) -> tuple[Speed, ...]:
-        return tuple(speed for _, speed in self._speeds.values())
-
     async def load(
         self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
     ) -> LoadedShard:
@@ -87,26 +78,34 @@ class LoadedShards:
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
         self._loaded[shard] = LoadedShard(stage, directory)
-        await self._measure(shard, stage)
+        if self.speeds.is_due(shard, now()):
+            await self.measure(shard)
         return self._loaded[shard]
 
-    async def _measure(self, shard: Shard, stage: Stage) -> None:
-        """Keep the best measurement of each model: other work on the machine only makes it slower."""
-        key = shard.model, shard.revision
-        measured_at, known = self._speeds.get(key, (0.0, None))
-        if known and now() < measured_at + MEASURE_AGAIN_S:
+    async def measure(self, shard: Shard) -> None:
+        """Measure the speed of a shard, if it is still in memory."""
+        if not (loaded := self._loaded.get(shard)):
             return
         try:
-            speed = Speed(shard, *await self._compute.run_pieces(measure(stage)))
+            speed = await self._compute.run_pieces(self._measuring(shard, loaded))
         except MLX_ERRORS as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
             return
-        rate, tokens = format_bytes(round(speed.bytes_per_s)), speed.tokens_per_s
-        log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", shard.model, rate, tokens)
-        self._speeds.pop(key, None)
-        self._speeds[key] = now(), max(known or speed, speed, key=lambda each: each.bytes_per_s)
-        if len(self._speeds) > MOST_SPEEDS:
-            del self._speeds[next(iter(self._speeds))]
+        if speed:
+            rate, tokens = format_bytes(round(speed.bytes_per_s)), speed.tokens_per_s
+            log.info("%s computes at %s/s of weights, and %.0f tokens/s of a prompt", shard.model, rate, tokens)
+            self.speeds.note(speed, now())
+
+    def _measuring(self, shard: Shard, loaded: LoadedShard) -> Generator[float, None, Speed | None]:
+        """Ends without a result when the shard is unloaded: its weights may be freed between two pieces."""
+        pieces = measure(loaded.stage)
+        while self._loaded.get(shard) is loaded:
+            try:
+                yield next(pieces)
+            except StopIteration as end:
+                return Speed(shard, *end.value)
+        pieces.close()
+        return None
 
     async def clear_leftover(self, loaded: LoadedShard) -> None:
         """Free the KV that a ring left."""

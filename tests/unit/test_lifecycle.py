@@ -487,23 +487,44 @@ async def test_frames_wait_for_a_ring_that_has_not_begun_here(world: World) -> N
         await waiting
 
 
-@pytest.mark.parametrize(
-    ("again_s", "speeds"),
-    [
-        (0.0, (Speed(Shard("m", 2, 4), 50e9, 300.0), Speed(Shard("other", 0, 4), 70e9, 300.0))),
-        (3600.0, (Speed(Shard("m", 0, 2), 40e9, 300.0), Speed(Shard("other", 0, 4), 50e9, 300.0))),
-    ],
-)
-async def test_the_best_measurement_of_each_model_is_reported_and_outlives_its_weights(
-    world: World, again_s: float, speeds: tuple[Speed, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model is not measured again soon: its ring would wait."""
-    monkeypatch.setattr(loaded_shards, "MEASURE_AGAIN_S", again_s)
+async def test_a_speed_is_told_once_a_second_measurement_agrees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "MEASURE_S", 0.0)
     world.go_on.set()
-    world.rates = [40e9, 50e9, 45e9, 70e9]
-    for number, stages in enumerate((FIRST, SECOND, ALONE)):
-        world.place(ring(f"r{number}", stages))
-        await world.ready(f"r{number}")
-    world.place(ring("other", ALONE, "other"))
-    await world.ready("other")
-    assert world.rings.speeds() == speeds
+    world.rates = [3e9, 40e9, 50e9, 90e9]
+    world.place(ring("one", FIRST))
+    await world.ready("one")
+    assert world.rings.speeds() == ()
+    while not world.rings.speeds():
+        world.agent.touched.clear()
+        await world.agent.touched.wait()
+    assert world.rings.speeds() == (Speed(Shard("m", 0, 2), 50e9, 300.0),)
+    assert world.rates == [90e9]
+
+
+async def test_layers_that_are_unloaded_are_not_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their weights may be freed between two pieces of the measurement."""
+    again, closed = asyncio.Event(), asyncio.Event()
+
+    def second_never_ends(_stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+        yield 0.0
+        monkeypatch.setattr(loaded_shards, "measure", endless)
+        return 50e9, 300.0
+
+    def endless(_stage: FakeStage) -> Generator[float, None, tuple[float, float]]:
+        again.set()
+        try:
+            while True:
+                yield 0.0
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(lifecycle, "MEASURE_S", 0.0)
+    monkeypatch.setattr(loaded_shards, "measure", second_never_ends)
+    world.go_on.set()
+    world.place(ring("one", FIRST))
+    async with asyncio.timeout(10):
+        await again.wait()
+        world.place()
+        world.rings.release("m")
+        await closed.wait()
+    assert world.rings.idle() == ()

@@ -1,0 +1,83 @@
+"""What this node measured of its speed, and which measurements count. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from node.core.types import Shard, Speed
+
+MOST_SPEEDS = 64
+"""Maximum models whose speed is remembered."""
+REMEASURE_S = 3600.0
+"""Minimum time between two measurements of a model whose speed is known: one takes some tenths of a second, in which a ring may wait."""
+AGREE = 1.25
+"""Two measurements agree if neither is more than so many times the other: quiet machines vary by less, busy ones by more."""
+
+_Key = tuple[str, str]
+"""Model and revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    measured_at: float
+    best: Speed
+    agreed: Speed | None
+
+
+class Speeds:
+    """The best measurement of each model, kept when the model is unloaded.
+
+    Other work on the machine only makes a measurement slower, so the best one is the truest. But while several programs
+    load, one may be fourteen times as slow as the next: a measurement counts once a second one agrees with it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, _Known] = {}
+        """The model that was measured last is the last one."""
+
+    def note(self, speed: Speed, now: float) -> None:
+        known = self._known.pop(_key(speed.shard), None)
+        best, agreed = speed, None
+        if known:
+            best, agreed = max(known.best, speed, key=_bytes_per_s), known.agreed
+            if _agree(known.best, speed):
+                agreed = best
+        self._known[_key(speed.shard)] = _Known(now, best, agreed)
+        if len(self._known) > MOST_SPEEDS:
+            del self._known[next(iter(self._known))]
+
+    def is_known(self, shard: Shard) -> bool:
+        """Whether two measurements of the shard's model agree."""
+        known = self._known.get(_key(shard))
+        return known is not None and known.agreed is not None
+
+    def is_due(self, shard: Shard, now: float) -> bool:
+        """Whether the shard's model should be measured when it is loaded."""
+        known = self._known.get(_key(shard))
+        return known is None or known.agreed is None or now >= known.measured_at + REMEASURE_S
+
+    def best(self, shard: Shard) -> Speed | None:
+        """The best measurement of the shard's model, whether another agrees or not."""
+        known = self._known.get(_key(shard))
+        return known.best if known else None
+
+    def agreed(self) -> Iterator[Speed]:
+        """What the other nodes are told."""
+        return (known.agreed for known in self._known.values() if known.agreed)
+
+
+def _key(shard: Shard) -> _Key:
+    return shard.model, shard.revision
+
+
+def _bytes_per_s(speed: Speed) -> float:
+    return speed.bytes_per_s
+
+
+def _layers_per_s(speed: Speed) -> float:
+    """Layers that the tokens of a prompt pass through, per second: comparable between shards of a model."""
+    return speed.tokens_per_s * (speed.shard.end - speed.shard.start)
+
+
+def _agree(one: Speed, other: Speed) -> bool:
+    pairs = ((rate(one), rate(other)) for rate in (_bytes_per_s, _layers_per_s))
+    return all(max(pair) <= AGREE * min(pair) for pair in pairs)

@@ -1,0 +1,58 @@
+"""Which of a node's measurements count."""
+
+from node.core.types import Shard, Speed
+from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds
+
+SHARD = Shard("m", 0, 8)
+
+
+def noted(*rates: float, prompts: float = 100.0) -> Speeds:
+    speeds = Speeds()
+    for at, rate in enumerate(rates):
+        speeds.note(Speed(SHARD, rate, prompts), float(at))
+    return speeds
+
+
+def agreed(speeds: Speeds) -> list[float]:
+    return [speed.bytes_per_s for speed in speeds.agreed()]
+
+
+def test_one_measurement_does_not_count():
+    assert agreed(noted(50.0)) == []
+    assert agreed(noted(50.0, 45.0)) == agreed(noted(45.0, 50.0)) == [50.0]
+
+
+def test_the_best_one_needs_another_like_it():
+    assert agreed(noted(6.0, 90.0)) == agreed(noted(90.0, 6.0, 7.0)) == []
+    assert agreed(noted(90.0, 6.0, 80.0)) == [90.0]
+
+
+def test_what_is_known_counts_until_a_better_one_is_confirmed():
+    assert agreed(noted(50.0, 50.0, 90.0)) == [50.0]
+    assert agreed(noted(50.0, 50.0, 90.0, 40.0)) == [50.0]
+    assert agreed(noted(50.0, 50.0, 90.0, 85.0)) == [90.0]
+
+
+def test_the_time_of_a_prompt_has_to_agree_too_whatever_the_number_of_layers():
+    speeds = noted(50.0, prompts=100.0)
+    speeds.note(Speed(SHARD, 50.0, 30.0), 1.0)
+    assert agreed(speeds) == []
+    speeds.note(Speed(Shard("m", 0, 4), 49.0, 200.0), 2.0)
+    assert agreed(speeds) == [50.0]
+
+
+def test_a_model_is_not_measured_again_soon_once_its_speed_is_known():
+    speeds = noted(50.0)
+    assert speeds.is_due(SHARD, 1.0)
+    speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
+    assert not speeds.is_due(Shard("m", 4, 8), REMEASURE_S)
+    assert speeds.is_due(SHARD, 1.0 + REMEASURE_S)
+    assert speeds.is_due(Shard("m", 0, 8, revision="2"), 1.0)
+
+
+def test_the_models_that_were_measured_last_are_remembered():
+    speeds = noted(50.0, 50.0)
+    for number in range(MOST_SPEEDS):
+        for at in (1.0, 2.0):
+            speeds.note(Speed(Shard(f"m{number}", 0, 8), 1.0 + number, 100.0), at)
+    assert agreed(speeds) == [1.0 + number for number in range(MOST_SPEEDS)]
