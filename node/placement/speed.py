@@ -32,6 +32,11 @@ GB_PER_S: Mapping[str, float] = {
 more than said here, the smaller ones less.
 """
 _OTHER_GB_PER_S = 100.0
+_APPLE = re.compile(r"Apple M\d+( Pro| Max| Ultra)?")
+UNEXPLAINED = 3.0
+"""Of chips that should be alike, one may be so many times as slow as the best: low power mode and heat halve its speed, and chips of
+one name differ by a quarter. What is slower was measured while the machine did something else.
+"""
 PROMPT_TOKENS = 4
 """Tokens of prompts to compute for each token generated: a chat has one or two, a coding agent many more."""
 _LEAST_BYTES = 64 * 2**20
@@ -48,12 +53,19 @@ def pace(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Pace:
 
     Estimates assume that a chip reaches the share of its bandwidth that the measured nodes reach (median): a mixture of
     experts reads only some of its weights, and a CPU is slower. Measurements of other models say nothing for the same
-    reason.
+    reason. A node that is slower than its chip explains counts as the best of its kind.
     """
-    measured = {node.info.id: found for node in nodes if (found := _measured(spec, node))}
     typical = {node.info.id: 1e3 / (_bandwidth(node.info.chip) * 1e9) for node in nodes}
-    scale = median([measured[node] / typical[node] for node in measured]) if measured else 1.0
-    return {node: measured.get(node, typical[node] * scale) for node in typical}
+    kinds = {node.info.id: "Apple" if _APPLE.fullmatch(node.info.chip) else node.info.chip for node in nodes}
+    slowness = {node.info.id: ms / typical[node.info.id] for node in nodes if (ms := _measured(spec, node))}
+    best = {
+        kind: min(each for node, each in slowness.items() if kinds[node] == kind) for kind in map(kinds.get, slowness)
+    }
+    for node, each in slowness.items():
+        if each > UNEXPLAINED * best[kinds[node]]:
+            slowness[node] = best[kinds[node]]
+    scale = median(slowness.values()) if slowness else 1.0
+    return {node: ms * slowness.get(node, scale) for node, ms in typical.items()}
 
 
 def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
@@ -72,7 +84,7 @@ def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
 
 def _bandwidth(chip: str) -> float:
     """GB/s of "Apple M4 Pro"; of a newer chip, those of the newest known one of its size; else those of a slow Mac."""
-    found = re.fullmatch(r"Apple M\d+( Pro| Max| Ultra)?", chip)
+    found = _APPLE.fullmatch(chip)
     if not found:
         return _OTHER_GB_PER_S
     newest = [rate for name, rate in GB_PER_S.items() if name.partition(" ")[2] == (found[1] or "").strip()][-1]
