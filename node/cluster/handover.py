@@ -8,45 +8,62 @@ from node.core.types import ClusterView, Placement, Ring, StageSpec
 
 SETTLE_S = 10.0
 """Time for which a placement must be better: links are measured several times by then, and short visits of nodes end."""
-FINISH_S = 30.0
-"""Time in which a retiring ring may finish its sessions. The rest is handed over, and replayed on the new ring."""
+COLD_S = 300.0
+"""Time without a request after which a ring may be moved for speed. A chat that goes on sooner finds its KV: to compute it anew on
+another ring takes longer than that ring would ever save.
+"""
 
-_Shape = set[tuple[str, tuple[StageSpec, ...]]]
-"""Model and stages of each ring that is not retiring."""
+_Place = tuple[str, tuple[StageSpec, ...]]
 
 
 class Handover:
     def __init__(self) -> None:
-        self._replaceable_since: dict[str, float] = {}
-        """Since when another ring can serve instead of a retiring one, by the latter's id."""
-        self._better: _Shape = set()
+        self._better: set[_Place] = set()
         self._better_since = 0.0
+        self._requests: dict[str, int] = {}
+        """Requests that each ring had taken when it was seen last."""
+        self._used_at: dict[_Place, float] = {}
+        """When each ring that ever had a request was seen with one for the last time; its successors have its KV."""
 
-    def is_due(self, better: Placement, plan: Placement, now: float) -> bool:
-        """Whether a placement that moves rings has been better than the plan for SETTLE_S. Call once for each plan."""
-        shape = _shape(better)
-        if shape != self._better:
-            self._better, self._better_since = shape, now
-        return shape != _shape(plan) and now - self._better_since >= SETTLE_S
+    def is_due(self, better: Placement, plan: Placement, view: ClusterView, now: float) -> bool:
+        """Whether a placement that moves rings has been better than the plan for SETTLE_S, and nobody uses these rings.
 
-    def remaining(self, view: ClusterView, now: float) -> tuple[Ring, ...]:
+        Call once for each plan.
+        """
+        self._note_use(view, now)
+        places = _places(better)
+        if places != self._better:
+            self._better, self._better_since = places, now
+        moved = [ring for ring in plan.rings if not ring.retiring and ring.place not in places]
+        is_cold = all(now - self._used_at.get(ring.place, -COLD_S) >= COLD_S for ring in moved)
+        return bool(places != _places(plan) and is_cold and now - self._better_since >= SETTLE_S)
+
+    def _note_use(self, view: ClusterView, now: float) -> None:
+        places = {ring.id: ring.place for ring in view.placement.rings}
+        traffic = [load for peer in view.peers for load in peer.report.traffic if load.ring in places]
+        for load in traffic:
+            if load.running or load.queued or load.requests != self._requests.get(load.ring, 0):
+                self._used_at[places[load.ring]] = now
+        self._requests = {load.ring: load.requests for load in traffic}
+        self._used_at = {place: at for place, at in self._used_at.items() if place in places.values()}
+
+    def remaining(self, view: ClusterView) -> tuple[Ring, ...]:
         """The placement's rings without those that have retired."""
-        rings, since = view.placement.rings, self._replaceable_since
-        self._replaceable_since = {ring.id: since[ring.id] for ring in rings if ring.id in since}
-        return tuple(ring for ring in rings if not (ring.retiring and self._is_done(ring, view, now)))
-
-    def _is_done(self, ring: Ring, view: ClusterView, now: float) -> bool:
-        """Whether another ring can take its sessions, and it has none, one of its nodes is draining, or its time is up."""
-        if all(each.retiring for each in ready_rings(view, ring.model)):
-            self._replaceable_since.pop(ring.id, None)
-            return False
-        reports = [peer.report for peer in view.peers]
-        nodes = ring.nodes
-        if any(report.draining for report in reports if report.info.id in nodes):
-            return True
-        busy = any(load.running or load.queued for report in reports for load in report.traffic if load.ring == ring.id)
-        return not busy or now - self._replaceable_since.setdefault(ring.id, now) >= FINISH_S
+        return tuple(ring for ring in view.placement.rings if not (ring.retiring and _is_done(ring, view)))
 
 
-def _shape(placement: Placement) -> _Shape:
+def _is_done(ring: Ring, view: ClusterView) -> bool:
+    """Whether another ring can take its sessions, and it has none, or one of its nodes is draining.
+
+    Else they end where their prompts were computed: that is bounded by the context, and the placement has set the memory aside.
+    """
+    if all(each.retiring for each in ready_rings(view, ring.model)):
+        return False
+    reports = [peer.report for peer in view.peers]
+    if any(report.draining for report in reports if report.info.id in ring.nodes):
+        return True
+    return not any(load.running or load.queued for report in reports for load in report.traffic if load.ring == ring.id)
+
+
+def _places(placement: Placement) -> set[_Place]:
     return {ring.place for ring in placement.rings if not ring.retiring}

@@ -169,13 +169,13 @@ class Head:
         if self._wanted.lacks_spec(existing):
             return
         fence = self._next_fence(current)
-        rings = self._handover.remaining(view, at)
+        rings = self._handover.remaining(view)
         existing = replace(existing, rings=self._with_successors(rings, nodes, fence, at))
         succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
         plan = self._place_with_eviction(nodes, fence, existing, self._wanted.loading(view) | succeeded)
         if not plan.refused:
             better = self._place(self._wanted.placeable(), nodes, fence, existing, move=True)
-            plan = better if self._handover.is_due(better, plan, at) else plan
+            plan = better if self._handover.is_due(better, plan, view, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
         is_same = (plan.rings, plan.refused, _wishes(plan)) == (current.rings, current.refused, _wishes(current))
