@@ -460,10 +460,15 @@ DIALOG = [
 
 @pytest.fixture(scope="session")
 def stock() -> dict[str, str]:
-    """Stock mlx-lm's answers, by prompt, and as "dialog"; from a separate process, because MLX and threads conflict."""
-    model = ROOT / "node" / "builtin" / MODEL
+    """Stock mlx-lm's answers, by prompt, and as "dialog"."""
     asked = [(content, most, [{"role": "user", "content": content}]) for content, most in PROMPTS.items()]
-    asked.append(("dialog", 64, DIALOG))
+    return stock_texts(ROOT / "node" / "builtin" / MODEL, [*asked, ("dialog", 64, DIALOG)])
+
+
+def stock_texts(model: Path, asked: Sequence[tuple[str, int, Sequence[Mapping[str, str]]]]) -> dict[str, str]:
+    """Stock mlx-lm's greedy answers to (name, maximum of tokens, messages), by name; from a separate process, because MLX
+    and threads conflict.
+    """
     command = [sys.executable, "-c", _STOCK, str(model)]
     environment = os.environ | NODE_ENVIRONMENT
     done = subprocess.run(
@@ -471,3 +476,14 @@ def stock() -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """Folder of a small model that people use. .ci/run fetches it before the tests, so that there they do not skip."""
+    command = [sys.executable, str(ROOT / "scripts" / "real_model.py"), "--quantized"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode == os.EX_UNAVAILABLE:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
