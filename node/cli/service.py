@@ -151,11 +151,16 @@ def _check_options(service: Service) -> None:
 
 
 def _identity(user: str) -> dict[str, Any]:
-    """What a program must be started with to be this user's, as the service will be: root's groups may read more."""
+    """What a program must be started with to be this user's, as the service will be: root's groups may read more.
+
+    macOS takes 16 groups at most, and an administrator easily has more, such as one for each shared folder.
+    """
     known = pwd.getpwnam(user)
     if known.pw_uid == os.getuid():
         return {}
-    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": os.getgrouplist(user, known.pw_gid)}
+    groups = dict.fromkeys((known.pw_gid, *os.getgrouplist(user, known.pw_gid)))
+    taken = list(groups)[: os.sysconf("SC_NGROUPS_MAX")]
+    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": taken}
 
 
 def _stop(manager: Manager) -> None:

@@ -166,6 +166,17 @@ def test_the_options_are_checked_as_the_service_will_read_them(config: Path, tmp
         command._check_options(Service(program, "nobody", tmp_path))
 
 
+def test_no_more_groups_than_the_system_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mac's administrator has 16 groups with one shared folder, 17 with two; macOS gives a process 16 at most."""
+    user = pwd.getpwnam("nobody")
+    groups = [*range(500, 517), user.pw_gid]
+    monkeypatch.setattr(os, "getgrouplist", lambda *_: groups)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_NGROUPS_MAX": 16}[name])
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    found = command._identity("nobody")["extra_groups"]
+    assert found == [user.pw_gid, *range(500, 515)]
+
+
 def test_a_stopped_service(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.manager.file.touch()
     assert main(["service", "status"]) == 4
