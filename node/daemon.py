@@ -400,7 +400,12 @@ class Daemon:
 
     async def _issues(self) -> tuple[Issue, ...]:
         """Issues of this machine and of this node's options. May wait for a disk."""
-        look = partial(examine, deaf=self._discovery.failure, unreached=self._unreached.find())
+        look = partial(
+            examine,
+            denied=self._catalogue.denied,
+            deaf=self._discovery.failure,
+            unreached=self._unreached.find(),
+        )
         found = await self._pools.upkeep.run(look, self._options.name, self._catalogue.folders)
         return *self._facts.issues, *found
 

@@ -9,14 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from node.core.errors import PippinError
+from node.host.mac_program import full_disk_access_hint
 from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
 
 EXIT_DONE, EXIT_ERROR, EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 0, 1, 3, 4
 CHECK_S = 30.0
+NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
+"""Options of paths without which a node does not start."""
 
 
 class ServiceFailed(PippinError):
@@ -72,12 +76,12 @@ def service_of(user: str | None, config: str | None) -> Service:
         file = Path(config).expanduser().absolute() if config else None
     except RuntimeError:
         raise ServiceFailed(f"There is no home of the user in {config}.", hint="Write the file's whole path.") from None
-    return Service(_program("node"), name, home, file)
+    return Service(_program("node"), name, home, file, hf_home=os.environ.get("HF_HOME", ""))
 
 
 def install(manager: Manager, service: Service) -> None:
     """Start the service; one that runs already is replaced. Raises ServiceFailed."""
-    _check_options(service)
+    _check_folders(manager, service, _check_options(service))
     _stop(manager)
     try:
         manager.file.write_text(manager.definition(service), encoding="utf-8")
@@ -112,9 +116,10 @@ def _manager() -> Manager:
 
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
+        kept = " --preserve-env=HF_HOME" if os.environ.get("HF_HOME") else ""
         raise ServiceFailed(
             "Only root may change the services of a machine.",
-            hint=f"Run: sudo {_program('cluster')} service {command}",  # sudo has a PATH of its own
+            hint=f"Run: sudo{kept} {_program('cluster')} service {command}",  # sudo has a PATH of its own
         )
 
 
@@ -123,13 +128,13 @@ def _program(name: str) -> Path:
     return Path(sys.executable).with_name(name)
 
 
-def _check_options(service: Service) -> None:
+def _check_options(service: Service) -> dict[str, Any]:
     """Let the node read its configuration as the service will: with a mistake in it, it would start and end for ever.
 
-    Raises ServiceFailed.
+    Returns the options as of a configuration file. Raises ServiceFailed.
     """
     command = (*service.arguments, "--print-config")
-    environment = {"HOME": str(service.home), "PATH": os.defpath}
+    environment = service.environment | {"PATH": os.defpath}
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -148,6 +153,27 @@ def _check_options(service: Service) -> None:
             done.stderr.strip().rpartition("\n")[2].removeprefix("node: ").removesuffix(" See node --help").rstrip(".")
         )
         raise ServiceFailed(f"The node would not start: {said}.", hint="Nothing has been changed.")
+    return tomllib.loads(done.stdout)
+
+
+def _check_folders(manager: Manager, service: Service, options: dict[str, Any]) -> None:
+    """Find what the node may read in this terminal, but not as a service. Warns of models; raises ServiceFailed for
+    what it can't start without.
+    """
+    given = [options[name] for name in NEEDED_FILES if name in options]
+    for path in map(Path, (service.program, *([service.config] if service.config else ()), *given)):
+        if manager.guards(path, service.home):
+            raise ServiceFailed(
+                f"{path} is in a folder that macOS keeps from services, so the node would not start.",
+                hint=f"Move it elsewhere, such as to {service.home / 'pippin'}.",
+            )
+    models = [*options.get("models-dir", ()), *options.get("model", ()), service.hub_cache]
+    for path in map(Path, models):
+        if manager.guards(path, service.home):
+            print(
+                f"cluster: macOS keeps {path} from services until you allow it. {full_disk_access_hint()}",
+                file=sys.stderr,
+            )
 
 
 def _identity(user: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Code(StrEnum):
     VERSION_SKEW = "version-skew"
     NO_MULTICAST = "no-multicast"
     DISK_LOW = "disk-low"
+    FOLDER_DENIED = "folder-denied"
     FEW_DESCRIPTORS = "few-descriptors"
     MEMORY_LIMIT = "memory-limit"
     MAY_SLEEP = "may-sleep"
@@ -176,6 +177,13 @@ def disk_low(node: str, folder: str, free: int) -> Issue:
     text = f"{node} has {format_bytes(free)} left on the disk of {folder}, where it keeps models."
     hint = "Free some space: models of the hub are shown by `hf cache ls`, and deleted by `hf cache rm`."
     return Issue(Code.DISK_LOW, Severity.WARNING, text, hint)
+
+
+def folder_denied(node: str, folder: str, permission: str) -> Issue:
+    """`permission`: what to do on a Mac, else empty."""
+    text = f"{node} may not read {folder}, where it looks for models: the system does not permit it."
+    hint = permission or "See what guards the folder on that system, or keep the models elsewhere."
+    return Issue(Code.FOLDER_DENIED, Severity.WARNING, text, hint)
 
 
 def few_descriptors(node: str, limit: int, needed: int) -> Issue:

@@ -11,6 +11,7 @@ from node.core.health import (
     disk_low,
     few_descriptors,
     firewall,
+    folder_denied,
     may_sleep,
     memory_limit,
     no_multicast,
@@ -22,6 +23,7 @@ from node.core.health import (
 )
 from node.core.types import Advert, Issue
 from node.host.local_network import local_network_hint
+from node.host.mac_program import full_disk_access_hint
 from node.host.nodejs import first_node
 from node.host.ports import is_dropped
 
@@ -33,14 +35,20 @@ MOST_TRIED = 4
 
 
 def examine(
-    node: str, folders: Iterable[Path], *, deaf: str = "", unreached: Sequence[Advert] = ()
+    node: str,
+    folders: Iterable[Path],
+    *,
+    denied: Sequence[Path] = (),
+    deaf: str = "",
+    unreached: Sequence[Advert] = (),
 ) -> tuple[Issue, ...]:
     """Issues of the machine of a node of this name. May wait for a disk, and some seconds for connections.
 
-    `folders`: where it keeps models. `deaf`: why multicast DNS does not work. `unreached`: nodes that it seems unable to call.
+    `folders`: where it keeps models. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work. `unreached`: nodes that it seems unable to call.
     """
     return (
         *_disk_issues(node, folders),
+        *((folder_denied(node, str(denied[0]), full_disk_access_hint()),) if denied else ()),
         *_descriptor_issues(node),
         *((no_multicast(node, deaf, local_network_hint()),) if deaf else ()),
         *_connection_issues(node, unreached),

@@ -29,6 +29,17 @@ class Service:
     """Of the user."""
     config: Path | None = None
     """The node's configuration file; None: the user's default one."""
+    hf_home: str = ""
+    """HF_HOME of the user's shell, which the system does not read; empty if it has none."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HOME": str(self.home)} | ({"HF_HOME": self.hf_home} if self.hf_home else {})
+
+    @property
+    def hub_cache(self) -> Path:
+        """Where the node finds models of the hub, and keeps those that it fetches."""
+        return Path(self.hf_home) if self.hf_home else self.home / ".cache" / "huggingface"
 
     @property
     def arguments(self) -> Command:
@@ -59,6 +70,22 @@ class Manager:
     """Reads the output of `status`."""
     logs: Callable[[Path, bool], Command]
     """Shows the end of the log, given the file above, and goes on if true."""
+    guarded: tuple[str, ...] = ()
+    """Folders that what it starts may read only once the user has allowed it. `~` is the user's home."""
+
+    def guards(self, path: Path, home: Path) -> bool:
+        """Whether the path leads into a guarded folder of the user with this home. The case of letters does not matter."""
+        asked = _folded(_of_home(str(path), home).resolve())
+        return any(asked.is_relative_to(_folded(_of_home(folder, home.resolve()))) for folder in self.guarded)
+
+
+def _of_home(text: str, home: Path) -> Path:
+    """The path that the node means by this: it starts in `/`."""
+    return home / text[2:] if text.startswith("~/") else Path("/", text)
+
+
+def _folded(path: Path) -> Path:
+    return Path(str(path).casefold())
 
 
 def _launch_daemon(service: Service) -> str:
@@ -67,7 +94,7 @@ def _launch_daemon(service: Service) -> str:
         "Label": NAME,
         "ProgramArguments": [*service.arguments, "--log-file", log],
         "UserName": service.user,
-        "EnvironmentVariables": {"HOME": str(service.home)},
+        "EnvironmentVariables": service.environment,
         "RunAtLoad": True,
         "KeepAlive": True,
         "ThrottleInterval": RESTART_S,
@@ -85,6 +112,7 @@ def _log_of(service: Service) -> Path:
 def _unit(service: Service) -> str:
     program, *options = service.arguments
     command = [_quoted(program), *(_quoted(option.replace("$", "$$")) for option in options)]
+    environment = f"Environment={_quoted(f'HF_HOME={service.hf_home}')}\n" if service.hf_home else ""
     return f"""\
 [Unit]
 Description=Pippin node
@@ -94,7 +122,7 @@ StartLimitIntervalSec=0
 
 [Service]
 User={service.user}
-ExecStart={" ".join(command)}
+{environment}ExecStart={" ".join(command)}
 Restart=always
 RestartSec={RESTART_S}
 KillMode=mixed
@@ -153,6 +181,7 @@ LAUNCHD = Manager(
     status=("launchctl", "print", f"system/{NAME}"),
     state=_state_of_launchd,
     logs=_tail,
+    guarded=("~/Desktop", "~/Documents", "~/Downloads", "~/Library/Mobile Documents", "/Volumes"),
 )
 SYSTEMD = Manager(
     file=Path(f"/etc/systemd/system/{NAME}.service"),

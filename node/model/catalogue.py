@@ -56,6 +56,11 @@ class Catalogue:
         """Where models from peers and from the hub are kept."""
         return self._fetched, self._hub_cache
 
+    @property
+    def denied(self) -> tuple[Path, ...]:
+        """What the system did not let the last search read, though the files' permissions might."""
+        return self._scanner.denied
+
     def refresh(self) -> None:
         """Search the disk for models that came or went, and list the first MAX_MODELS.
 

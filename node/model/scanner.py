@@ -21,6 +21,7 @@ GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 """errnos of an entry that does not exist, or no longer: not a failure."""
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """errnos of a process that lacks resources, which say nothing about the disk."""
+_DENIED = os.strerror(errno.EPERM)
 
 Stat = tuple[int, int, int]
 """(Size in bytes, modification time in ns, inode)."""
@@ -65,6 +66,8 @@ class FolderScanner:
         """Folders with files of llama.cpp."""
         self.gguf: tuple[str, ...] = ()
         """Ids of the models of the last search that are there in GGUF only."""
+        self.denied: tuple[Path, ...] = ()
+        """What the system did not let the last search read: EPERM, as macOS answers for folders that it guards."""
         self._in_gguf: list[str] = []
 
     def search(self, roots: Sequence[Path], fetched: Path, cache: Path) -> list[tuple[str, Folder]]:
@@ -76,6 +79,7 @@ class FolderScanner:
         self._known = {folder.path: folder for _, folder in found if folder.path in self._known}
         self._logged = self._failures
         self.gguf = tuple(self._in_gguf)
+        self.denied = tuple(sorted(path for path, what in self._failures if what == _DENIED))
         return found
 
     def _in_root(self, root: Path, revision: str = "") -> Iterator[tuple[str, Folder]]:

@@ -3,6 +3,7 @@
 import os
 import plistlib
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -75,6 +76,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(command, "SYSTEMD", manager)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv("SUDO_USER", raising=False)
+    monkeypatch.delenv("HF_HOME", raising=False)
     return machine
 
 
@@ -110,7 +112,7 @@ def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
     program = tmp_path / "with $ and 100%" / "node"
     program.parent.mkdir()
     program.symlink_to(sys.executable)
-    service = Service(program, me(), Path.home(), config=tmp_path / 'con "fig" \\ $.toml')
+    service = Service(program, me(), Path.home(), config=tmp_path / 'con "fig" \\ $.toml', hf_home="/100% of $x")
     file = tmp_path / "pippin.service"
     file.write_text(SYSTEMD.definition(service))
     done = subprocess.run(
@@ -175,6 +177,98 @@ def test_no_more_groups_than_the_system_takes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "getuid", lambda: 0)
     found = command._identity("nobody")["extra_groups"]
     assert found == [user.pw_gid, *range(500, 515)]
+
+
+# --- what macOS keeps from services ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "guarded"),
+    [
+        ("~/Documents/pippin/.venv/bin/node", True),
+        ("~/documents/pippin/.venv/bin/node", True),
+        ("/Users/anna/Desktop/config.toml", True),
+        ("~/Downloads", True),
+        ("~/Library/Mobile Documents/com~apple~CloudDocs/models", True),
+        ("/Volumes/SSD/models", True),
+        ("~/pippin/.venv/bin/node", False),
+        ("~/Documents-2/pippin", False),
+        ("/Users/bert/Documents", False),
+        ("~/Library/Logs", False),
+        ("llama-3.2-1b", False),
+    ],
+)
+def test_guarded_folders(path: str, guarded: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "Documents").mkdir()
+    monkeypatch.chdir(tmp_path / "Documents")  # a service has no such directory
+    assert LAUNCHD.guards(Path(path), ANNA.home) is guarded
+    assert not SYSTEMD.guards(Path(path), ANNA.home)
+
+
+def test_a_link_into_a_guarded_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(tmp_path / "Documents" / "models")
+    assert LAUNCHD.guards(Path("~/models"), tmp_path)
+
+
+@pytest.mark.parametrize("needed", ["program", "config", "api-key-file"])
+def test_what_a_node_needs_is_not_kept_from_it(
+    needed: str, machine: Machine, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this terminal the node may read its files: as a service on a Mac it would end at once, again and again."""
+    if not machine.manager.guarded:
+        pytest.skip("only macOS guards folders")
+    folder = config.parent / "Documents"
+    folder.mkdir()
+    (folder / "file").write_text("a-key\n")
+    (folder / "node").write_text(f'#!/bin/sh\nexec {Path(sys.executable).with_name("node")} "$@"\n')
+    (folder / "node").chmod(0o755)
+    service = replace(command.service_of(me(), str(config)), home=config.parent)
+    if needed == "program":
+        service = replace(service, program=folder / "node")
+    elif needed == "config":
+        service = replace(service, config=folder / "config.toml")
+        (folder / "config.toml").write_text("")
+    else:
+        config.write_text(f'api-key-file = "{folder / "file"}"\n')
+    monkeypatch.setattr(command, "service_of", lambda *_: service)
+    assert main(["service", "install"]) == 1
+    said = capsys.readouterr().err
+    assert f"{folder}/" in said
+    assert "is in a folder that macOS keeps from services, so the node would not start. Move it elsewhere" in said
+    assert machine.changes() == []
+
+
+def test_models_that_macos_keeps_from_the_node_are_told(
+    machine: Machine, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config.parent / "Documents" / "models"
+    folder.mkdir(parents=True)
+    config.write_text(f'models-dir = ["{folder}"]\nmodel = ["llama-3.2-1b"]\n')
+    home = replace(command.service_of(me(), str(config)), home=config.parent, hf_home="/Volumes/SSD/hf")
+    monkeypatch.setattr(command, "service_of", lambda *_: home)
+    assert main(["service", "install"]) == 0
+    said = capsys.readouterr().err
+    expected = [str(folder), "/Volumes/SSD/hf"] if machine.manager.guarded else []
+    assert re.findall("cluster: macOS keeps (.*) from services until you allow it", said) == expected
+    assert machine.manager.file.exists()
+
+
+def test_the_folder_of_the_hub_is_that_of_the_users_shell(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it the node would fetch all models again. A token is no one else's to read, and the file is."""
+    monkeypatch.setenv("HF_HOME", "/data/100% hf")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert main(["service", "install", "--print", "--user", me()]) == 0
+    shown = capsys.readouterr().out
+    if machine.manager.file.suffix == ".plist":
+        assert plistlib.loads(shown.encode())["EnvironmentVariables"]["HF_HOME"] == "/data/100% hf"
+    else:
+        assert 'Environment="HF_HOME=/data/100%% hf"\n' in shown
+    assert "hf_secret" not in shown
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    assert main(["service", "install"]) == 1
+    assert "sudo --preserve-env=HF_HOME /" in capsys.readouterr().err
 
 
 def test_a_stopped_service(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,25 @@ def test_any_access_may_fail(places, share):
         assert ids(catalogue) == ALL, "the disk is well again"
 
 
+def test_a_folder_that_the_system_guards_is_told_apart(places, monkeypatch):
+    """As macOS answers for ~/Documents and for other disks."""
+    catalogue, scandir = made(places), os.scandir
+    for number, denied in ((errno.EPERM, (places / "mine",)), (errno.EACCES, ()), (errno.EPERM, (places / "mine",))):
+
+        def fail(path, number=number):
+            if Path(path) == places / "mine":
+                raise OSError(number, os.strerror(number), str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", fail)
+        catalogue.refresh()
+        assert catalogue.denied == denied
+        assert ids(catalogue) == ALL - {"single", "org/model"}
+    monkeypatch.setattr(os, "scandir", scandir)
+    catalogue.refresh()
+    assert (catalogue.denied, ids(catalogue)) == ((), ALL)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_what_was_found_is_kept_when_the_process_is_short_of_something(places, monkeypatch, number):
     catalogue = made(places)

@@ -9,12 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from node.core.health import Code
 from node.core.types import Advert, PeerHint
 from node.host import firewall
 from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_start, examine_terminal
+
+PYTHON_APP = "/opt/homebrew/Cellar/python@3.13/3.13.9/Frameworks/Python.framework/Versions/3.13/Resources/Python.app"
+BREWED = f"{PYTHON_APP}/Contents/MacOS/Python"
+"""What runs when `python3.13` of Homebrew is started."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +92,18 @@ def test_rosetta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     (issue,) = examine_terminal(Path("/no/such"))
     assert issue.code == Code.ROSETTA
+
+
+def test_a_folder_that_macos_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil.Process, "exe", lambda _: BREWED)
+    denied = [Path("/Volumes/SSD/models")]
+    (issue,) = examine("mini", [], denied=denied)
+    assert issue.code == Code.FOLDER_DENIED
+    assert "mini may not read /Volumes/SSD/models, where it looks for models" in issue.text
+    assert "Full Disk Access" not in issue.hint
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    (issue,) = examine("mini", [], denied=denied)
+    assert f"Full Disk Access, add {PYTHON_APP} and start" in issue.hint
 
 
 def test_multicast_that_does_not_work() -> None:
