@@ -3,25 +3,31 @@
 import platform
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from node.host.mac_program import bundle, executable
 
 _PROGRAM = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _OFF, _ON, _BLOCKS_ALL = "0", "1", "2"
 
 
 def blocked_program() -> str:
-    """Path of this Python if the firewall blocks connections to it; else empty.
+    """Path of this Python, as the firewall lists it, if it blocks connections to it; else empty.
 
     Call it before gRPC is started: it starts subprocesses.
     """
     if platform.system() != "Darwin":
         return ""
-    python = str(Path(sys.executable).resolve())
+    program = executable()
     found = re.search(r"State = (\d)", _ask("--getglobalstate"))
     state = found[1] if found else _OFF
-    is_blocked = state == _BLOCKS_ALL or (state == _ON and "is blocked" in _ask("--getappblocked", python))
-    return python if is_blocked else ""
+    listed = bundle(program)
+    is_blocked = state == _BLOCKS_ALL or (state == _ON and any(map(_is_blocked, {program, listed})))
+    return str(listed) if is_blocked else ""
+
+
+def _is_blocked(program: Path) -> bool:
+    return "is blocked" in _ask("--getappblocked", str(program))
 
 
 def _ask(*arguments: str) -> str:

@@ -165,6 +165,31 @@ def test_the_firewall_of_macos(said: dict[str, str], blocked: bool, monkeypatch:
     assert bool(firewall.blocked_program()) is blocked
 
 
+@pytest.mark.parametrize(
+    ("runs", "listed", "told"),
+    [
+        (BREWED, BREWED, PYTHON_APP),
+        (BREWED, PYTHON_APP, PYTHON_APP),
+        (BREWED, "/opt/homebrew/bin/python3.13", ""),
+        ("/Users/anna/.local/share/uv/python/bin/python3.13",) * 3,
+    ],
+)
+def test_the_firewall_is_asked_for_the_program_that_runs(
+    runs: str, listed: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python3.13` of Homebrew and of python.org only starts the one in its Python.app, which the firewall lists."""
+
+    def ask(question: str, *programs: str) -> str:
+        if question == "--getglobalstate":
+            return "Firewall is enabled. (State = 1)"
+        return f"Incoming connection to the application is {'blocked' if programs == (listed,) else 'permitted'}"
+
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(psutil.Process, "exe", lambda _: runs)
+    monkeypatch.setattr(firewall, "_ask", ask)
+    assert firewall.blocked_program() == told
+
+
 def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(firewall, "_ask", None)
