@@ -174,10 +174,23 @@ def _write(target: Path, data: bytes) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        _sync(file.fileno())
     draft.replace(target)
     directory = os.open(target.parent, os.O_RDONLY)  # only a sync of the directory puts a rename on the disk
     try:
-        os.fsync(directory)
+        _sync(directory)
     finally:
         os.close(directory)
+
+
+def _sync(descriptor: int) -> None:
+    """Return once the disk itself has the file. On a Mac, fsync leaves it in the cache of the drive, which a power cut
+    empties.
+    """
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError:  # not every file system can, such as one of a server
+            os.fsync(descriptor)
+    else:
+        os.fsync(descriptor)

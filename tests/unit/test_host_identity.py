@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -137,6 +139,26 @@ def test_a_crash_while_saving_loses_nothing(tmp_path, monkeypatch):
     (tmp_path / "node.json.new").write_text('{"id": "ha')
     with open_data_directory(tmp_path) as data:
         assert (data.identity.term, data.identity.incarnation) == (4, 2)
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_on_a_mac_the_drive_writes_too(tmp_path, monkeypatch, able):
+    """F_FULLFSYNC is macOS's alone, and disks of a network do not know it. Of a term, the file and its name are synced."""
+    full, plain = [], []
+
+    def control(descriptor, command):
+        assert command == 51
+        full.append(os.fstat(descriptor).st_ino)
+        if not able:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    with open_data_directory(tmp_path) as data:
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", control)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: plain.append(os.fstat(descriptor).st_ino))
+        data.save_term(7)
+    assert full == [(tmp_path / "node.json").stat().st_ino, tmp_path.stat().st_ino]
+    assert plain == ([] if able else full)
 
 
 @pytest.mark.parametrize(
