@@ -43,6 +43,34 @@ def release_free_heap() -> None:
         _GLIBC.malloc_trim(0)
 
 
+class _Usage(ctypes.Structure):
+    """`rusage_info_v0` of macOS's libproc.h."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        ("times_and_faults", ctypes.c_uint64 * 5),
+        ("wired", ctypes.c_uint64),
+        ("resident", ctypes.c_uint64),
+        ("footprint", ctypes.c_uint64),
+        ("start_and_exit", ctypes.c_uint64 * 2),
+    )
+
+
+def used_by(process: int) -> int:
+    """Bytes of memory of another process of this user; 0 if it has ended.
+
+    A Mac that is short of memory compresses pages, which then are no longer resident; its footprint counts them.
+    """
+    if _IS_MAC:
+        usage = _Usage()
+        failed = _LIBC.proc_pid_rusage(process, 0, ctypes.byref(usage))
+        return 0 if failed else int(usage.footprint)
+    try:
+        return int(psutil.Process(process).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def total() -> int:
     return int(psutil.virtual_memory().total)
 

@@ -15,11 +15,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-import psutil
-
 from node.core.errors import NotReady, Overloaded, PippinError
 from node.core.pool import Pool
 from node.core.units import format_bytes
+from node.host.memory import used_by
 from node.text.sandbox_server import ANSWERED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class Sandbox(asyncio.Protocol):
         self._received = bytearray()
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._initial = 0
-        """Resident bytes of the process when it was ready; 0 until then."""
+        """Bytes of memory of the process when it was ready; 0 until then."""
         self.alive = True
         """Whether it takes requests."""
 
@@ -128,7 +127,7 @@ class Sandbox(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
         await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready
-        sandbox._initial = sandbox._resident()  # noqa: SLF001
+        sandbox._initial = used_by(process)  # noqa: SLF001
         return sandbox
 
     async def ask(self, request: bytes, *, finish: bool = False) -> bytes:
@@ -189,14 +188,7 @@ class Sandbox(asyncio.Protocol):
         return self._growth() > self._bounds.kept
 
     def _growth(self) -> int:
-        return self._resident() - self._initial
-
-    def _resident(self) -> int:
-        try:
-            used: int = psutil.Process(self._process).memory_info().rss
-        except psutil.Error:
-            return 0  # it has just ended
-        return used
+        return used_by(self._process) - self._initial
 
     def _fail(self, reason: str) -> None:
         if self.alive:

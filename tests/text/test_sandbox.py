@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from node.core.errors import NotReady, Overloaded
+from node.host import memory
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 
 MB = 2**20
@@ -87,8 +88,8 @@ async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
 
 async def test_memory_is_looked_at_where_the_system_does_not_limit_it(start, monkeypatch):
     sandbox = await start(BOUNDS)
-    used = sandbox._resident()
-    monkeypatch.setattr(sandbox, "_resident", lambda: used + 65 * MB)
+    used = memory.used_by(sandbox._process)
+    monkeypatch.setattr("node.text.sandbox.used_by", lambda process: used + 65 * MB)
     with pytest.raises(SandboxFailed, match="it took more than 64.0 MB of memory"):
         await sandbox.ask(b"loop")
 

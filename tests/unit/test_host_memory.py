@@ -1,6 +1,7 @@
 import ctypes
 import platform
 import re
+import struct
 import subprocess
 import sys
 
@@ -55,6 +56,30 @@ def test_more_than_a_card_has(monkeypatch, caplog):
     memory.usable(24 * GIB, 30 * GIB)
     assert "the GPU can hold 24.0 GB, not 30.0 GB; a model that needs more" in caplog.text
     assert "sysctl" not in caplog.text
+
+
+def test_on_a_mac_compressed_memory_counts(monkeypatch):
+    """As of XNU's bsd/sys/resource.h: 16 bytes of a UUID, then 64-bit numbers, of which the footprint is the eighth."""
+
+    class Libproc:
+        def proc_pid_rusage(self, process, flavor, buffer):
+            if process != 512 or flavor != 0:
+                return -1
+            numbers = [1, 2, 3, 4, 5, 6, 50 * 2**20, 3 * GIB, 8, 9]
+            ctypes.memmove(buffer, struct.pack("=16s10Q", b"uuid", *numbers), 96)
+            return 0
+
+    monkeypatch.setattr(memory, "_IS_MAC", True)
+    monkeypatch.setattr(memory, "_LIBC", Libproc())
+    assert memory.used_by(512) == 3 * GIB
+    assert memory.used_by(513) == 0
+
+
+def test_what_a_process_uses():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert memory.used_by(process.pid) > 0
+        process.kill()
+    assert memory.used_by(process.pid) == 0
 
 
 def test_nothing_asked_is_not_too_much():
