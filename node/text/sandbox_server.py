@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+import warnings
 from collections.abc import Callable
 
 import psutil
@@ -38,6 +39,8 @@ def main() -> None:
     """Run the server on the socket whose file descriptor is the first argument, until the node closes it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # terminals and supervisors may send them to all processes
         signal.signal(number, signal.SIG_IGN)  # the node decides, and closes the socket
+    # On a Mac, libraries of the system that an import starts may keep threads of their own, which run no Python.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     with fixed_limit():
         for module in IMPORTED:
             importlib.import_module(module)

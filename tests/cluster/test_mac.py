@@ -38,5 +38,6 @@ def test_a_running_node_keeps_the_mac_awake(cluster: Cluster) -> None:
     processes = ["ps", "-axo", "command"]
     until(lambda: caffeinate in subprocess.check_output(processes, text=True), 10, "caffeinate runs")
     until(lambda: "caffeinate" in subprocess.check_output(asked, text=True), 10, "the system knows of it")
+    assert "multi-threaded" not in node.written, "the server of sandboxes forks beside a thread of macOS's"
     node.end()
     until(lambda: caffeinate not in subprocess.check_output(processes, text=True), 10, "caffeinate has ended")

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from node.core.errors import NotReady, Overloaded
 from node.host import memory
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
+from node.text.sandbox_server import START, START_REPLY
 
 MB = 2**20
 JOB = "tests.text.sandbox_jobs:make_harmful"
@@ -197,3 +201,21 @@ async def test_a_sandbox_ends_with_its_node(start):
     process = int(await sandbox.ask(b"pid"))
     sandbox._transport.abort()  # as the system does for a node that is killed
     await gone(process)
+
+
+def test_a_thread_of_the_system_is_no_reason_for_a_warning():
+    """Python 3.12 and later warn of a fork beside any thread, such as one of macOS's Accelerate."""
+    start = "import runpy, sys, threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    run = "runpy.run_module('node.text.sandbox_server', run_name='__main__', alter_sys=True)"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", f"{start}; {run}", str(theirs.fileno())]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True) as server:
+            channel, end = socket.socketpair()
+            with channel:
+                with end:
+                    socket.send_fds(ours, [START.pack(64 * MB, JOB.encode())], [end.fileno()])
+                assert ours.recv(START_REPLY.size)
+                ours.shutdown(socket.SHUT_RDWR)
+                said = server.communicate(timeout=60)[1]
+    assert (server.returncode, said) == (0, "")
