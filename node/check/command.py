@@ -1,10 +1,12 @@
 """The command line of `node --check`."""
 
+import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from node import __version__
 from node.check import parts, sizes
@@ -12,21 +14,46 @@ from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
 from node.core.usage import Parser
 
+STOPPED = 130
+"""Exit code after Ctrl-C."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Check this machine and write the report. Returns the exit code: 1 if something is not as expected."""
-    options = _parser().parse_args(arguments)
-    report = Report(lambda text: print(text, flush=True))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        file = options.out.open("w", encoding="utf-8")
+    except OSError as error:
+        parser.error(f"{options.out} can't be written: {error.strerror}")
+    with file, tempfile.TemporaryDirectory(prefix="pippin-check-") as folder:
+        report = Report(lambda text: _say(text, file))
+        try:
+            _whole(report, Path(folder), quick=options.quick)
+        except KeyboardInterrupt:
+            report.section("It was stopped here.")
+            return STOPPED
+        finally:
+            print(f"\nThis is in {options.out}: read it, and attach it to an issue of this repository.")
+    return 1 if report.bad else 0
+
+
+def _say(text: str, file: TextIO) -> None:
+    """Print and write the text. It stays on the disk if the next part brings the machine down."""
+    print(text, flush=True)
+    print(text, file=file, flush=True)
+    os.fsync(file.fileno())
+
+
+def _whole(report: Report, folder: Path, *, quick: bool) -> None:
     began = time.time()
-    form = " --quick" if options.quick else ""
+    form = " --quick" if quick else ""
     report.section(f"Pippin {__version__}, node --check{form}, {time.strftime('%Y-%m-%d')}")
-    with tempfile.TemporaryDirectory(prefix="pippin-check-") as folder:
-        _check(report, Path(folder), quick=options.quick)
+    if platform.system() == "Darwin" and not quick:
+        report.section(parts.MAY_RESTART)
+    _check(report, folder, quick=quick)
     report.end()
     report.section(f"It took {time.time() - began:.0f} s.")
-    options.out.write_text(report.text)
-    print(f"\nThis is in {options.out}: read it, and attach it to an issue.")
-    return 1 if report.bad else 0
 
 
 def _check(report: Report, folder: Path, *, quick: bool) -> None:
@@ -38,6 +65,8 @@ def _check(report: Report, folder: Path, *, quick: bool) -> None:
     size = sizes.QUICK if quick else sizes.GPU if device["is gpu"] else sizes.CPU
     parts.machine(report, device)
     parts.links(report)
+    if not parts.bfloat16(report):
+        return
     if not quick:
         parts.suite(report)
     if not _tried(report, "Models for the check", lambda: parts.write_models(folder, size)):
@@ -50,6 +79,7 @@ def _check(report: Report, folder: Path, *, quick: bool) -> None:
     if _tried(report, "One node", lambda: alone.append(parts.speed(report, folder, size, judge=judge))):
         host = "127.0.0.1" if quick else ""
         _tried(report, "Two nodes", lambda: parts.two_nodes(report, folder, size, alone[0], host=host))
+        _tried(report, "Two streams at once", lambda: parts.turnover(report, folder, size))
 
 
 def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
@@ -64,8 +94,9 @@ def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
 def _parser() -> Parser:
     parser = Parser(
         prog="node --check",
-        description="Prove and measure what depends on this machine, in about ten minutes: split models, speed and memory "
-        "on its device, two nodes, its network. Writes a report to attach to an issue.",
+        description="Prove and measure what depends on this machine, in about a quarter of an hour: split models, speed "
+        "and memory on its device, two nodes, its network. Writes a report to attach to an issue. On a Mac save your work "
+        "before: its last part is a load under which some Macs have restarted.",
     )
     parser.add_argument("--quick", action="store_true", help="small models and few tokens, on 127.0.0.1: a minute")
     out = "file to write (default: %(default)s)"

@@ -52,6 +52,12 @@ def device() -> Json:
     }
 
 
+def bfloat16() -> bool:
+    """Whether the device computes bfloat16, the format of most models. A virtual GPU of a Mac fails."""
+    halves = mx.full((64, 64), 0.5, dtype=mx.bfloat16)
+    return bool(mx.array_equal(halves @ halves, mx.full((64, 64), 16.0, dtype=mx.bfloat16)))
+
+
 def write(configs: dict[str, Json], folder: str) -> None:
     """Write models of random weights, bfloat16 in 4 bits, each with the built-in model's tokenizer."""
     for name, config in configs.items():
@@ -191,7 +197,7 @@ def _tokens(length: int, seed: int) -> mx.array:
     return mx.random.randint(100, VOCABULARY, (1, length), key=mx.random.key(seed)).astype(mx.int32)
 
 
-PARTS = {part.__name__: part for part in (device, write, split, pool, together, stock)}
+PARTS = {part.__name__: part for part in (device, bfloat16, write, split, pool, together, stock)}
 
 
 def main() -> None:

@@ -7,8 +7,10 @@ import re
 import resource
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,12 @@ SHORT = 24
 MOST_TOGETHER = 4
 MEET_S = 20.0
 MAX_POOL = 2 * 2**30
-SUITE_S = 420.0
+SUITE_S = 600.0
+MAY_RESTART = (
+    "Save your work: some Macs have restarted (kernel panic, IOGPUMemory.cpp) under such a load as in the last part, two "
+    "streams\nat once. If this one does, attach the newest .panic file in /Library/Logs/DiagnosticReports and this report, "
+    "which lacks\nonly the end. Ctrl-C stops the check before."
+)
 MIN_FILES = 10_240
 """OPEN_MAX of macOS."""
 
@@ -59,21 +66,24 @@ def machine(report: Report, device: dict[str, Any]) -> None:
     )
     if is_mac:
         wired = _printed("/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb")
-        sleep = sleep_settings(_printed("/usr/bin/pmset", "-g", "custom"))
+        power = _printed("/usr/bin/pmset", "-g", "custom")
+        thermal = _printed("/usr/bin/pmset", "-g", "therm")
         report.add(
             Line("Limit of wired memory", f"{wired} MB", "0 MB, which means macOS's own"),
-            Line("Minutes until it sleeps (0: never)", sleep),
+            Line("Minutes until it sleeps (0: never)", power_settings(power, "sleep")),
+            Line("Low power mode (1: it computes at about half speed)", power_settings(power, "lowpowermode")),
+            Line("Limits by heat", "; ".join(line.strip() for line in thermal.splitlines())),
         )
 
 
-def sleep_settings(text: str) -> str:
-    """The minutes until a Mac sleeps for want of input, with each source of power, of `pmset -g custom`."""
+def power_settings(text: str, setting: str) -> str:
+    """The value of a setting with each source of power, of `pmset -g custom`."""
     found, power = [], ""
     for line in text.splitlines():
         name, _, value = line.strip().rpartition(" ")
         if line.endswith("Power:"):
             power = line.removesuffix(":")
-        elif name.strip() == "sleep":
+        elif name.strip() == setting:
             found.append(f"{power} {value}")
     return ", ".join(found) or "unknown"
 
@@ -83,6 +93,18 @@ def _printed(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         return f"({error})"
+
+
+def bfloat16(report: Report) -> bool:
+    """Whether the parts that compute have a meaning on this device."""
+    what, expected = "bfloat16, the format of most models", "it is computed, as on all Macs that are not virtual"
+    try:
+        works = compute("bfloat16")
+        found = "it is computed" if works else "it is computed wrongly"
+    except PartFailed as error:
+        works, found = False, str(error)
+    report.add(Line(what, found if works else f"{found}. The parts that compute are left out", expected, good=works))
+    return bool(works)
 
 
 def links(report: Report) -> None:
@@ -106,12 +128,20 @@ def suite(report: Report) -> None:
         done = subprocess.run(
             command, cwd=ROOT, env=full_precision, capture_output=True, text=True, timeout=SUITE_S, check=False
         )
-    except subprocess.TimeoutExpired:
-        report.add(Line(what, f"not ready within {SUITE_S:.0f} s", expected, good=False))
+    except subprocess.TimeoutExpired as error:
+        marks = progress((error.stdout or b"").decode(errors="replace"))  # in bytes, whatever `text` says
+        passed, failures = marks.count("."), marks.count("F") + marks.count("E")
+        found = f"stopped after {SUITE_S:.0f} s with {passed} passed, {failures} failed"
+        report.add(Line(what, found, expected, good=False if failures or not passed else None))
         return
     failed = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
     ends = (done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]])[-1]
     report.add(Line(what, "\n                ".join([ends, *failed[:40]]), expected, good=done.returncode == 0))
+
+
+def progress(printed: str) -> str:
+    """The marks of the tests that have ended, one each, of what `pytest -q` has printed so far."""
+    return "".join(re.findall(r"^([.FEsxX]+)(?: +\[ *\d+%\])?$", printed, re.MULTILINE))
 
 
 def write_models(folder: Path, size: Size) -> None:
@@ -191,6 +221,32 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
     good = own / stock >= 0.9 if judge else None
     report.add(Line(f"Prompt of {size.context} tokens", found, "at least 0.90 of mlx-lm's", good=good))
     return str(ours[1]["text"])
+
+
+def turnover(report: Report, folder: Path, size: Size) -> None:
+    """Two streams whose prompts have nothing in common, so that caches are made and dropped all the time.
+
+    It is the last part, as it may bring the Mac down. Raises PartFailed.
+    """
+    report.section(f"Two streams at once, with new prompts for {size.busy_s:.0f} s")
+    if platform.system() == "Darwin":
+        report.section(MAY_RESTART)
+    options = ["--models-dir", str(folder), "--model", DENSE, "--host", "127.0.0.1", "--no-mdns"]
+    options += ["--context", str(size.context + size.tokens + 64), "--max-sessions", "2"]
+    # When it is interrupted, the node ends first, and with it the streams.
+    with ThreadPoolExecutor(2) as streams, nodes(folder / "nodes", options) as (node,):
+        _ready(node, 1)
+        until_s = time.monotonic() + size.busy_s
+
+        def stream(seed: int) -> int:
+            answers = 0
+            while answers == 0 or time.monotonic() < until_s:
+                node.complete(DENSE, _prompt(size.context, seed + 2 * answers), size.tokens)
+                answers += 1
+            return answers
+
+        counts = list(streams.map(stream, (100, 101)))
+    report.add(Line("Answers", f"{sum(counts)}, all whole", "all whole, and this machine still runs", good=True))
 
 
 def two_nodes(report: Report, folder: Path, size: Size, alone: str, *, host: str) -> None:

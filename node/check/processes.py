@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PART_S = 300.0
-START_S = 60.0
+START_S = 120.0
+"""Seconds for the first start on this machine: macOS examines each library at its first use."""
 Found = TypeVar("Found")
 
 

@@ -1,7 +1,7 @@
 """The report of a check: what was expected of each thing, and what was found."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +22,16 @@ class Line:
 @dataclass(slots=True)
 class Report:
     say: Callable[[str], object]
-    """Called with each text as soon as it is known."""
-    texts: list[str] = field(default_factory=list)
+    """Called with each text as soon as it is known, as a later part may bring the machine down."""
     bad: int = 0
 
     def add(self, *lines: Line) -> None:
         for line in lines:
             self.bad += line.good is False
-            self._write(str(line))
+            self.say(str(line))
 
     def section(self, title: str) -> None:
-        self._write(f"\n{title}")
+        self.say(f"\n{title}")
 
     def end(self) -> None:
-        self._write(f"\n{self.bad} of these are not as expected." if self.bad else "\nAll is as expected.")
-
-    def _write(self, text: str) -> None:
-        self.texts.append(text)
-        self.say(text)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.texts).strip() + "\n"
+        self.say(f"\n{self.bad} of these are not as expected." if self.bad else "\nAll is as expected.")

@@ -22,6 +22,8 @@ class Size:
     """Of an answer that is measured."""
     pool_tokens: int
     """After which MLX's free buffers are measured."""
+    busy_s: float
+    """Seconds of two streams at once."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -41,10 +43,10 @@ class Size:
         }
 
 
-GPU = Size(layers=16, heads=16, inner=8192, context=8192, tokens=256, pool_tokens=4000)
+GPU = Size(layers=16, heads=16, inner=8192, context=8192, tokens=256, pool_tokens=4000, busy_s=180)
 """1 G parameters, 0.6 GB: fits every Mac."""
-CPU = Size(layers=4, heads=4, inner=1536, context=1024, tokens=64, pool_tokens=600)
-QUICK = Size(layers=2, heads=2, inner=512, context=96, tokens=16, pool_tokens=40)
+CPU = Size(layers=4, heads=4, inner=1536, context=1024, tokens=64, pool_tokens=600, busy_s=30)
+QUICK = Size(layers=2, heads=2, inner=512, context=96, tokens=16, pool_tokens=40, busy_s=2)
 
 COMMON: dict[str, Any] = {
     "hidden_size": 256,

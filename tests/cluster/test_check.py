@@ -1,5 +1,6 @@
 """`node --check` on this machine, with small models: what a Mac is asked to run works at all."""
 
+import platform
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.check import parts, processes
+from node.check import command, parts, processes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
 from node.check.sizes import QUICK
@@ -26,6 +27,7 @@ def test_everything_is_as_expected_and_in_the_report(tmp_path: Path) -> None:
     assert report.strip() in done.stdout
     assert re.findall(r"the same bits in (\d+) of (\d+) steps, the same token in (\d+)", report) == [("22",) * 3] * 4
     assert re.search(r"ok    Limit of open files\n.*\n      found:    [\d,]+, and [\d,]+ once", report)
+    assert re.search(r"Two streams at once, .*\n.*ok    Answers\n.*\n +found: +[2-9]\d*, all whole", report)
     for found in ("they found each other", "2 of 2 as one node's", "loopback", "All is as expected"):
         assert found in report
     assert len(re.findall(r"[\d.]+ of [\d.]+ tokens/s: [\d.]+$", report, re.MULTILINE)) == 3
@@ -38,7 +40,19 @@ def test_a_part_that_crashes_is_told(tmp_path: Path) -> None:
         compute("split", folder=str(tmp_path / "none"), cuts=[0, 1, 2])
 
 
-def report_of(part: Any, monkeypatch: pytest.MonkeyPatch, found: Any) -> Report:
+class Told(Report):
+    """A report that is kept as one text."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        super().__init__(self.texts.append)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts).strip() + "\n"
+
+
+def report_of(part: Any, monkeypatch: pytest.MonkeyPatch, found: Any) -> Told:
     """The report of a part whose process finds this, or fails with it."""
 
     def computed(*_: Any, **__: Any) -> Any:
@@ -47,7 +61,7 @@ def report_of(part: Any, monkeypatch: pytest.MonkeyPatch, found: Any) -> Report:
         return found
 
     monkeypatch.setattr(parts, "compute", computed)
-    report = Report(lambda _: None)
+    report = Told()
     part(report, Path("/none"), QUICK)
     return report
 
@@ -65,12 +79,12 @@ def test_free_buffers_that_grow_are_bad(monkeypatch: pytest.MonkeyPatch) -> None
     assert report_of(parts.pool, monkeypatch, held | {"end": 2**30}).bad == 0
 
 
-def suite_of(tests: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+def suite_of(tests: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     (checkout / "tests" / "engine").mkdir(parents=True)
     (checkout / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow"]\n')
     (checkout / "tests" / "engine" / "test_x.py").write_text(tests)
     monkeypatch.setattr(parts, "ROOT", checkout)
-    report = Report(lambda _: None)
+    report = Told()
     parts.suite(report)
     return report
 
@@ -91,20 +105,99 @@ def test_a_test_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert report.bad == 1
 
 
+@pytest.mark.parametrize(
+    ("printed", "found", "bad"),
+    [
+        (b"........................... [ 12%]\n.....s..x", "with 34 passed, 0 failed", 0),
+        (b"....F...................... [ 12%]\n..E", "with 28 passed, 2 failed", 1),
+        (None, "with 0 passed, 0 failed", 1),
+    ],
+)
+def test_tests_that_do_not_end_in_time_are_counted(
+    printed: bytes | None, found: str, bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow Mac is no bad one."""
+
+    def run(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout, output=printed)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    report = suite_of("", tmp_path, monkeypatch)
+    assert f"stopped after 600 s {found}" in report.text
+    assert report.bad == bad
+
+
+def test_a_device_without_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as the virtual GPU of a hosted Mac: the facts are told, and no part waits for what can't work."""
+    asked = []
+
+    def computed(part: str, **_: Any) -> Any:
+        asked.append(part)
+        if part == "device":
+            return {"mlx": "1", "mlx-lm": "1", "computes on": "gpu", "is gpu": True, "for models": 1, "info": {}}
+        raise PartFailed("ended with 1: bfloat16 is not supported")
+
+    for module in (command, parts):
+        monkeypatch.setattr(module, "compute", computed)
+    report = Told()
+    command._check(report, tmp_path, quick=False)
+    assert asked == ["device", "bfloat16"]
+    assert "bfloat16 is not supported. The parts that compute are left out" in report.text
+    assert report.bad == 1
+
+
+def test_the_last_part_is_announced_and_what_was_found_before_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may bring the Mac down, which no process survives."""
+    out = tmp_path / "report.txt"
+    written = []
+
+    def check(report: Report, _: Path, *, quick: bool) -> None:
+        report.add(Line("Chip", "M4"))
+        written.append(out.read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(command, "_check", check)
+    assert command.main(["--out", str(out)]) == 130
+    (before,) = written
+    assert "some Macs have restarted (kernel panic" in before
+    assert "/Library/Logs/DiagnosticReports" in before
+    assert "found:    M4" in before
+    assert "It was stopped here." in out.read_text()
+    assert f"This is in {out}: read it, and attach it to an issue of this repository." in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_told_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_check", None)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--out", str(tmp_path / "none" / "report.txt")])
+    assert "can't be written: No such file or directory" in capsys.readouterr().err
+
+
 def test_a_package_has_no_tests_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "ROOT", tmp_path)
-    report = Report(lambda _: None)
+    report = Told()
     parts.suite(report)
     assert "not run: needs a checkout" in report.text
     assert not report.bad
 
 
 @pytest.mark.parametrize(
-    ("mac", "expected"), [("macbook-pro-m3-max", "Battery Power 1, AC Power 0"), ("mini-m4", "AC Power 1")]
+    ("mac", "setting", "expected"),
+    [
+        ("macbook-pro-m3-max", "sleep", "Battery Power 1, AC Power 0"),
+        ("macbook-pro-m3-max", "lowpowermode", "Battery Power 0, AC Power 0"),
+        ("mini-m4", "sleep", "AC Power 1"),
+    ],
 )
-def test_sleep_settings(mac: str, expected: str) -> None:
-    assert parts.sleep_settings((ROOT / "tests" / "data" / "macs" / mac / "pmset.txt").read_text()) == expected
-    assert parts.sleep_settings("(no such command)") == "unknown"
+def test_power_settings(mac: str, setting: str, expected: str) -> None:
+    text = (ROOT / "tests" / "data" / "macs" / mac / "pmset.txt").read_text()
+    assert parts.power_settings(text, setting) == expected
+    assert parts.power_settings("(no such command)", setting) == "unknown"
 
 
 @pytest.mark.parametrize("part", [parts.split, parts.pool])
@@ -115,8 +208,7 @@ def test_a_crash_is_bad_and_does_not_end_the_check(part: Any, monkeypatch: pytes
 
 
 def test_the_report_says_what_was_expected() -> None:
-    said: list[str] = []
-    report = Report(said.append)
+    report = Told()
     report.section("Speed")
     report.add(Line("Prompt", "1 of 2", "at least 0.9", good=False), Line("Chip", "M4"), Line("Split", "22", good=True))
     report.end()
@@ -128,7 +220,7 @@ def test_the_report_says_what_was_expected() -> None:
         "\n1 of these are not as expected.\n"
     )
     assert report.text == expected
-    assert len(said) == 5
+    assert len(report.texts) == 5
 
 
 def test_a_node_that_ends_at_once_is_told(tmp_path: Path) -> None:
