@@ -44,5 +44,28 @@ def test_the_pythons_are_those_that_install_takes() -> None:
     assert set(WORKFLOW["jobs"]["mac"]["strategy"]["matrix"]["python"]) <= taken
 
 
+def test_what_a_step_on_a_mac_finds_is_told_whatever_the_others_found() -> None:
+    """Nobody has a Mac at hand to look again."""
+    steps = WORKFLOW["jobs"]["mac"]["steps"]
+    installed = next(number for number, step in enumerate(steps) if "scripts/install dev" in step.get("run", ""))
+    assert len(steps) > installed + 5
+    assert all("!cancelled()" in step.get("if", "") for step in steps[installed + 1 :])
+
+
+def test_each_mac_has_a_report_of_its_own() -> None:
+    mac = WORKFLOW["jobs"]["mac"]
+    matrix = mac["strategy"]["matrix"]
+    assert {each["system"] for each in matrix["include"]} | set(matrix["system"]) == {"macos-15", "macos-26"}
+    (upload,) = [step for step in mac["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert {"matrix.system", "matrix.python"} <= set(re.findall(r"\$\{\{ (.*?) \}\}", upload["with"]["name"]))
+
+
+def test_the_local_network_of_a_hosted_mac_is_tested_as_root() -> None:
+    steps = WORKFLOW["jobs"]["mac"]["steps"]
+    (mdns,) = [step["run"] for step in steps if "-k mdns" in step.get("run", "")]
+    assert mdns.startswith("sudo -E .venv/bin/python -m pytest ")
+    assert "def test_the_systems_own_mdns" in (ROOT / "tests" / "cluster" / "test_mac.py").read_text()
+
+
 def install() -> str:
     return (ROOT / "scripts" / "install").read_text()
