@@ -126,6 +126,18 @@ class RingLost(PippinError):
     retry_after = 2
 
 
+class DeviceFailed(RingLost):
+    """A node's device failed at some work, maybe of another ring: no KV on it is trusted any more."""
+
+    code = "device_failed"
+
+
+class DeviceTimeout(DeviceFailed):
+    """The system stopped work of a node's device that took too long."""
+
+    code = "device_timeout"
+
+
 class ModelBusy(PippinError):
     """The model can't be unloaded, as it answers requests."""
 

@@ -15,9 +15,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import mlx.core as mx
 
-from node.core.errors import NotReady
+from node.core.errors import DeviceFailed, NotReady
 from node.core.pool import as_exception
 from node.engine.device import limit_memory
+from node.engine.faults import Faults
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +42,9 @@ class Compute:
         self._waiting = 0
         self.job: Job | None = None
         """The job that runs; None if the thread is idle."""
+        self.faults = Faults()
+        """Of the device. The job in which one surfaces raises DeviceFailed instead of its own exception."""
+        self._on_failure: Callable[[DeviceFailed], object] = lambda _: None
 
     def start(self) -> None:
         """Start the thread, unless it runs already."""
@@ -88,11 +92,24 @@ class Compute:
         try:
             return fn()
         except BaseException as error:
+            if failed := self.faults.note(error):
+                self._on_failure(failed)
+                raise failed from error
             if (told := as_exception(error)) is error:
                 raise
             raise told from error
         finally:
             self.job = None
+
+    async def failures(self) -> AsyncIterator[DeviceFailed]:
+        """Each failure of the device, as it happens, for one listener: that of a job which nobody awaits, too."""
+        loop, found = asyncio.get_running_loop(), asyncio.Queue[DeviceFailed]()
+        self._on_failure = lambda failed: loop.call_soon_threadsafe(found.put_nowait, failed)
+        try:
+            while True:
+                yield await found.get()
+        finally:
+            self._on_failure = lambda _: None
 
     def queue(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Queue a job, whose result or exception the running event loop will get.

@@ -11,6 +11,8 @@ from node.core.errors import PippinError
 
 PIECE_S = 0.05
 """Length of the pieces of long jobs, between which the steps of rings run."""
+MIN_CHUNK = 128
+"""Tokens of a prompt in one step below which time-outs of the device make it no smaller."""
 _MAX_BUFFERS = 2 * 2**30
 _MAX_BUFFERS_SHARE = 0.05
 """Of the device's memory."""

@@ -65,6 +65,8 @@ class LeftoverKv:
     prefixes: dict[int, Lane] = field(default_factory=dict[int, "Lane"])
     nbytes: int = 0
     """May be read in any thread."""
+    faults: int = 0
+    """Failures of the device before it was left."""
 
     def clear(self) -> None:
         self.lanes, self.prefixes, self.nbytes = [], {}, 0

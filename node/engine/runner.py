@@ -15,8 +15,9 @@ from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
-from node.core.mlx_errors import MLX_ERRORS
-from node.engine.lanes import Ahead, Undo
+from node.core.mlx_errors import MLX_ERRORS, fault_of
+from node.engine.faults import Faults
+from node.engine.lanes import Ahead, LeftoverKv, Undo
 from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, token_array, unpack, unpack_tokens
@@ -60,11 +61,19 @@ class Behind:
 
 
 class Runner:
-    """Runs one ring's steps on a stage. Raises StepFailed when a step can't be computed, and the codec's errors."""
+    """Runs one ring's steps on a stage.
 
-    def __init__(self, stage: Stage, directory: Path) -> None:
-        """`directory`: of the model's files; a driver reads the tokenizer there."""
+    Raises StepFailed when a step can't be computed, the codec's errors, and DeviceFailed once the device has failed
+    since the ring began.
+    """
+
+    def __init__(self, stage: Stage, directory: Path, faults: Faults | None = None) -> None:
+        """`directory`: of the model's files; a driver reads the tokenizer there. `faults`: of the device."""
         self._stage = stage
+        self._device_faults = faults or Faults()
+        self._since = self._device_faults.count
+        self._succeeded = False
+        """Whether a step has."""
         self.plan = stage.plan
         self.constraints = Constraints(directory, self.plan.vocabulary)
         """Of the sessions' grammars; may be used in any thread."""
@@ -88,8 +97,10 @@ class Runner:
     def inherit(self, held: Sequence[Held]) -> tuple[Held, ...]:
         """Take over the KV that earlier rings left of these sequences, and free their other KV. See Lanes.inherit."""
         try:
-            here = self._stage.lanes.inherit(self._stage.leftover, held)
+            here = self._stage.lanes.inherit(self._leftover(), held)
         except MLX_ERRORS as error:
+            if fault_of(error):
+                raise
             log.warning("could not take over the KV of earlier rings: %s", error)
             self._stage.leftover.clear()
             self.reset()
@@ -98,9 +109,21 @@ class Runner:
         return here
 
     def leave(self) -> None:
-        """Keep the KV for the next ring of these layers."""
-        self._stage.lanes.leave(self._stage.leftover)
-        self.kv_bytes = 0
+        """Keep the KV for the next ring of these layers, unless the device has failed since this one began."""
+        leftover = self._leftover()
+        if self._device_faults.count == self._since:
+            self._stage.lanes.leave(leftover)
+            self.kv_bytes = 0
+        else:
+            self.reset()
+
+    def _leftover(self) -> LeftoverKv:
+        """What earlier rings left since the device failed last."""
+        leftover, count = self._stage.leftover, self._device_faults.count
+        if leftover.faults != count:
+            leftover.clear()
+            leftover.faults = count
+        return leftover
 
     def reset(self) -> None:
         """Free all KV of this ring."""
@@ -110,14 +133,23 @@ class Runner:
     @contextmanager
     def _step(self, lane: int | None = None) -> Iterator[None]:
         """Turns MLX's errors into StepFailed. On any error the lane is dropped, as its layers may differ."""
+        self._device_faults.check(self._since)
         try:
             yield
+            if lane is not None:
+                self._note_success()
         except (PippinError, *MLX_ERRORS) as error:
             if lane is not None:
                 self._stage.lanes.apply(Drop(lane))
             if isinstance(error, PippinError):
                 raise
             raise StepFailed(f"The step could not be computed: {error}") from error
+
+    def _note_success(self) -> None:
+        """A step's output is there. Whether its KV is too, the next step shows."""
+        if self._succeeded:
+            self._device_faults.good_step()
+        self._succeeded = True
 
     # --- the driver ---
 
@@ -247,6 +279,7 @@ class Runner:
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
                 following = self._draw(hidden, draws)
                 results = self._read(drawn)
+                self._note_success()
                 yield results
                 if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]

@@ -1,4 +1,4 @@
-"""Watchdog of the compute thread: detects a job that does not end."""
+"""Watchdog of the compute thread: detects a job that does not end, and a device that fails for good."""
 
 import asyncio
 import faulthandler
@@ -33,12 +33,17 @@ class Watchdog:
         self.age_s = 0.0
         """Age of the running job; 0 if it began since the last check."""
 
-    async def stuck(self) -> ComputeStuck:
-        """Wait until a job exceeds its time limit. Logs the stacks of all threads."""
+    async def stuck(self) -> PippinError:
+        """Wait until a job exceeds its time limit, whose stacks of all threads are logged, or the device is lost.
+
+        Returns ComputeStuck or DeviceFailed.
+        """
         job, looked_at = self._compute.job, now()
         while True:
             await asyncio.sleep(in_step(LOOK_S))
             since, looked_at = now() - looked_at, now()
+            if lost := self._compute.faults.lost:
+                return lost
             if job is None or self._compute.job is not job:
                 job, self.age_s = self._compute.job, 0.0
                 continue

@@ -1,0 +1,230 @@
+"""A device that fails: the error surfaces in whichever job comes next, and no KV is trusted afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from node.core.errors import DeviceFailed, DeviceTimeout
+from node.core.frames import Frame, Held, Open
+from node.core.generation import Sampling
+from node.core.mlx_errors import Fault, fault_of
+from node.core.types import Fence
+from node.engine.compute import Compute
+from node.engine.faults import MAX_IN_ROW, Faults
+from node.engine.runner import Draw, Runner, StepFailed
+from node.engine.sampling import History, Sampled
+from node.engine.stage import Stage
+from node.engine.watchdog import Watchdog
+from tests.engine.configurations import CONFIGURATIONS
+from tests.engine.models import load, shared_model
+
+FAILED = "[METAL] Command buffer execution failed: {}."
+HANG = FAILED.format("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)")
+TIMEOUT = FAILED.format("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)")
+INTERACTIVITY = FAILED.format(
+    "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+)
+MEMORY = FAILED.format("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)")
+IGNORED = FAILED.format(
+    "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+CUDA = "cudaStreamSynchronize(stream_) failed: an illegal memory access was encountered"
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture
+async def compute() -> AsyncIterator[Compute]:
+    found = Compute()
+    found.start()
+    yield found
+    found.stop()
+
+
+class Device:
+    """Like Metal: the error of work that has begun is kept, and raised and forgotten where MLX is used next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_over = False
+        """Whether the work that fails has ended: only then the error surfaces."""
+        self._error: Exception | None = None
+        self.fails: list[Any] | None = None
+        """Caches whose next evaluation fails: they hold garbage afterwards."""
+        for name in ("eval", "async_eval"):
+            monkeypatch.setattr(mx, name, self._checked(getattr(mx, name)))
+
+    def _checked(self, evaluate: Any) -> Any:
+        def evaluate_or_raise(*arrays: Any) -> None:
+            if self._error and self.is_over:
+                error, self._error = self._error, None
+                raise error
+            evaluate(*arrays)
+            if self.fails and any(array is self.fails[0].keys for each in arrays for array in _flat(each)):
+                for cache in self.fails:
+                    cache.keys = mx.full(cache.keys.shape, 1e4, cache.keys.dtype)
+                self.fails, self._error = None, RuntimeError(HANG)
+
+        return evaluate_or_raise
+
+
+def _flat(tree: Any) -> Generator[Any, None, None]:
+    if isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _flat(each)
+    else:
+        yield tree
+
+
+def step(runner: Runner, lane: int, tokens: list[int], *, opens: bool = False) -> int:
+    frame = Frame("r", Fence(1, 1), 0, ops=(Open(lane),) if opens else (), lane=lane)
+    draw = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
+    (result,) = runner.run_alone(frame, [tokens], [draw])
+    assert isinstance(result, Sampled)
+    return result.token
+
+
+async def test_kv_of_a_lane_whose_failure_surfaced_in_another_is_never_used(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    stage: Stage = await compute.run(load, directory, 0, 4)
+    runner = Runner(stage.sibling(), directory, compute.faults)
+    other = Runner(stage.sibling(), directory, compute.faults)
+    await compute.run(step, other, 1, PROMPT, opens=True)
+    first = await compute.run(step, runner, 1, PROMPT, opens=True)
+    second = await compute.run(step, runner, 1, [first])
+    await compute.run(step, runner, 2, PROMPT, opens=True)
+
+    device = Device(monkeypatch)
+    device.fails = runner._stage.lanes.lane(1).caches
+    failures = compute.failures()
+    listening = asyncio.ensure_future(anext(failures))
+    await compute.run(step, runner, 1, [second])  # its token is right, its KV is not
+    device.is_over = True
+    with pytest.raises(DeviceFailed, match="Hang"):
+        await compute.run(step, runner, 2, [first])
+    assert "Hang" in (await listening).message
+    for ring, lane in ((runner, 1), (other, 1), (runner, 2)):
+        with pytest.raises(DeviceFailed, match="void"):
+            await compute.run(step, ring, lane, [second])
+    assert (compute.faults.count, compute.faults.lost) == (1, None), "what is refused for it is no further failure"
+
+    for ring in (runner, other):
+        await compute.run(ring.leave)
+    successor = Runner(stage.sibling(), directory, compute.faults)
+    assert await compute.run(successor.inherit, [Held(1, 5), Held(2, 4)]) == ()
+    assert stage.leftover.nbytes == successor.kv_bytes == 0
+    assert await compute.run(step, successor, 3, PROMPT, opens=True) == first
+    assert await compute.run(step, successor, 3, [first]) == second
+
+
+async def test_kv_that_was_left_before_the_failure_is_void(compute: Compute) -> None:
+    directory = shared_model(CONFIGURATIONS["llama"])
+    stage: Stage = await compute.run(load, directory, 0, 4)
+    runner = Runner(stage.sibling(), directory, compute.faults)
+    await compute.run(step, runner, 1, PROMPT, opens=True)
+    await compute.run(runner.leave)
+    assert stage.leftover.nbytes
+    with pytest.raises(DeviceFailed):
+        await compute.run(raising(RuntimeError(HANG)))
+    successor = Runner(stage.sibling(), directory, compute.faults)
+    assert await compute.run(successor.inherit, [Held(1, 4)]) == ()
+    assert stage.leftover.nbytes == 0
+    await compute.run(step, successor, 2, PROMPT, opens=True)
+    await compute.run(successor.leave)
+    third = Runner(stage.sibling(), directory, compute.faults)
+    assert await compute.run(third.inherit, [Held(2, 4)]) == (Held(2, 4),), "what is newer than the failure is kept"
+
+
+def raising(error: Exception) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def chained(text: str) -> Exception:
+    """As the runner raises it."""
+    try:
+        raise StepFailed("The step could not be computed") from RuntimeError(text)
+    except StepFailed as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError(HANG), Fault.OTHER),
+        (chained(TIMEOUT), Fault.TIMEOUT),
+        (RuntimeError(INTERACTIVITY), Fault.TIMEOUT),
+        (RuntimeError(MEMORY), Fault.MEMORY),
+        (chained(IGNORED), Fault.REFUSED),
+        (RuntimeError(CUDA), Fault.OTHER),
+        (RuntimeError("cuLaunchKernel(f) failed: unspecified launch failure"), Fault.OTHER),
+        (RuntimeError("cudaMalloc(&p, n) failed: out of memory"), None),
+        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"), None),
+        (ValueError(HANG), None),
+        (StepFailed(f"a prompt that says {HANG}"), None),
+    ],
+)
+def test_which_errors_are_of_the_device(error: Exception, fault: Fault | None) -> None:
+    found = fault_of(error)
+    assert (found and found[0]) == fault
+
+
+async def test_a_job_in_which_a_failure_surfaces_raises_it(compute: Compute) -> None:
+    with pytest.raises(DeviceTimeout, match="Caused GPU Timeout"):
+        await compute.run(raising(chained(TIMEOUT)))
+    with pytest.raises(StepFailed):
+        await compute.run(raising(chained("Wrong shape")))
+
+    def pieces() -> Generator[int, None, None]:
+        yield 1
+        raise RuntimeError(HANG)
+
+    with pytest.raises(DeviceFailed):
+        await compute.run_pieces(pieces())
+    with pytest.raises(DeviceFailed):
+        assert [each async for each in compute.iterate(pieces())] == [1]
+    assert compute.faults.count == 3
+
+
+def test_the_third_failure_without_a_good_step_is_the_last() -> None:
+    faults = Faults()
+    for _ in range(5):
+        for _ in range(MAX_IN_ROW - 1):
+            faults.note(RuntimeError(HANG))
+        faults.good_step()
+    assert faults.lost is None
+    for _ in range(5):
+        faults.note(RuntimeError(TIMEOUT))
+        faults.note(RuntimeError(MEMORY))
+    assert faults.lost is None, "others end these: smaller chunks, and rings that give up their memory"
+    for _ in range(MAX_IN_ROW):
+        assert faults.lost is None
+        faults.note(RuntimeError(CUDA))
+    assert faults.lost
+    assert faults.count == 5 * (MAX_IN_ROW - 1) + 10 + MAX_IN_ROW
+
+
+async def test_a_device_that_takes_no_more_work_is_lost_at_once(compute: Compute) -> None:
+    with pytest.raises(DeviceFailed):
+        await compute.run(raising(RuntimeError(IGNORED)))
+    lost = await asyncio.wait_for(Watchdog(compute, 60).stuck(), 30)
+    assert "prior/excessive GPU errors" in lost.message
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_step_is_good_once_the_next_one_is_computed(steps: int) -> None:
+    """Of the first, the output is there, but its KV may have failed. Of a device that always fails then, all would."""
+    directory = shared_model(CONFIGURATIONS["llama"])
+    faults = Faults()
+    for _ in range(MAX_IN_ROW - 1):
+        faults.note(RuntimeError(HANG))
+    runner = Runner(load(directory, 0, 4), directory, faults)
+    for number in range(steps):
+        step(runner, 1, PROMPT, opens=number == 0)
+    faults.note(RuntimeError(HANG))
+    assert (faults.lost is None) == (steps > 1)
