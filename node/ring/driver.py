@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.clock import now
-from node.core.errors import Overloaded, PippinError, RingLost, as_pippin_error, error_from
+from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
 from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Frame, Held
 from node.core.types import Ring, RingTraffic
@@ -76,7 +76,7 @@ class Driver:
         self._compute = compute
         self.runner = runner
         self._alone = next_hop is None
-        self._pipeline = Pipeline(ring, next_hop, self._end)
+        self._pipeline = Pipeline(ring, next_hop, self.end)
         self._scheduler = Scheduler(
             limits,
             numbers,
@@ -186,7 +186,7 @@ class Driver:
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("a step failed")
-            self._end(as_pippin_error(error))
+            self.end(as_pippin_error(error))
 
     async def _send_all(self) -> None:
         """Send steps as long as there are any and the ring has room for them."""
@@ -327,7 +327,7 @@ class Driver:
             await self._finish_step(step, job, seconds, behind)
         except Exception as error:
             log.exception("a step's results could not be delivered")
-            self._end(as_pippin_error(error))
+            self.end(as_pippin_error(error))
 
     async def _finish_step(
         self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None
@@ -351,7 +351,7 @@ class Driver:
             try:
                 await self._pipeline.send(next_frame, next_guess or self._scheduler.chain(step))
             except PippinError as error:
-                self._end(error)
+                self.end(error)
 
     def _land(self, step: Step, results: Sequence[RowResult], seconds: float, *, taken_back: bool = False) -> None:
         for slot, result in zip(step.rows, results, strict=bool(results)):
@@ -381,11 +381,13 @@ class Driver:
                     self.finish(session, keep=True)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
-        """Fail the step's sessions. The stages may have come to differ, so the ring ends for all others, too."""
-        for slot in step.rows if step else ():
+        """Fail the step's sessions, unless a device did: no request is to blame for that. The stages may have come to
+        differ, so the ring ends for all others, too, which go on with the next one.
+        """
+        for slot in step.rows if step and not isinstance(error, DeviceFailed) else ():
             if not slot.gone:
                 self._fail(slot.session, error)
-        self._end(error)
+        self.end(error)
 
     # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
 
@@ -405,8 +407,10 @@ class Driver:
         self._leftover, self._held = {}, ()
         self._wake.set()
 
-    def _end(self, reason: PippinError) -> None:
-        """End the ring: it lost a frame or a link, or its stages may differ. Its requests go on with the next ring."""
+    def end(self, reason: PippinError) -> None:
+        """End the ring: it lost a frame, a link or a device, or its stages may differ. Its requests go on with the next
+        ring.
+        """
         if not self._ended:
             log.warning("ring %s ended: %s", self.ring.id, reason)
             self.give_up(RingLost(f"The ring ended: {reason.message}"))
@@ -418,4 +422,4 @@ class Driver:
             self._scheduler.slow_wire = self._is_wire_slow()
             await asyncio.sleep(WATCH_S)
             if self._pipeline.waited_s > self._step_timeout:
-                self._end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))
+                self.end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))

@@ -15,7 +15,16 @@ from pathlib import Path
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.core.clock import in_step, now
-from node.core.errors import NotAdmitted, PippinError, RingLost, StaleFence, as_pippin_error, replaced
+from node.core.errors import (
+    DeviceFailed,
+    DeviceTimeout,
+    NotAdmitted,
+    PippinError,
+    RingLost,
+    StaleFence,
+    as_pippin_error,
+    replaced,
+)
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
@@ -33,7 +42,7 @@ from node.core.types import (
     StageState,
 )
 from node.engine.compute import Compute
-from node.engine.device import prefill_chunk
+from node.engine.device import MIN_CHUNK, prefill_chunk
 from node.engine.draft import DraftModel
 from node.engine.runner import Runner
 from node.model.weights import Weights
@@ -184,10 +193,17 @@ class Rings:
                 part.give_up(lost)
             self._report(ring, report.shard, StageState.FAILED, error=f"{reason.code}: {reason}")
 
+    async def _end_after_failures(self) -> None:
+        """Whenever the device fails, end all rings, as the KV of any may be void. Their requests go on with others."""
+        async for failed in self._compute.failures():
+            for part in list(self._parts.values()):
+                part.end(failed)
+
     # --- following the placement ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         async with self._group:
+            self._group.create_task(self._end_after_failures(), name="failures of the device")
             while True:
                 is_followed = self._agent.placement is self._placement and self._agent.draining == self._draining
                 if is_followed and not self._released:
@@ -273,8 +289,7 @@ class Rings:
         A task's root: any error is reported as a failed load.
         """
         try:
-            if not self._shards.get(shard):
-                await self._fetch_and_load(shard, ends)
+            await self._have(shard, ends)
             for ring in self._waiting(shard):
                 await self._begin(ring)
         except Exception as error:
@@ -304,6 +319,17 @@ class Rings:
         self._parts[ring.id] = self._part(ring, shard, loaded, draft)
         self._report(ring.id, shard, StageState.READY, 1.0)
         self._began.notify()
+
+    async def _have(self, shard: Shard, ends: bool) -> None:
+        """Load layers that are not loaded. If the device fails, maybe at the work of a ring, they are loaded once more."""
+        for is_last in (False, True):
+            if self._shards.get(shard):
+                return
+            try:
+                await self._fetch_and_load(shard, ends)
+            except DeviceFailed:
+                if is_last:
+                    raise
 
     async def _fetch_and_load(self, shard: Shard, ends: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
@@ -338,7 +364,7 @@ class Rings:
         me = self._agent.info.id
         next_hop = NextHop(ring.after(me), self._client, self._book.address_of)
         # Another ring may use the same layers at the same time, so this one has caches of its own.
-        runner = Runner(loaded.stage.sibling(), loaded.directory)
+        runner = Runner(loaded.stage.sibling(), loaded.directory, self._compute.faults)
         on_ended = partial(self._ended, ring.id, shard)
         if ring.driver != me:
             return Worker(ring, self._compute, runner, next_hop, on_ended)
@@ -348,7 +374,7 @@ class Rings:
             max_sessions=ring.max_sessions,
             max_queue=self._max_queue,
             max_rows=max(1, self._max_batch // len(ring.nodes)),
-            chunk=prefill_chunk(len(ring.nodes), plan.max_chunk),
+            chunk=self._chunk(ring, loaded),
             kv=plan.kv,
             weights=weights_as_tokens(loaded.stage.weight_bytes, plan.kv[shard.start : shard.end], ring.context),
         )
@@ -370,6 +396,11 @@ class Rings:
         self._driving[ring.id] = self._group.create_task(driver.run(), name=f"driver of {ring.id}")
         return driver
 
+    def _chunk(self, ring: Ring, loaded: LoadedShard) -> int:
+        """Tokens of a prompt in one step, see RingLimits."""
+        most = prefill_chunk(len(ring.nodes), loaded.stage.plan.max_chunk)
+        return min(most, loaded.chunk or most)
+
     def _is_wire_slow(self, ring: Ring, shard: Shard, loaded: LoadedShard) -> bool:
         alive = {report.info.id: report for report in self._agent.alive()}
         speed = self._shards.speeds.best(shard)
@@ -378,7 +409,14 @@ class Rings:
         return is_slow_wire([alive[node] for node in ring.nodes], 1e3 * loaded.stage.weight_bytes / speed.bytes_per_s)
 
     def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
-        """Report the end, to the head at once, so that the successor is placed within milliseconds."""
+        """Report the end, to the head at once, so that the successor is placed within milliseconds.
+
+        After a time-out of a device the successor divides prompts into smaller chunks.
+        """
+        part, loaded = self._parts.get(ring), self._shards.get(shard)
+        if isinstance(reason, DeviceTimeout) and isinstance(part, Driver) and loaded:
+            loaded.chunk = max(MIN_CHUNK, self._chunk(part.ring, loaded) // 2)
+            log.warning("prompts of %s run in chunks of %d tokens from now on", shard.model, loaded.chunk)
         self._report(ring, shard, StageState.ENDED, error=f"{reason.code}: {reason}"[:MAX_TEXT_CHARS])
         self._agent.head_due.notify()
 

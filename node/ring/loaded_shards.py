@@ -38,6 +38,8 @@ class LoadedShard:
     """At a driver: the tokens whose KV the ring left, by sequence number."""
     shape: Shape | None = None
     """Of the ring that left the KV."""
+    chunk: int = 0
+    """At a driver: most tokens of a prompt in one step, since larger ones took the device too long; 0 before."""
 
 
 class LoadedShards:
@@ -112,6 +114,13 @@ class LoadedShards:
         loaded.leftover_tokens, loaded.shape = {}, None
         await self._compute.run(loaded.stage.leftover.clear)
 
+    async def _clear_void(self) -> None:
+        """Free the KV that rings left before the device failed: none may take it over."""
+        for loaded in list(self._loaded.values()):
+            leftover = loaded.stage.leftover
+            if leftover.nbytes and leftover.faults != self._compute.faults.count:
+                await self.clear_leftover(loaded)
+
     async def make_room(
         self, used: Container[Shard], room: int, released: Container[str] = (), *, collect: bool
     ) -> None:
@@ -121,6 +130,7 @@ class LoadedShards:
         `collect`: free memory also if nothing is unloaded.
         """
         self._loaded = dict(sorted(self._loaded.items(), key=lambda item: item[0] in used))
+        await self._clear_void()
         idle = self.idle(used)
         if self._excess(idle, room) > 0:
             for shard in idle:

@@ -72,10 +72,10 @@ class Worker:
                 raise self._ended from None
             raise
         except PippinError as error:
-            self._end(error)
+            self.end(error)
             raise
         finally:
-            self._end(RingLost("The link from the stage before ended."))
+            self.end(RingLost("The link from the stage before ended."))
             sending.cancel()
             while not self._relayed.empty():
                 self._relayed.get_nowait()[1].cancel()
@@ -96,7 +96,8 @@ class Worker:
         await self._compute.run(self.runner.leave if keep else self.runner.reset)
         return {}
 
-    def _end(self, reason: PippinError) -> None:
+    def end(self, reason: PippinError) -> None:
+        """End the ring, and report it. Its requests go on with the next one."""
         if not self._ended:
             self.give_up(reason)
             self._on_ended(reason)
@@ -104,7 +105,7 @@ class Worker:
     async def _begin(self, first: Frame) -> None:
         """Take over the KV that the first frame asks for. The frame goes on with what this stage has of it."""
         held = await self._compute.run(self.runner.inherit, first.held)
-        self._link = self._next_hop.open(self._end)
+        self._link = self._next_hop.open(self.end)
         await self._take(replace(first, held=held))
 
     async def _take(self, frame: Frame) -> None:
@@ -128,7 +129,7 @@ class Worker:
         except Exception as error:
             if not isinstance(error, PippinError):
                 log.exception("a frame could not be sent on")
-            self._end(as_pippin_error(error))
+            self.end(as_pippin_error(error))
 
     async def _send(self, frame: Frame, job: asyncio.Future[Frame]) -> None:
         assert self._link

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import Overloaded, PippinError, RingLost
+from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
@@ -22,7 +22,7 @@ from node.ring.limits import RingLimits
 from node.ring.requests import generate
 
 RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
-BAD, NAN = 13, 14
+BAD, NAN, BROKEN = 13, 14, 15
 NO_GRAMMARS: Any = None
 numbers = count(1 << 16)
 ended: list[PippinError] = []
@@ -46,7 +46,9 @@ class FakeCompute:
 
 
 class FakeRunner:
-    """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row."""
+    """Each token counts the sampled ones before it. The token BAD fails its step, the token NAN only its row. At the token
+    BROKEN the device fails.
+    """
 
     plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=5000)
 
@@ -62,6 +64,8 @@ class FakeRunner:
         _chunks: Sequence[ChunkRequest],
     ) -> list[Any]:
         self.computed += sum(map(len, tokens))
+        if any(BROKEN in row for row in tokens):
+            raise DeviceFailed("The GPU failed: it hangs.")
         if any(BAD in row for row in tokens):
             raise StepFailed("The step could not be computed.")
         failed = StepFailed("The output of layers 2 to 4 is not finite.")
@@ -143,6 +147,16 @@ async def test_a_failed_row_ends_only_its_session() -> None:
             assert [event.token for event in events] == [100 + position for position in range(30)]
         assert (driver.traffic().running, driver.traffic().queued) == (0, 0)
         assert runner.computed <= 6 + 2 * 30  # no token was replayed
+
+
+async def test_a_device_that_fails_is_a_lost_ring_for_all_sessions() -> None:
+    """Also for those of the step in which it surfaced: no request is to blame, so a gateway sends all of them again."""
+    async with driven(FakeRunner()) as driver:
+        asked = [asyncio.ensure_future(answer(driver, (first, last), 3000)) for first, last in ((8, 1), (7, BROKEN))]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in done] == [RingLost, RingLost], "the code that nodes of earlier versions know"
+        assert "it hangs" in str(done[1])
+        assert [reason.code for reason in ended] == ["device_failed"]
 
 
 async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other_sessions() -> None:

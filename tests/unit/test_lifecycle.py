@@ -6,19 +6,21 @@ import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.core.errors import NotReady, PeerUnavailable, RingLost
+from node.core.errors import DeviceFailed, NotReady, PeerUnavailable, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
 from node.core.models import KvCost, ModelSpec
 from node.core.signal import Signal
 from node.core.types import Caller, Fence, Placement, Refusal, Ring, Shard, Speed, StageSpec, StageState
 from node.engine.compute import Compute
+from node.engine.faults import Faults
 from node.ring import lifecycle, loaded_shards
 from node.ring.lifecycle import Rings
 
@@ -39,6 +41,8 @@ class Weights:
 
 
 class FakeLeftover:
+    faults = 0
+
     nbytes = 0
 
     def clear(self) -> None:
@@ -67,7 +71,7 @@ class FakeRunner:
     plan = SimpleNamespace(batchable=True, pads=True, trimmable=True, steps_back=True, chunked=False, vocabulary=10)
     kv_bytes = 0
 
-    def __init__(self, stage: FakeStage, _directory: Path) -> None:
+    def __init__(self, stage: FakeStage, _directory: Path, _faults: Faults) -> None:
         self._stage = stage
         self._own = 0
 
@@ -138,7 +142,8 @@ class World:
             "guesses": True,
             "grammars": None,
         }
-        self.rings = Rings(self.agent, book, FakeCompute(), None, self._fetch, **options)
+        self.compute = FakeCompute()
+        self.rings = Rings(self.agent, book, self.compute, None, self._fetch, **options)
 
     async def _fetch(self, *_: Any) -> Any:
         await self.go_on.wait()
@@ -216,6 +221,70 @@ async def test_a_node_that_gives_up_ends_the_requests_of_its_rings(world: World)
             await world.rings.serve_link(frames_of("shared"), Caller("192.168.1.5"))
     failed = {(report.state, report.error) for report in world.rings.reports()}
     assert failed == {(StageState.FAILED, "not_ready: It is stuck.")}
+
+
+HANG = "[METAL] Command buffer execution failed: Caused GPU Hang Error."
+TIMEOUT = "[METAL] Command buffer execution failed: Impacting Interactivity."
+
+
+def fail(text: str) -> None:
+    raise RuntimeError(text)
+
+
+async def test_all_rings_end_when_the_device_fails_whoever_hears_of_it(world: World) -> None:
+    """As driver and as worker; also a ring that is idle, and one of another model."""
+    world.go_on.set()
+    world.place(ring("driven", FIRST), ring("shared", SECOND), ring("other", ALONE, "other"))
+    await world.until(StageState.READY, StageState.READY, StageState.READY)
+    with pytest.raises(DeviceFailed):
+        world.compute._run_job(partial(fail, HANG))
+    await world.until(StageState.ENDED, StageState.ENDED, StageState.ENDED)
+    assert {report.error.partition(":")[0] for report in world.rings.reports()} == {"device_failed"}
+    with pytest.raises(RingLost, match="Hang"):
+        await anext(world.rings.generate("driven", GenerateRequest("x", "m", (1,), 1)))
+
+
+async def test_each_time_out_of_the_device_halves_the_chunks_of_the_rings_that_it_drives(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "prefill_chunk", lambda stages, _: 2048 if stages == 1 else 512)
+    world.go_on.set()
+    chunks = []
+    for number in range(6):
+        world.place(ring(f"r{number}"))
+        await world.ready(f"r{number}")
+        chunks.append(world.rings._parts[f"r{number}"]._scheduler._limits.chunk)
+        with pytest.raises(DeviceFailed):
+            world.compute._run_job(partial(fail, TIMEOUT))
+        await world.until(StageState.ENDED)
+    assert chunks == [2048, 1024, 512, 256, 128, 128]
+    assert world.loads == ["0-4", "closed"], "the weights stay"
+    world.place(ring("last"))
+    await world.ready("last")
+    with pytest.raises(DeviceFailed):
+        world.compute._run_job(partial(fail, HANG))
+    await world.until(StageState.ENDED)
+    assert world.rings._shards.get(Shard("m", 0, 4)).chunk == 128
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_load_that_the_device_fails_is_tried_once_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The failure may be of a ring's work: MLX raises it wherever it is used next."""
+    tries = []
+
+    def load(*given: Any) -> Generator[float, None, FakeStage]:
+        tries.append(given)
+        if len(tries) <= failures:
+            raise DeviceFailed("The GPU failed.")
+        return (yield from world._load(*given))
+
+    monkeypatch.setattr(loaded_shards, "load_stage", load)
+    world.go_on.set()
+    world.place(ring("one"))
+    await world.until(StageState.READY if failures == 1 else StageState.FAILED)
+    assert len(tries) == 2
 
 
 @pytest.mark.parametrize("stages", [ALONE, FIRST, SECOND])
