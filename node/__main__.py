@@ -67,6 +67,7 @@ def _run(options: "Options", recent: RecentLines) -> int:
 
     from node.core.errors import PippinError  # noqa: PLC0415
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
+    from node.host.failures import wait_after_failures  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
     from node.host.memory import limit_arenas  # noqa: PLC0415
     from node.host.sleep import prevent_sleep  # noqa: PLC0415
@@ -83,6 +84,7 @@ def _run(options: "Options", recent: RecentLines) -> int:
 
     try:
         with open_data_directory(options.data_dir) as data, nullcontext() if options.allow_sleep else prevent_sleep():
+            wait_after_failures(data.path)
             facts = HostFacts.read(options)
             gc.freeze()  # else each full collection visits all imported objects, and stops every thread for 0.06 s
             return asyncio.run(run())

@@ -29,6 +29,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.unreached import Unreached
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
+from node.core.health import gpu_failed
 from node.core.logs import RecentLines
 from node.core.models import Alias, DraftChoice
 from node.core.pool import Pools
@@ -43,6 +44,7 @@ from node.host import memory
 from node.host.chip import chip_name
 from node.host.descriptors import DescriptorShortage
 from node.host.examination import examine, examine_start
+from node.host.failures import note_end
 from node.host.firewall import blocked_program
 from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
@@ -72,7 +74,7 @@ FINISH_S = 30.0
 EXIT_S = 5.0
 """Timeout after that, at which the process exits even if threads hang: a goodbye to peers takes a second."""
 EXIT_STUCK = 70
-"""Exit code of a node whose compute thread is stuck: EX_SOFTWARE of sysexits.h."""
+"""Exit code of a node whose compute thread is stuck, or whose GPU is lost: EX_SOFTWARE of sysexits.h."""
 EXIT_DUPLICATE = 78
 """Exit code of a node that runs with a copy of another node's key: EX_CONFIG of sysexits.h."""
 
@@ -335,8 +337,11 @@ class Daemon:
                     await self._agent.changed.wait()
 
     async def _stop_if_stuck(self) -> None:
-        """Stop the node if a job of the compute thread never ends: only the end of the process ends it."""
+        """Stop the node if a job of the compute thread never ends, or the device is lost: only the end of the process
+        ends that.
+        """
         stuck = await self._watchdog.stuck()
+        note_end(self._data.path)
         log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_STUCK, stuck)
         self._exit_code = EXIT_STUCK
         self._agent.set_draining(True)
@@ -394,9 +399,13 @@ class Daemon:
             min_stages=self._options.stages or 1,
             job_s=self._watchdog.age_s,
             speeds=self._rings.speeds(),
-            issues=self._upkeep.issues,
+            issues=(*self._upkeep.issues, *self._device_issues()),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
         )
+
+    def _device_issues(self) -> tuple[Issue, ...]:
+        faults = self._compute.faults
+        return (gpu_failed(self._options.name, faults.count, faults.last.message),) if faults.last else ()
 
     async def _issues(self) -> tuple[Issue, ...]:
         """Issues of this machine and of this node's options. May wait for a disk."""

@@ -39,6 +39,7 @@ class Code(StrEnum):
     LOAD_FAILED = "load-failed"
     NODE_FAILED = "node-failed"
     COMPUTE_STUCK = "compute-stuck"
+    GPU_FAILED = "gpu-failed"
     DISK_FAILED = "disk-failed"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
@@ -102,6 +103,14 @@ def compute_stuck(node: str, seconds: float) -> Issue:
     text = f"{node} has been busy with one computation for {seconds:.0f} s."
     hint = "If the computation never ends, the node exits by itself (see --step-timeout): then start it again."
     return Issue(Code.COMPUTE_STUCK, Severity.WARNING, text, hint)
+
+
+def gpu_failed(node: str, count: int, error: str) -> Issue:
+    """`count`: failures since the node started. `error`: the last one."""
+    times = "once" if count == 1 else f"{count} times"
+    text = f"{node} has seen its GPU fail {times} since it started, the last time so: {error}"
+    hint = "Answers went on without a gap. If it repeats, restart that machine; on a Mac read docs/mac.md first."
+    return Issue(Code.GPU_FAILED, Severity.WARNING, _sentence(text), hint)
 
 
 def disk_failed(node: str, error: str) -> Issue:

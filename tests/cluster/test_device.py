@@ -1,0 +1,179 @@
+"""A device that fails, once or for good: no client sees it. Nodes run as ever, but for MLX, which raises Metal's errors."""
+
+import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, Cluster, Node, until
+
+pytestmark = pytest.mark.slow
+
+FAILED = "[METAL] Command buffer execution failed: {}."
+HANG = FAILED.format("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)")
+TIMEOUT = FAILED.format("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)")
+IGNORED = FAILED.format(
+    "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+OPTIONS = ("--model", MODEL, "--context", "2048", "--max-sessions", "2", "--max-rings", "1")
+GREEDY: dict[str, Any] = {"content": "Count from 1 to 100", "max_tokens": 300}
+SEEDED: dict[str, Any] = {"content": "Tell me a story.", "max_tokens": 200, "temperature": 1, "seed": 5}
+LONG: dict[str, Any] = {"content": " ".join(map(str, range(1, 330))), "max_tokens": 30}
+"""More than a thousand tokens."""
+CHUNK = 512
+MLX = """
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import node.ring.lifecycle
+
+FLAG, due, chunks = Path({flag!r}), [], 0
+
+def flat(tree):
+    if isinstance(tree, (list, tuple)):
+        return [array for each in tree for array in flat(each)]
+    return [tree] if isinstance(tree, mx.array) else []
+
+def failing(evaluate):
+    def evaluate_or_raise(*trees):
+        global chunks
+        if due:
+            raise RuntimeError(due.pop())
+        evaluate(*trees)
+        chunks += evaluate is do_eval and len(trees) == 2
+        if not FLAG.exists():
+            return
+        asked = json.loads(FLAG.read_text())
+        arrays = flat(trees)
+        of_kv = any(each.ndim == 4 for each in arrays)
+        if chunks < asked["chunks"] or not (of_kv or asked["chunks"]):
+            return
+        if of_kv:  # the work has failed: its results are garbage, and count as computed
+            for each in arrays:
+                each[...] = 1000 * each
+        due.append(asked["error"])
+        if asked["once"]:
+            FLAG.unlink()
+
+    return evaluate_or_raise
+
+do_eval = mx.eval
+mx.eval, mx.async_eval = failing(mx.eval), failing(mx.async_eval)
+node.ring.lifecycle.prefill_chunk = lambda *_: {chunk}
+"""
+"""Runs in a node's process before its own code. As with Metal, an error surfaces where MLX is used next."""
+
+
+class Fallible:
+    """Files that make the devices of a cluster's nodes fail."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._cluster, self._directory = cluster, directory
+
+    def launch(self, name: str, *options: str, chunk: int = 128) -> Node:
+        folder = self._directory / f"of-{name}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(MLX.format(flag=str(self._flag(name)), chunk=chunk))
+        return self._cluster.launch(*OPTIONS, *options, name=name, environment={"PYTHONPATH": str(folder)})
+
+    def fail(self, node: Node, error: str, *, once: bool = False, chunks: int = 0) -> None:
+        """From now on, or with the chunk of a prompt that has this number since the start."""
+        draft = self._flag(f"{node.name}-draft")
+        draft.write_text(json.dumps({"error": error, "once": once, "chunks": chunks}))
+        draft.rename(self._flag(node.name))
+
+    def _flag(self, name: str) -> Path:
+        return self._directory / f"{name}.fails"
+
+
+@pytest.fixture
+def fallible(cluster: Cluster, tmp_path: Path) -> Fallible:
+    return Fallible(cluster, tmp_path)
+
+
+def codes(node: Node) -> set[str]:
+    return {issue["code"] for issue in node.status()["warnings"]}
+
+
+@pytest.mark.parametrize(("place", "error"), [(0, HANG), (1, IGNORED)])
+def test_a_device_that_fails_for_good_in_one_of_three_nodes(
+    cluster: Cluster, fallible: Fallible, stock: dict[str, str], place: int, error: str, tmp_path: Path
+) -> None:
+    nodes = [node.started() for node in [fallible.launch(f"n{number}", "--stages", "2") for number in (1, 2, 3)]]
+    status = cluster.ready(*nodes)
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    in_ring = [names[stage["node"]] for stage in status["models"][0]["rings"][0]["stages"]]
+    assert len(in_ring) == 2
+    failing = next(node for node in nodes if node.name == in_ring[place])
+    rest = [node for node in nodes if node is not failing]
+    seeded = rest[0].streamed(**SEEDED)
+
+    began = [False] * 2
+    streams = [(rest[0], GREEDY), (rest[1], SEEDED)]
+
+    def read(number: int) -> str:
+        node, asked = streams[number]
+        with node.stream(**asked) as events:
+            for _ in events:
+                began[number] = True
+            return events.text
+
+    with ThreadPoolExecutor(2) as threads:
+        texts = threads.map(read, range(2))
+        until(lambda: all(began), 30, "both streams have begun")
+        fallible.fail(failing, error)
+        assert list(texts) == [stock[GREEDY["content"]], seeded]
+    assert failing.wait(60) == 70
+    assert "ends with 70" in failing.written
+    assert json.loads((tmp_path / failing.name / "failures.json").read_text())["in_row"] == 1
+    cluster.ready(*rest)
+    assert rest[0].chat("Hello").text == stock["Hello"]
+
+
+def test_a_device_that_fails_once(cluster: Cluster, fallible: Fallible, stock: dict[str, str]) -> None:
+    """One node, whose ring has no other to go on: all that its KV held is computed anew."""
+    node = fallible.launch("n1").started()
+    cluster.ready(node)
+    seeded = node.streamed(**SEEDED)
+    assert "gpu-failed" not in codes(node)
+    with node.stream(**GREEDY) as greedy, node.stream(**SEEDED) as again:
+        next(iter(greedy))
+        next(iter(again))
+        fallible.fail(node, HANG, once=True)
+        assert greedy.rest() == stock[GREEDY["content"]]
+        assert again.rest() == seeded
+    assert node.written.count("the GPU failed") == 1
+    assert "gpu-failed" in codes(node)
+    assert node.chat("Hello").text == stock["Hello"]
+
+
+def test_work_that_takes_the_device_too_long_is_halved(cluster: Cluster, fallible: Fallible) -> None:
+    node = fallible.launch("n1", chunk=CHUNK).started()
+    cluster.ready(node)
+    before = node.chat("Hello", max_tokens=2)
+    assert before.status == 200
+    fallible.fail(node, TIMEOUT, once=True, chunks=3)  # of "Hello", and two of the prompt
+    found = node.streamed(**LONG)
+    assert f"in chunks of {CHUNK // 2} tokens" in node.written
+    node.end()
+    undisturbed = cluster.launch(*OPTIONS, name="n2").started()
+    cluster.ready(undisturbed)
+    assert undisturbed.streamed(**LONG) == found
+
+
+def test_after_two_ends_in_a_row_a_node_waits(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "n1").mkdir()
+    record = tmp_path / "n1" / "failures.json"
+    record.write_text(json.dumps({"in_row": 2, "ended_at": time.time() + 3600}))  # by a clock that was set back since
+    node = cluster.launch("--model", MODEL, name="n1")
+    until(lambda: "it waits 30 s before it starts" in node.written, 60, "the node waits")
+    node.signal(signal.SIGINT)
+    assert node.wait(20) == 0
+    assert "API on" not in node.written
+    record.unlink()
+    cluster.launch("--model", MODEL, name="n1").started()
