@@ -54,6 +54,7 @@ class Code(StrEnum):
     FOLDER_DENIED = "folder-denied"
     FEW_DESCRIPTORS = "few-descriptors"
     MEMORY_LIMIT = "memory-limit"
+    WIRED_MEMORY = "wired-memory"
     MAY_SLEEP = "may-sleep"
     OPEN_API = "open-api"
     NOT_NODEJS = "not-nodejs"
@@ -203,6 +204,12 @@ def few_descriptors(node: str, limit: int, needed: int) -> Issue:
 
 def memory_limit(node: str, why: str) -> Issue:
     return Issue(Code.MEMORY_LIMIT, Severity.WARNING, _sentence(f"{node} was started with too much {why}"))
+
+
+def wired_memory(node: str, stranded: int) -> Issue:
+    text = f"At least {format_bytes(stranded)} of the memory of {node} are wired, and no process owns them."
+    hint = "Restart this Mac: nothing else frees them. A program that was killed with a model in memory may leave them."
+    return Issue(Code.WIRED_MEMORY, Severity.WARNING, text, hint)
 
 
 def may_sleep(node: str) -> Issue:

@@ -20,10 +20,12 @@ from node.core.health import (
     open_api,
     rosetta,
     slow_blas,
+    wired_memory,
 )
 from node.core.types import Advert, Issue
 from node.host.local_network import local_network_hint
 from node.host.mac_program import full_disk_access_hint
+from node.host.memory import stranded
 from node.host.nodejs import first_node
 from node.host.ports import is_dropped
 
@@ -50,6 +52,7 @@ def examine(
         *_disk_issues(node, folders),
         *((folder_denied(node, str(denied[0]), full_disk_access_hint()),) if denied else ()),
         *_descriptor_issues(node),
+        *_memory_issues(node),
         *((no_multicast(node, deaf, local_network_hint()),) if deaf else ()),
         *_connection_issues(node, unreached),
     )
@@ -100,6 +103,11 @@ def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue
         addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
         if is_dropped(addresses, port):
             yield node_unreachable(node, advert.name, join_host_port(addresses[0], port))
+
+
+def _memory_issues(node: str) -> Iterator[Issue]:
+    if lost := stranded():
+        yield wired_memory(node, lost)
 
 
 def _descriptor_issues(node: str) -> Iterator[Issue]:

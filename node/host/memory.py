@@ -20,6 +20,12 @@ RAM_SHARE = 0.7
 the file cache, through which weights are read; a machine that swaps is slower than one with fewer layers.
 """
 
+STRANDED = 2**30
+"""Bytes of wired memory without an owner from which it is told."""
+_SYSTEM_WIRED = 2 * 2**30
+_SYSTEM_WIRED_SHARE = 1 / 16
+"""What macOS itself wires, generously: some bytes, and a share of the memory."""
+
 _IS_MAC = platform.system() == "Darwin"
 _LIBC = ctypes.CDLL(None)
 _GLIBC = _LIBC if sys.platform == "linux" and hasattr(_LIBC, "malloc_trim") else None
@@ -57,7 +63,7 @@ class _Usage(ctypes.Structure):
 
 
 def used_by(process: int) -> int:
-    """Bytes of memory of another process of this user; 0 if it has ended.
+    """Bytes of memory of another process; 0 if it has ended, or is of a user whose processes this one may not look at.
 
     A Mac that is short of memory compresses pages, which then are no longer resident; its footprint counts them.
     """
@@ -69,6 +75,20 @@ def used_by(process: int) -> int:
         return int(psutil.Process(process).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def stranded() -> int:
+    """Bytes of wired memory of this Mac that no process owns, mostly left by one that was killed while it held a model; 0
+    if there are few, and on other systems.
+
+    It is a lower bound. macOS does not tell who owns wired memory. So all memory of all processes that this user may
+    look at counts as wired, and a generous share as macOS's own.
+    """
+    if not _IS_MAC:
+        return 0
+    wired = int(getattr(psutil.virtual_memory(), "wired", 0))
+    owned = sum(map(used_by, psutil.pids())) + _SYSTEM_WIRED + int(total() * _SYSTEM_WIRED_SHARE)
+    return wired - owned if wired - owned >= STRANDED else 0
 
 
 def total() -> int:

@@ -28,6 +28,7 @@ from node.core.errors import (
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.health import wired_memory
 from node.core.signal import Signal
 from node.core.types import (
     MAX_TEXT_CHARS,
@@ -45,6 +46,7 @@ from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK, prefill_chunk
 from node.engine.draft import DraftModel
 from node.engine.runner import Runner
+from node.host.memory import stranded
 from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
 from node.placement.speed import is_slow_wire
@@ -333,6 +335,8 @@ class Rings:
 
     async def _fetch_and_load(self, shard: Shard, ends: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
+        if lost := stranded():
+            log.warning("%s", wired_memory(self._agent.info.name, lost).text)
         self._agent.touch()
         directory, weights = await self._fetch(shard, ends, partial(self._fetched, shard))
         self._loaded(shard, 0.0)

@@ -49,6 +49,14 @@ def test_few_descriptors(limit: int, found: bool, monkeypatch: pytest.MonkeyPatc
     assert all("mini may open 256 files" in issue.text for issue in issues)
 
 
+def test_wired_memory_without_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.host.examination.stranded", lambda: 5 * 2**30)
+    (issue,) = examine("mini", [])
+    assert issue.code == Code.WIRED_MEMORY
+    assert "At least 5.0 GB of the memory of mini" in issue.text
+    assert issue.hint.startswith("Restart this Mac")
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a program named `node` in a new directory."""

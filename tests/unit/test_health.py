@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from node.core.health import Code, Severity, diagnose, disk_low, is_slow, loads_of
+from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of
 from node.core.types import (
     PROCESS_ENDED,
     ClusterView,
@@ -239,6 +239,16 @@ def test_a_copy_of_the_data_directory_is_told():
     issue = only(diagnose(view(peer("a"), duplicate="mini-2")))
     assert (issue.code, issue.severity) == (Code.DUPLICATE, Severity.WARNING)
     assert issue.text.startswith("mini-2 was started with a copy")
+
+
+@pytest.mark.parametrize(("count", "times"), [(1, "once"), (3, "3 times")])
+def test_a_gpu_that_has_failed(count: int, times: str) -> None:
+    issue = gpu_failed("mini-2", count, "The GPU failed: it hangs")
+    assert (issue.code, issue.severity) == (Code.GPU_FAILED, Severity.WARNING)
+    assert (
+        issue.text
+        == f"mini-2 has seen its GPU fail {times} since it started, the last time so: The GPU failed: it hangs."
+    )
 
 
 def test_every_code_is_provoked_in_a_test():

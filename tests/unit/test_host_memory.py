@@ -4,6 +4,7 @@ import re
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -73,6 +74,31 @@ def test_on_a_mac_compressed_memory_counts(monkeypatch):
     monkeypatch.setattr(memory, "_LIBC", Libproc())
     assert memory.used_by(512) == 3 * GIB
     assert memory.used_by(513) == 0
+
+
+@pytest.mark.parametrize(
+    ("wired", "owned", "found"),
+    [
+        (2.4, [0.3, 0.1], 0),
+        (9.0, [6.5, 0.2], 0),  # a model that is served
+        (9.0, [0.3, 0.2], 5.5),  # and after it was killed
+        (3.9, [], 0),  # less than is told
+    ],
+)
+def test_wired_memory_that_no_process_owns(monkeypatch, wired, owned, found):
+    """Of a Mac with 16 GB, of which macOS may have wired 3 itself."""
+    monkeypatch.setattr(memory, "_IS_MAC", True)
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, wired=int(wired * GIB), available=GIB)
+    )
+    monkeypatch.setattr(psutil, "pids", lambda: list(range(len(owned))))
+    monkeypatch.setattr(memory, "used_by", lambda process: int(owned[process] * GIB))
+    assert memory.stranded() == pytest.approx(found * GIB, abs=2)
+
+
+def test_elsewhere_than_on_a_mac_nothing_is_known_of_wired_memory(monkeypatch):
+    monkeypatch.setattr(memory, "_IS_MAC", False)
+    assert memory.stranded() == 0
 
 
 def test_what_a_process_uses():

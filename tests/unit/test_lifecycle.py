@@ -53,6 +53,8 @@ class FakeStage:
     plan = SimpleNamespace(kv=(), max_chunk=0, max_context=512)
     lanes = SimpleNamespace(clear=lambda: None)
 
+    wired_bytes = 0
+
     def __init__(self, weights: Weights, weight_bytes: int) -> None:
         self.weights = self.model = weights
         self.weight_bytes = weight_bytes
@@ -150,7 +152,7 @@ class World:
         return Path(), SimpleNamespace(tensors={})
 
     def _load(
-        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int
+        self, _directory: Path, start: int, end: int, _tensors: Any, kv_bits: int, _wiring: Any
     ) -> Generator[float, None, FakeStage]:
         self.loads.append(f"{start}-{end}" + (f" in {kv_bits} bits" if kv_bits else ""))
         self.begun.set()
