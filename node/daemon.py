@@ -129,7 +129,7 @@ class Daemon:
         self._is_copy = False
         """Whether another process runs with this node's key for longer."""
         self._pools = Pools()
-        self._compute = Compute()
+        self._compute = Compute(wire=options.wire)
         self._watchdog = Watchdog(self._compute, options.step_timeout)
         secret = read_secret(options.secret_file)
         security = secure(secret, options.cluster, data.key) if secret else None

@@ -117,6 +117,8 @@ class Options:
     """Seconds after which the compilation of a grammar is given up."""
     device: str = ""
     """What MLX computes on: cpu or gpu; empty: a GPU if there is one."""
+    wire: bool = False
+    """Keep the weights of models in wired memory (Metal)."""
     allow_sleep: bool = False
     """Let macOS put this machine to sleep while the node runs."""
     log_level: str = "info"
@@ -328,6 +330,8 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-dir", metavar="DIR", type=values.path, help=identity)
     sleep = "let an idle Mac go to sleep while the node runs"
     group.add_argument("--allow-sleep", action="store_true", help=sleep)
+    wire = "keep weights in wired memory, at the risk that macOS restarts: see docs/mac.md"
+    group.add_argument("--wire", action="store_true", help=wire)
     device = "what MLX computes on (default: a GPU if there is one)"
     group.add_argument("--device", default="", choices=DEVICES, help=device)
     check = "instead of starting a node, test and measure this machine (node --check --help)"

@@ -17,8 +17,9 @@ import mlx.core as mx
 
 from node.core.errors import DeviceFailed, NotReady
 from node.core.pool import as_exception
-from node.engine.device import limit_memory
+from node.engine.device import is_metal, limit_memory
 from node.engine.faults import Faults
+from node.engine.wiring import Wiring
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +37,9 @@ class Job:
 class Compute:
     """Runs functions in a thread, one after the other, in order of submission."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wire: bool = False) -> None:
+        """`wire`: keep weights in wired memory, where the device is Metal's."""
+        self.wiring = Wiring() if wire and is_metal() else None
         self._executor: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._waiting = 0

@@ -62,16 +62,10 @@ def is_metal() -> bool:
 
 
 def limit_memory() -> None:
-    """Bound the buffers that MLX keeps for reuse, and wire the memory of models (Metal).
-
-    MLX's own bound on free buffers is all of the memory, and they are wired as well. Memory that is not wired may be
-    paged out by macOS after a second without work.
-    """
+    """Bound the buffers that MLX keeps for reuse: its own bound is all of the memory."""
     memory = device_memory()
     if memory:
         mx.set_cache_limit(min(_MAX_BUFFERS, int(memory * _MAX_BUFFERS_SHARE)))
-    if memory and is_metal():
-        mx.set_wired_limit(memory)
 
 
 def release_memory(models: list[Module]) -> Generator[float, None, None]:

@@ -30,6 +30,7 @@ from node.engine.graph import sources, weights_in
 from node.engine.plan import Plan, make_plan
 from node.engine.sampling import History, sample
 from node.engine.stage import Stage
+from node.engine.wiring import Wiring
 from node.model.config import read_config
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,19 @@ _DTYPES = {
 
 
 def load_stage(
-    directory: Path, start: int, end: int, tensors: Mapping[str, TensorHeader], kv_bits: int = 0
+    directory: Path,
+    start: int,
+    end: int,
+    tensors: Mapping[str, TensorHeader],
+    kv_bits: int = 0,
+    wiring: Wiring | None = None,
 ) -> Generator[float, None, Stage]:
     """Load layers [start, end) of the model in `directory`, and with start 0 embedding, final norm and head.
 
     Only the files with these weights need to be there. `tensors`: all tensors of the model, by name. `kv_bits`: bits of
-    a number of the KV, or 0 for the dtype of the activations. A generator of
-    pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it frees all
-    memory.
+    a number of the KV, or 0 for the dtype of the activations. `wiring`: of the weights; None: they are not wired. A
+    generator of pieces, for `Compute.run_pieces`: yields the progress from 0 to 1, and returns the stage. Closing it
+    frees all memory.
 
     Raises ModelUnsupported for an unsupported model or cut, and ModelBroken, which names the file or tensor, for
     damaged files and for missing or unknown tensors.
@@ -80,8 +86,11 @@ def load_stage(
     del by_name
     _replace_other_weights(model, set(names))
     yield 0.0
+    wired = size if wiring and wiring.begin(size) else 0
     try:
         yield from _read(weights, directory)
+        if wiring and wired:
+            wiring.end()
         try:
             yield from _warm_up(model, plan, start, end, dtype)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
@@ -90,8 +99,10 @@ def load_stage(
         weights.clear()
         for _ in release_memory([model]):
             pass
+        if wiring and wired:
+            wiring.release(wired)
         raise
-    return Stage(model, plan, start, end, size)
+    return Stage(model, plan, start, end, size, wired)
 
 
 def _warn_if_unproven(model: str, architecture: str) -> None:

@@ -25,14 +25,17 @@ needs the smaller buffers that are then freed."""
 class Stage:
     """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
 
-    `model`, `plan`, `start`, `end` and `weight_bytes` are constant. `lanes`: its caches. `leftover`: those of ended rings.
+    `model`, `plan`, `start`, `end`, `weight_bytes` and `wired_bytes`, of these, are constant. `lanes`: its caches. `leftover`: those of ended rings.
     """
 
-    def __init__(self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int) -> None:
+    def __init__(
+        self, model: Module, plan: Plan, start: int, end: int, weight_bytes: int, wired_bytes: int = 0
+    ) -> None:
         self.plan = plan
         self.start = start
         self.end = end
         self.weight_bytes = weight_bytes
+        self.wired_bytes = wired_bytes
         self.model = model
         layers = list(find_layers(model))
         self._body = PartialModel(model, layers, start, end, plan.patterns, plan.carried)

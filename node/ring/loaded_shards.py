@@ -75,7 +75,8 @@ class LoadedShards:
         self, shard: Shard, directory: Path, weights: Weights, progress: Callable[[float], None]
     ) -> LoadedShard:
         """Load a shard from the model's files, and measure its speed; `progress` is called with the share done."""
-        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.kv_bits)
+        wiring = self._compute.wiring
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.kv_bits, wiring)
         stage = await self._compute.run_pieces(pieces, progress)
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)
@@ -136,14 +137,17 @@ class LoadedShards:
             for shard in idle:
                 await self.clear_leftover(self._loaded[shard])
         excess = self._excess(idle, room)
-        models = []
+        models, wired = [], 0
         for shard in sorted(idle, key=lambda shard: shard.model not in released):  # stable: least recently used first
             if excess > 0 or shard.model in released:
                 log.info("unloading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
                 excess -= self._loaded[shard].stage.weight_bytes
+                wired += self._loaded[shard].stage.wired_bytes
                 models.append(self._loaded.pop(shard).stage.model)
         if collect or models:
             await self._compute.run_pieces(release_memory(models))
+        if wired and (wiring := self._compute.wiring):
+            await self._compute.run(wiring.release, wired)
 
     def _excess(self, idle: Sequence[Shard], room: int) -> int:
         stages = [self._loaded[shard].stage for shard in idle]

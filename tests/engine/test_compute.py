@@ -232,15 +232,17 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(("memory", "buffers"), [(12 * GIB, int(0.6 * GIB)), (96 * GIB, 2 * GIB)])
-def test_free_buffers_take_little_of_a_device_and_the_rest_is_wired(memory, buffers, monkeypatch):
+def test_free_buffers_take_little_of_a_device_and_nothing_is_wired(memory, buffers, monkeypatch):
     limits = {}
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": memory, "memory_size": 1})
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "set_cache_limit", lambda limit: limits.update(buffers=limit))
-    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: limits.update(wired=limit))
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: pytest.fail("wired"))
     limit_memory()
-    assert limits == {"buffers": buffers, "wired": memory}
+    assert limits == {"buffers": buffers}
+    assert Compute().wiring is None
+    assert Compute(wire=True).wiring
 
 
 def test_a_cpu_keeps_mlx_s_own_limits(monkeypatch):
