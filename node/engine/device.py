@@ -47,7 +47,7 @@ def device_memory() -> int | None:
     info = mx.device_info()
     for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         value = info.get(key)
-        if isinstance(value, int) and value > 0 and mx.default_device() != mx.cpu:
+        if isinstance(value, int) and value > 0 and is_gpu():
             return value
     return None
 
@@ -57,8 +57,12 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name") or "cpu")
 
 
+def is_gpu() -> bool:
+    return mx.default_device() != mx.cpu
+
+
 def is_metal() -> bool:
-    return mx.metal.is_available() and mx.default_device() != mx.cpu
+    return mx.metal.is_available() and is_gpu()
 
 
 def limit_memory() -> None:
@@ -93,7 +97,7 @@ def prefill_chunk(stages: int, unfused: int = 0) -> int:
     takes 2048, as in mlx-lm. The stages of a ring overlap only from chunk to chunk. A CPU is as fast with fewer (see
     docs/performance.md). `unfused`: the most where attention is not fused; 0 where it is.
     """
-    if mx.default_device() == mx.cpu:
+    if not is_gpu():
         return 128
     most = 2048 if stages == 1 else 512
     return min(most, unfused) if unfused else most
@@ -105,4 +109,4 @@ def warm_up_tokens() -> int:
     A GPU has other kernels for a few tokens than for some tens: quantized products for up to 33, attention for up to 8.
     A CPU has not, and is slow.
     """
-    return 8 if mx.default_device() == mx.cpu else 64
+    return 64 if is_gpu() else 8

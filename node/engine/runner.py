@@ -16,11 +16,12 @@ from node.core.evaluation import ChunkRequest, ChunkResult, Score
 from node.core.frames import Back, CacheOp, Drop, Frame, Held, NonFiniteRow
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS, fault_of
+from node.engine.device import is_gpu
 from node.engine.faults import Faults
 from node.engine.lanes import Ahead, LeftoverKv, Undo
 from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
 from node.engine.stage import Stage
-from node.engine.tensor_codec import pack, token_array, unpack, unpack_tokens
+from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
 from node.text.constraint import Constraint, Constraints
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,15 @@ class Behind:
     following: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A step's result on its way to the next stage. Its evaluation has begun."""
+
+    packed: Packed
+    finite: mx.array | None
+    """Whether each row is finite, bool [rows]; None if the driver makes no results of the rows."""
+
+
 class Runner:
     """Runs one ring's steps on a stage.
 
@@ -72,6 +82,10 @@ class Runner:
         self._stage = stage
         self._device_faults = faults or Faults()
         self._since = self._device_faults.count
+        self._together = is_gpu()
+        """Evaluate a step of one token, its caches and what is made of its result in one call. A GPU starts anew for each
+        call, which takes it some 15 µs (estimated). On a CPU caches would be updated late: see ADR 0021.
+        """
         self._succeeded = False
         """Whether a step has."""
         self.plan = stage.plan
@@ -162,15 +176,31 @@ class Runner:
             assert frame.lane is not None
             self._apply(frame.ops)
             ids = token_array(tokens)
-            return self._outgoing(
-                frame, ids, self._stage.begin(frame.lane, ids, frame.lengths, unverified=frame.unverified)
-            )
+            return self._sent(frame, ids, self._begin(frame, ids))
 
-    def _outgoing(self, frame: Frame, ids: mx.array, hidden: Sequence[mx.array]) -> Frame:
+    def _begin(self, frame: Frame, ids: mx.array) -> Outgoing:
+        """Run the driver's layers. `ids`: int32 [rows, length], need not be evaluated."""
+        assert frame.lane is not None
+        hidden = self._stage.begin(frame.lane, ids, frame.lengths, unverified=frame.unverified, deferred=self._together)
+        return self._outgoing(frame, hidden)
+
+    def _outgoing(self, frame: Frame, hidden: Sequence[mx.array], *, last: bool = False) -> Outgoing:
+        """Begin the evaluation of what the next stage needs of a step's result; of that of the `last` one, the driver."""
+        finite = self._stage.finite(hidden, frame.lengths) if frame.sampled or frame.every else None
+        packed = Packed(self._stage.last(hidden, frame.lengths) if last and frame.sampled else hidden)
+        if not self._together:
+            mx.async_eval(finite)  # type: ignore[no-untyped-call]
+        mx.async_eval(packed.bits, finite, *self._beside(frame.lane))  # type: ignore[no-untyped-call]
+        return Outgoing(packed, finite)
+
+    def _beside(self, lane: int | None) -> list[mx.array]:
+        """What is to be evaluated in the same call as what is made of the result of a lane's step."""
+        return self._stage.states(lane) if self._together and lane is not None else []
+
+    def _sent(self, frame: Frame, ids: mx.array, outgoing: Outgoing) -> Frame:
         """The frame for the next stage after the driver's layers. `ids`: int32 [rows, length]."""
-        finite = self._finite(frame, hidden)
         read = pack([ids])[0] if self.plan.reads_tokens else None
-        return replace(frame, tensors=pack(hidden), tokens=read, faults=self._faults(finite, ()))
+        return replace(frame, tensors=outgoing.packed.read(), tokens=read, faults=self._faults(outgoing.finite, ()))
 
     def finish(
         self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
@@ -187,17 +217,17 @@ class Runner:
             if behind:
                 return self._verify(frame, drawn, draws, behind, chain=chain)
             undo: Undo = ()
-            hidden: Sequence[mx.array] = ()
+            outgoing: Outgoing | None = None
+            following = replace(frame, ops=(), unverified=0)
             if chain and self.plan.steps_back:
                 undo = self._stage.lanes.begin_step_back(frame.lane)
-                hidden = self._stage.begin(frame.lane, drawn.tokens)
+                outgoing = self._begin(following, drawn.tokens)
             results = self._results(drawn, frame, draws)
             if not chain or _ends(results, draws):
-                if hidden:
+                if outgoing:
                     self._stage.lanes.step_back(frame.lane, undo)
                 return results, None
-            hidden = hidden or self._stage.begin(frame.lane, drawn.tokens)
-            return results, self._outgoing(replace(frame, ops=(), unverified=0), drawn.tokens, hidden)
+            return results, self._sent(following, drawn.tokens, outgoing or self._begin(following, drawn.tokens))
 
     def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
         """Read the drawn tokens, and find those that grammars force after them."""
@@ -228,7 +258,7 @@ class Runner:
         else:
             tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), unverified=0)
             self._apply(frame.ops)
-        return results, self._outgoing(frame, tokens, self._stage.begin(lane, tokens, unverified=frame.unverified))
+        return results, self._sent(frame, tokens, self._begin(frame, tokens))
 
     def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
         """The result, or the failure, of each row of a step of evaluations that came back."""
@@ -249,8 +279,11 @@ class Runner:
             if ahead := self._stage.lanes.pop_ahead(frame.lane, tokens):
                 return self._read(ahead)
             wanted = bool(draws or chunks)
-            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted)
-            return self._read(self._draw(hidden, draws, frame.lengths)) if draws else self._evaluate(hidden, chunks)
+            deferred = self._together and bool(draws)
+            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted, deferred=deferred)
+            if not draws:
+                return self._evaluate(hidden, chunks)
+            return self._read(self._draw(hidden, draws, frame.lengths, self._beside(frame.lane)))
 
     def run_ahead(
         self,
@@ -272,12 +305,11 @@ class Runner:
         with self._step(frame.lane):
             self._apply(frame.ops)
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
-            drawn = drawn or self._draw(self._stage.begin(frame.lane, token_array(tokens)), draws)
+            drawn = drawn or self._run_and_draw(frame.lane, token_array(tokens), draws)
             for left in reversed(range(steps)):
                 undo = self._stage.lanes.begin_step_back(frame.lane)
-                hidden = self._stage.begin(frame.lane, drawn.tokens)
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
-                following = self._draw(hidden, draws)
+                following = self._run_and_draw(frame.lane, drawn.tokens, draws)
                 results = self._read(drawn)
                 self._note_success()
                 yield results
@@ -287,7 +319,18 @@ class Runner:
                     return
                 drawn = following
 
-    def _draw(self, hidden: Sequence[mx.array], draws: Sequence[Draw], lengths: Sequence[int] = ()) -> Drawn:
+    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw]) -> Drawn:
+        """A step of a ring of one stage. `tokens` need not be evaluated."""
+        hidden = self._stage.begin(lane, tokens, deferred=self._together)
+        return self._draw(hidden, draws, beside=self._beside(lane))
+
+    def _draw(
+        self,
+        hidden: Sequence[mx.array],
+        draws: Sequence[Draw],
+        lengths: Sequence[int] = (),
+        beside: Sequence[mx.array] = (),
+    ) -> Drawn:
         logits = self._stage.finish(hidden, lengths)
         allowed = [draw.constraint.allowed(draw.history.generated) if draw.constraint else None for draw in draws]
         return begin_draw(
@@ -296,6 +339,7 @@ class Runner:
             [draw.position for draw in draws],
             [draw.history for draw in draws],
             allowed,
+            beside,
         )
 
     def _read(self, drawn: Drawn, faults: Sequence[NonFiniteRow] = ()) -> list[Sampled | StepFailed]:
@@ -352,20 +396,18 @@ class Runner:
             tokens = unpack_tokens(frame.tokens, self.plan.vocabulary) if frame.tokens else None
             wanted = not last or frame.sampled or frame.every
             hidden = self._stage.run(
-                frame.lane, unpack(frame.tensors), tokens, frame.lengths, wanted=wanted, unverified=frame.unverified
+                frame.lane,
+                unpack(frame.tensors),
+                tokens,
+                frame.lengths,
+                wanted=wanted,
+                unverified=frame.unverified,
+                deferred=self._together,
             )
-            finite = self._finite(frame, hidden)
-            if last and frame.sampled:
-                hidden = self._stage.last(hidden, frame.lengths)
-            frame = replace(frame, tensors=pack(hidden), faults=self._faults(finite, frame.faults))
+            outgoing = self._outgoing(frame, hidden, last=last)
+            faults = self._faults(outgoing.finite, frame.faults)
+            frame = replace(frame, tensors=outgoing.packed.read(), faults=faults)
             return replace(frame, tokens=None, lengths=()) if last else frame
-
-    def _finite(self, frame: Frame, hidden: Sequence[mx.array]) -> mx.array | None:
-        """Whether each row is finite after this stage, bool [rows], whose evaluation has begun.
-
-        None if the driver makes no results of the rows.
-        """
-        return self._stage.finite(hidden, frame.lengths) if frame.sampled or frame.every else None
 
     def _faults(self, finite: mx.array | None, known: tuple[NonFiniteRow, ...]) -> tuple[NonFiniteRow, ...]:
         """The `known` faults, and one for each further row that is not finite after this stage."""

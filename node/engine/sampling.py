@@ -94,8 +94,10 @@ def begin_draw(
     positions: Sequence[int],
     histories: Sequence[History],
     allowed: Sequence[bytes | None] = (),
+    beside: Sequence[mx.array] = (),
 ) -> Drawn:
-    """Draw one token for each row of logits [rows, vocabulary] of any floating dtype. Its evaluation has begun.
+    """Draw one token for each row of logits [rows, vocabulary] of any floating dtype. Its evaluation has begun, with that
+    of the arrays `beside` it.
 
     `positions`: positions of these tokens, 0 for the first generated one. Seed and position are the state of the random
     numbers, so a request gets the same tokens on every node and in every run. `allowed`: for each row a bit mask of the
@@ -114,7 +116,7 @@ def begin_draw(
     if asking := _asking(params):
         rows = mx.array(asking)
         scores = _scores(logits[rows], tokens[rows], max(params[row].logprobs or 0 for row in asking))
-    mx.async_eval(tokens, ids, scores)  # type: ignore[no-untyped-call]
+    mx.async_eval(tokens, ids, scores, beside)  # type: ignore[no-untyped-call]
     return Drawn(tokens, ids, scores, params)
 
 

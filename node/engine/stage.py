@@ -14,7 +14,7 @@ from node.engine import caches
 from node.engine.dry_run import LENGTH, ROWS
 from node.engine.ghosts import PartialModel, find_layers
 from node.engine.hidden_states import record_outputs
-from node.engine.lanes import Lanes, LeftoverKv
+from node.engine.lanes import Lane, Lanes, LeftoverKv
 from node.engine.plan import Plan
 
 _CLEAR_STEPS = 256
@@ -79,14 +79,22 @@ class Stage:
     # --- steps ---
 
     def begin(
-        self, lane: int, tokens: mx.array, lengths: Sequence[int] = (), *, wanted: bool = True, unverified: int = 0
+        self,
+        lane: int,
+        tokens: mx.array,
+        lengths: Sequence[int] = (),
+        *,
+        wanted: bool = True,
+        unverified: int = 0,
+        deferred: bool = False,
     ) -> tuple[mx.array, ...]:
         """The driver's first part of a step: embed tokens, int32 [rows, length], and run its layers.
 
         `tokens` need not be evaluated. `lengths`: valid tokens of each row of a right-padded prefill; empty if all rows
         are full. Returns hidden states [rows, length, width] and any other arrays that the architecture sends between
         layers; their evaluation has begun. Unless they are `wanted`, only the caches are computed, and it returns none.
-        `unverified`: see Frame.unverified.
+        `unverified`: see Frame.unverified. `deferred`: if the step has one token, its evaluation has not begun: the
+        caller begins it, with what it makes of the result and with `states`.
 
         Raises PippinError if the lane is unknown or has another number of rows.
         """
@@ -94,7 +102,7 @@ class Stage:
             raise PippinError(f"Layers {self.start} to {self.end} are not a driver's.")
         if tokens.ndim != 2 or tokens.shape[1] < 1:
             raise PippinError(f"Tokens of shape {tokens.shape} are no step.")
-        return self._step(lane, tokens, (), lengths, wanted, unverified)
+        return self._step(lane, tokens, (), lengths, wanted, unverified, deferred)
 
     def run(
         self,
@@ -105,12 +113,13 @@ class Stage:
         *,
         wanted: bool = True,
         unverified: int = 0,
+        deferred: bool = False,
     ) -> tuple[mx.array, ...]:
         """Another stage's part of a step: from the result of the previous stage's `begin` or `run` to the next stage's
         input.
 
-        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`, `unverified`: as in
-        `begin`.
+        `tokens`: int32 [rows, length] of the vocabulary, required if `plan.reads_tokens`. `wanted`, `unverified`,
+        `deferred`: as in `begin`.
 
         Raises PippinError if the lane is unknown or the tensors do not fit it.
         """
@@ -118,7 +127,7 @@ class Stage:
         if self.plan.reads_tokens and (tokens is None or tokens.shape != (rows, length)):
             raise PippinError(f"{self.plan.model_type} layers need the {rows}x{length} tokens of the step.")
         tokens = mx.zeros((rows, length), mx.int32) if tokens is None else tokens
-        return self._step(lane, tokens, tensors, lengths, wanted, unverified)
+        return self._step(lane, tokens, tensors, lengths, wanted, unverified, deferred)
 
     def finish(self, tensors: Sequence[mx.array], lengths: Sequence[int] = (), *, every: bool = False) -> mx.array:
         """The driver's second part of a step: final norm and head on the result of the last stage.
@@ -159,15 +168,16 @@ class Stage:
         )
 
     def finite(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> mx.array:
-        """Whether the hidden states of each row's last valid token, from `begin` or `run`, are finite.
-
-        Returns bool [rows], whose evaluation has begun.
+        """Whether the hidden states of each row's last valid token, from `begin` or `run`, are finite: bool [rows], not
+        evaluated.
         """
         shape = self.plan.shapes[self.end][0]
         found = mx.isfinite(_last_tokens(tensors[0], shape, lengths))
-        found = mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
-        mx.async_eval(found)  # type: ignore[no-untyped-call]
-        return found
+        return mx.all(found, axis=[axis for axis in range(found.ndim) if axis != shape.index(ROWS)])
+
+    def states(self, lane: int) -> list[mx.array]:
+        """All arrays of a lane's caches. Raises PippinError if the lane is unknown."""
+        return caches.states(self.lanes.lane(lane).caches)
 
     def last(self, tensors: Sequence[mx.array], lengths: Sequence[int] = ()) -> tuple[mx.array, ...]:
         """Slice the result of the last stage: each row's last valid token, which suffices for `finish`."""
@@ -182,6 +192,7 @@ class Stage:
         lengths: Sequence[int],
         wanted: bool,
         unverified: int,
+        deferred: bool,
     ) -> tuple[mx.array, ...]:
         lane = self.lanes.lane(number)
         rows, length = tokens.shape
@@ -206,18 +217,23 @@ class Stage:
                 if not cache.empty():
                     cache.finalize()
         lane.positions = [p + n for p, n in zip(lane.positions, lengths or [length] * rows, strict=True)]
-        if length == 1:
+        self._evaluate(lane, output, length, deferred=deferred)
+        return output
+
+    def _evaluate(self, lane: Lane, output: Sequence[mx.array], length: int, *, deferred: bool) -> None:
+        """Compute a step of a prompt, or begin one of a token unless it is `deferred`."""
+        if length > 1:
+            mx.eval(output, caches.states(lane.caches))
+            mx.clear_cache()  # buffers of a prefill have sizes that are not reused
+            return
+        if not deferred:
             # The thread builds the next graph (head, sampling) while the device computes. The caches come second: in one
             # evaluation MLX updates some of them late, and copies those whose update still runs when the next step begins.
             mx.async_eval(output)  # type: ignore[no-untyped-call]
             mx.async_eval(caches.states(lane.caches))  # type: ignore[no-untyped-call]
-            self._decoded += 1
-            if self._decoded % _CLEAR_STEPS == 0:
-                mx.clear_cache()
-        else:
-            mx.eval(output, caches.states(lane.caches))
-            mx.clear_cache()  # buffers of a prefill have sizes that are not reused
-        return output
+        self._decoded += 1
+        if self._decoded % _CLEAR_STEPS == 0:
+            mx.clear_cache()
 
     def _check_shapes(self, cut: int, tensors: Sequence[mx.array]) -> tuple[int, int]:
         """Rows and length of the arrays sent at a cut. Raises PippinError if their shapes are wrong."""

@@ -28,16 +28,31 @@ _NUMPY: dict[str, np.dtype[np.generic]] = {
 _DIMENSION_LIMIT = 1 << 31  # MLX counts a dimension in 32 bits
 
 
+class Packed:
+    """Arrays on their way to another node, whose bytes are yet to be computed and copied."""
+
+    def __init__(self, arrays: Sequence[mx.array]) -> None:
+        """Raises PippinError for a dtype that can't be sent."""
+        self._dtypes = [str(array.dtype).rpartition(".")[2] for array in arrays]
+        for dtype in self._dtypes:
+            if dtype not in _NUMPY:
+                raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
+        self.bits = [
+            array.view(mx.uint16) if dtype == "bfloat16" else array
+            for dtype, array in zip(self._dtypes, arrays, strict=True)
+        ]
+        """What has to be computed: all at once, so that the device is waited for once."""
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Copy the arrays' bytes. Waits until they are computed, so call it in the compute thread."""
+        return tuple(_pack(dtype, array) for dtype, array in zip(self._dtypes, self.bits, strict=True))
+
+
 def pack(arrays: Sequence[mx.array]) -> tuple[Tensor, ...]:
-    """Copy the arrays' bytes. Waits until the arrays are computed, so call it in the compute thread."""
-    named = [(str(array.dtype).rpartition(".")[2], array) for array in arrays]
-    for dtype, _ in named:
-        if dtype not in _NUMPY:
-            raise PippinError(f"Arrays of {dtype} cannot be sent to other nodes.")
-    bits = [array.view(mx.uint16) if dtype == "bfloat16" else array for dtype, array in named]
-    if bits:  # all at once, so that the device is waited for once
-        mx.async_eval(bits)  # type: ignore[no-untyped-call]
-    return tuple(_pack(dtype, array) for (dtype, _), array in zip(named, bits, strict=True))
+    """Compute the arrays and copy their bytes, in the compute thread. Raises PippinError for a dtype that can't be sent."""
+    packed = Packed(arrays)
+    mx.async_eval(packed.bits)  # type: ignore[no-untyped-call]
+    return packed.read()
 
 
 def unpack(tensors: Sequence[Tensor]) -> tuple[mx.array, ...]:
