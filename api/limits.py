@@ -89,8 +89,10 @@ HEADER_S = 20.0
 """Seconds from the first byte of a request to the end of its headers."""
 MAX_HEADERS = 64 * 2**10
 """Maximum bytes of a request's headers if they arrive in parts."""
-MAX_PIPELINED = 2 * 2**20
-"""Maximum bytes of pipelined requests, received before the previous one was answered."""
+MAX_WAITING = 8
+"""Maximum pipelined requests that wait for the answer to the one before them."""
+MAX_WAITING_BODIES = 16 * 2**10
+"""Maximum bytes of their bodies. aiohttp stops reading at 512 KiB of a body, or at 16,384 chunks."""
 BODY_S = 30.0
 """Seconds allowed for a body, plus one for each `BODY_RATE` bytes of it that were received."""
 BODY_RATE = 16 * 2**10

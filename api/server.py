@@ -18,7 +18,7 @@ from api.access_log import HEADER, new_request_id
 from api.connections import ConnectionLimits, Connections
 from api.errors import describe, error_object
 from api.in_flight import IN_FLIGHT
-from api.limits import CLOSE_S, MAX_HEADERS, MAX_PIPELINED
+from api.limits import CLOSE_S, MAX_HEADERS, MAX_WAITING, MAX_WAITING_BODIES
 from node.core.errors import Overloaded, PortTaken
 from node.host.ports import is_served
 
@@ -115,7 +115,7 @@ class _Protocol(web.RequestHandler):
         self._header_timer: asyncio.TimerHandle | None = None
         """Timer that closes the connection if the headers of its request stay incomplete."""
         self._unread = 0
-        """Bytes of incomplete headers, or of pipelined requests that have to wait."""
+        """Bytes of incomplete headers."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -156,16 +156,28 @@ class _Protocol(web.RequestHandler):
         loop = asyncio.get_running_loop()
         self.heard_at = loop.time()
         waits = self._waits_for_request
-        self._unread = self._unread + len(data) if waits or self._messages else 0
+        self._unread = self._unread + len(data) if waits else 0
         if not waits:
             self._stop_header_timer()
-            if self._unread > MAX_PIPELINED:
-                self.force_close()
+            if self._current_request is not None:
+                self._close_if_too_much_waits()
         elif self._unread > MAX_HEADERS and self.transport:
             said = f"The headers have more than {MAX_HEADERS:,} bytes."
             self._refuse(self.transport, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, error_object(431, said))
         elif self._header_timer is None:
             self._header_timer = loop.call_later(self._limits.header_s, self.force_close)
+
+    async def _handle_request(self, *args: Any) -> tuple[web.StreamResponse, bool]:
+        self._close_if_too_much_waits()
+        return await super()._handle_request(*args)
+
+    def _close_if_too_much_waits(self) -> None:
+        """Close the connection before what waits behind the current request makes reading pause: without reading, it
+        would not be seen that the client has gone, and its answer would be computed for nobody.
+        """
+        waiting = sum(payload.total_bytes for _, payload in self._messages) + len(self._message_tail)
+        if len(self._messages) > MAX_WAITING or waiting > MAX_WAITING_BODIES:
+            self.force_close()
 
     def _stop_header_timer(self) -> None:
         if self._header_timer:

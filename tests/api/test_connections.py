@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from api.connections import ConnectionLimits, Connections
-from api.limits import MAX_PIPELINED
+from api.limits import MAX_WAITING
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"model": "pippin/demo", "prompt": "x", "stream": True, "max_tokens": 5}).encode()
@@ -126,7 +126,7 @@ async def test_a_connection_may_bring_any_number_of_requests(serve, connect):
     server = await serve()
     reader, writer = await connect(server)
     large = GET[:-2] + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 5000) for number in range(10)) + b"\r\n"
-    for _ in range(MAX_PIPELINED // len(large)):
+    for _ in range(40):  # 2 MB
         for parts in ([large], [large[:3000], large[3000:]]):
             for part in parts:
                 writer.write(part)
@@ -137,27 +137,65 @@ async def test_a_connection_may_bring_any_number_of_requests(serve, connect):
 async def test_requests_that_come_before_their_turn(serve, connect, backend):
     server = await serve()
     backend.pause_at = 1
-    reader, writer = await connect(server, POST + GET * 100)
+    reader, _ = await connect(server, POST + GET * MAX_WAITING)
     await backend.paused.wait()
     backend.go_on.set()
     answer = await reader.readuntil(b"[DONE]")
-    for _ in range(100):
+    for _ in range(MAX_WAITING):
         answer += await reader.readuntil(b'"ok"}')
-    assert answer.count(b"HTTP/1.1 200 ") == 101
+    assert answer.count(b"HTTP/1.1 200 ") == 1 + MAX_WAITING
 
-    backend.go_on.clear()
-    backend.paused.clear()
-    writer.write(POST)
-    await backend.paused.wait()
-    large = GET[:-2] + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 8000) for number in range(100)) + b"\r\n"
-    with contextlib.suppress(ConnectionError):
-        for _ in range(20):
-            writer.write(large)
-            await asyncio.wait_for(writer.drain(), SLOW_S)
-        await ends(reader)
-    assert reader.at_eof() or reader.exception()
+
+LARGE = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n" + b" " * 1_000_000
+UNREAD = GET[:-2] + b"Content-Length: 1000000\r\n\r\n" + b" " * 1_000_000
+CHUNKS = LARGE.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
+UPGRADE = POST.replace(b"\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        *((POST, GET * 40), (POST, LARGE), (POST, CHUNKS), (POST, GET + LARGE)),
+        *((UPGRADE, b"x" * 1_000_000), (UNREAD + POST, b"")),
+    ],
+    ids=[
+        "many",
+        "a large one",
+        "one of many chunks",
+        "a large one behind another",
+        "an upgrade",
+        "after an unread body",
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_what_waits_behind_a_request_does_not_hide_that_its_client_has_gone(
+    serve, connect, backend, before, behind, at_once
+):
+    """Reading would pause, and with it the client's end would be seen only after the answer."""
+    backend.pause_at = 1
+    server = await serve()
+    reader, writer = await connect(server, before + behind if at_once else before)
+    paused, closed = asyncio.create_task(backend.paused.wait()), asyncio.create_task(ends(reader))
+    await asyncio.wait([paused, closed], timeout=SLOW_S, return_when=asyncio.FIRST_COMPLETED)
+    writer.write(b"" if at_once else behind)
+    writer.close()
     async with asyncio.timeout(SLOW_S):
-        await backend.idle.wait()
+        while backend.running:  # noqa: ASYNC110 - a request that never began sets no event
+            await asyncio.sleep(0.01)
+    paused.cancel()
+    await asyncio.wait([paused, closed])
+    assert closed.exception() is None or isinstance(closed.exception(), ConnectionError)
+
+
+async def test_a_large_request_may_follow_an_answer_at_once(serve, connect, backend):
+    server = await serve()
+    backend.model.context = 10_000_000
+    body = json.dumps({"model": "pippin/demo", "prompt": "x " * 200_000, "max_tokens": 1}).encode()
+    large = POST.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    reader, writer = await connect(server)
+    for _ in range(5):
+        writer.write(large)
+        assert (await answered(reader))[0].startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_request_in_pieces_and_a_long_answer_are_waited_for(serve, connect, backend):
