@@ -20,7 +20,7 @@ from api.env import STREAM, Env
 from api.errors import EndpointUnsupported
 from api.gate import gate, leave_to_gate
 from api.in_flight import IN_FLIGHT, InFlight
-from api.limits import BODY_S, MAX_BODY
+from api.limits import BODY_S, FOLLOWERS, FOLLOWERS_OF_ONE, MAX_BODY
 from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
 from api.ollama.greeting import greeting
 from api.ollama.routes import ollama_routes
@@ -30,14 +30,13 @@ from api.responses.routes import Responses
 from api.stream import EventStream, StreamTiming
 from api.surfaces import error_writer
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
-from node.core.logs import RecentLines
+from node.core.followers import Followers
 
 log = logging.getLogger(__name__)
 
 
 def create_app(
     backend: Backend,
-    recent: RecentLines | None = None,
     *,
     api_keys: Collection[str] = (),
     cors_origins: Collection[str] = (),
@@ -50,7 +49,6 @@ def create_app(
 ) -> web.Application:
     """Create the application. Call it inside a running event loop, and serve the application with an ApiServer.
 
-    `recent`: the log of this process; None: there is none.
     Without `api_keys`, requests are accepted from private-network addresses only, or with `open_api` from any address.
     `cors_origins`: origins whose pages may use the API, in addition to local ones. `names`: host names of this node, in
     addition to local ones. `body_limit`: bytes. `body_s`: seconds allowed for a body, before the allowance for its
@@ -80,7 +78,7 @@ def create_app(
     _add_openai_routes(app.router, env, responses)
     _add_anthropic_routes(app.router, env)
     _add_refusals(app.router)
-    _add_own_routes(app.router, env, counted, recent or RecentLines())
+    _add_own_routes(app.router, env, counted)
     _add_ollama_routes(app.router, env, cors)
     _add_page(app.router, ollama_port)
     _add_fallbacks(app.router)
@@ -126,12 +124,12 @@ def _add_refusals(router: web.UrlDispatcher) -> None:
         _add(router.add_post, path, _no_scores)
 
 
-def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics, recent: RecentLines) -> None:
+def _add_own_routes(router: web.UrlDispatcher, env: Env, counted: Metrics) -> None:
     _add(router.add_get, "/health", partial(admin.health, env))
     _add(router.add_get, "/version", admin.version)
     _add(router.add_get, "/metrics", partial(metrics.show, counted))
     _add(router.add_get, "/cluster/status", partial(admin.cluster_status, env))
-    _add(router.add_get, "/cluster/logs", partial(logs.show, recent))
+    _add(router.add_get, "/cluster/logs", partial(logs.show, env.backend, Followers(FOLLOWERS, FOLLOWERS_OF_ONE)))
     _add(router.add_get, "/cluster/models", partial(admin.cluster_models, env))
     _add(router.add_post, "/cluster/models/{model:.+}/load", partial(admin.load, env))
     _add(router.add_post, "/cluster/models/{model:.+}/unload", partial(admin.unload, env))

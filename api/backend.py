@@ -64,6 +64,12 @@ class Backend(Inference, Protocol):
     async def remove(self, name: str) -> dict[str, Any]:
         """Delete the fetched files of a model from this node's disk. Raises ModelNotFound, ModelBusy."""
 
+    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        """The last lines of the log of a node, in parts, and those that come; empty parts keep it alive.
+
+        `node`: name or id, empty for this one. Raises NodeNotFound, PeerUnavailable, Incompatible.
+        """
+
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Drain a node (move its work away), or take it into use again. `node`: name or id.
 

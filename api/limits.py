@@ -93,6 +93,8 @@ MAX_WAITING = 8
 """Maximum pipelined requests that wait for the answer to the one before them."""
 MAX_WAITING_BODIES = 16 * 2**10
 """Maximum bytes of their bodies. aiohttp stops reading at 512 KiB of a body, or at 16,384 chunks."""
+FOLLOWERS, FOLLOWERS_OF_ONE = 32, 8
+"""Maximum requests that follow a log, and those of one client."""
 BODY_S = 30.0
 """Seconds allowed for a body, plus one for each `BODY_RATE` bytes of it that were received."""
 BODY_RATE = 16 * 2**10

@@ -1,34 +1,47 @@
-"""GET /cluster/logs: the last lines of this node's log as text, and with `follow=true` those that come."""
+"""GET /cluster/logs: the last lines of a node's log as text, and with `follow=true` those that come."""
 
-import asyncio
 import re
+from contextlib import aclosing
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from node.core.errors import BadRequest
-from node.core.logs import RECENT, RecentLines
+from api.backend import Backend
+from api.callers import CLIENT
+from node.core.errors import BadRequest, PippinError
+from node.core.followers import Followers
+from node.core.logs import RECENT
 
 LINES = 200
-LOOK_S = 0.5
-"""Interval at which new lines are sent."""
-QUIET_LOOKS = 20
-"""An empty line is sent after so many looks without a line, so that a reader that is gone is noticed."""
 
 
-async def show(recent: RecentLines, request: web.Request) -> web.StreamResponse:
-    """Raises BadRequest."""
-    lines, number = recent.last(_lines(request))
-    if request.query.get("follow") != "true":
-        return web.Response(text=_text(lines), headers={"Cache-Control": "no-store"})
+async def show(backend: Backend, followers: Followers, request: web.Request) -> web.StreamResponse:
+    """`node`: the name or id of another node, which this one asks. Raises BadRequest, and what `Backend.log` raises."""
+    node, count = request.query.get("node", ""), _lines(request)
+    if request.query.get("follow") == "true":
+        return await _follow(backend, followers, node, count, request)
+    async with aclosing(backend.log(node, count, follow=False)) as parts:
+        text = "".join([_text(part) async for part in parts])
+    return web.Response(text=text, headers={"Cache-Control": "no-store"})
+
+
+async def _follow(
+    backend: Backend, followers: Followers, node: str, count: int, request: web.Request
+) -> web.StreamResponse:
+    """An error that comes later than the first line, such as the end of the other node, is the last line."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-    await response.prepare(request)
-    quiet = 0
-    while True:
-        if lines or quiet % QUIET_LOOKS == 0:
-            await response.write(_text(lines or [""]).encode())
-        await asyncio.sleep(LOOK_S)
-        lines, number = recent.since(number)
-        quiet = 0 if lines else quiet + 1
+    try:
+        async with followers.place(request[CLIENT]), aclosing(backend.log(node, count, follow=True)) as parts:
+            async for part in parts:
+                if not response.prepared:
+                    await response.prepare(request)
+                if request.method == hdrs.METH_HEAD:
+                    break
+                await response.write(_text(part or [""]).encode())
+    except PippinError as error:
+        if not response.prepared:
+            raise
+        await response.write(_text([str(error)]).encode())
+    return response
 
 
 def _text(lines: list[str]) -> str:
@@ -39,4 +52,4 @@ def _lines(request: web.Request) -> int:
     text = request.query.get("lines", str(LINES))
     if not re.fullmatch(r"[0-9]{1,5}", text):
         raise BadRequest(f"'lines' is a number from 0 to {RECENT}.", param="lines")
-    return int(text)
+    return min(int(text), RECENT)

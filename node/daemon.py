@@ -207,7 +207,7 @@ class Daemon:
         disk = Disk(self._catalogue, self._specs, self._files, self._pools, self._rings.models, self._agent.touch)
         allowlist = Allowlist(self._agent, options.allow_models)
         self._control = ControlService(
-            self._agent, self._head, allowlist, self._specs, draining, loading, self._duplicate_id
+            self._agent, self._head, allowlist, self._specs, draining, loading, self._duplicate_id, self._recent
         )
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self._gateway = Gateway(
@@ -225,6 +225,7 @@ class Daemon:
             self._pools,
             self._grammars,
             sandboxes,
+            self._recent,
             started_at=int(time.time()),
             open_cluster=is_open and not is_loopback,
             other_secret=self._other_secret,
@@ -291,7 +292,6 @@ class Daemon:
     async def _serve_api(self) -> None:
         app = create_app(
             self._gateway,
-            self._recent,
             api_keys=self._options.api_keys,
             cors_origins=self._options.cors_origins,
             names=(socket.gethostname(), *self._options.allow_hosts),

@@ -1,5 +1,8 @@
 """Answers the control plane's calls from peers."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
+
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
@@ -8,8 +11,13 @@ from node.cluster.head import Head
 from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import NotAdmitted
+from node.core.followers import Followers
+from node.core.logs import RecentLines
 from node.core.models import ModelSpec, Wish
 from node.core.types import Caller, Heartbeat, NodeInfo
+
+FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
+"""Maximum calls that follow this node's log, and those of one node: as many as its API lets its clients make."""
 
 
 class ControlService:
@@ -22,6 +30,7 @@ class ControlService:
         draining: Draining,
         loading: Loading,
         duplicate_id: DuplicateId,
+        recent: RecentLines,
     ) -> None:
         self._agent = agent
         self._head = head
@@ -30,6 +39,8 @@ class ControlService:
         self._draining = draining
         self._loading = loading
         self._duplicate_id = duplicate_id
+        self._recent = recent
+        self._followers = Followers(FOLLOWERS, FOLLOWERS_OF_ONE)
 
     def exchange(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
         return self._agent.exchange(heartbeat, caller)
@@ -68,3 +79,9 @@ class ControlService:
 
     async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
         return await self._specs.local(model, revision, kv_bits)
+
+    async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        place = self._followers.place(caller.node or caller.address) if follow else nullcontext()
+        async with place, aclosing(self._recent.read(lines, follow=follow)) as parts:
+            async for part in parts:
+                yield part

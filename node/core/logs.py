@@ -1,12 +1,20 @@
 """Formats the log, one line per record also if it quotes control characters of peers or clients, and keeps its last lines."""
 
+import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import AsyncGenerator
 
 RECENT = 2000
 """Lines that are kept for `cluster logs`."""
 MAX_LINE_CHARS = 8192
+MAX_PART_LINES = 100
+"""Maximum lines that are read at once."""
+LOOK_S = 0.5
+"""Interval at which new lines are looked for."""
+QUIET_LOOKS = 20
+"""A part without lines comes after so many looks that found none, so that a reader that is gone is noticed."""
 
 ERASE_LINE = "\r\x1b[K"
 """Of a terminal: erases the line with the cursor, which may hold a bar of progress."""
@@ -53,6 +61,21 @@ class RecentLines:
     def last(self, count: int) -> tuple[list[str], int]:
         """As `since`, of the last lines."""
         return self.since(self._count - count)
+
+    async def read(self, count: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        """The last `count` lines, in parts, and with `follow` those that come; empty parts while none comes."""
+        lines, number = self.last(count)
+        quiet = 0
+        while True:
+            for begin in range(0, len(lines), MAX_PART_LINES):
+                yield lines[begin : begin + MAX_PART_LINES]
+            if not follow:
+                return
+            if not lines and quiet % QUIET_LOOKS == 0:
+                yield []
+            await asyncio.sleep(LOOK_S)
+            lines, number = self.since(number)
+            quiet = 0 if lines else quiet + 1
 
 
 def _escaped(text: str) -> str:

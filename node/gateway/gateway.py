@@ -14,10 +14,12 @@ from node.cluster.model_list import build_models
 from node.cluster.readiness import usable_rings
 from node.cluster.status import build_status
 from node.core.clock import now
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, PeerUnavailable
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.logs import RecentLines
 from node.core.models import HeldModel, ModelDescription, ModelEntry, Wish
+from node.core.node_names import node_named
 from node.core.pool import Pools
 from node.core.types import NodeMetrics, PeerView, Ring, Severity
 from node.gateway.disk import Disk
@@ -59,6 +61,7 @@ class Gateway:
         pools: Pools,
         grammars: Grammars,
         sandboxes: SandboxServer,
+        recent: RecentLines,
         started_at: int,
         *,
         open_cluster: bool,
@@ -67,6 +70,8 @@ class Gateway:
         self._agent = agent
         self._book = book
         self._rings = rings
+        self._client = client
+        self._recent = recent
         self._catalogue = catalogue
         self._names = ModelNames(agent, catalogue)
         self._index = ModelIndex(
@@ -106,6 +111,21 @@ class Gateway:
     def model_list(self) -> dict[str, Any]:
         aliases, allowed = self._names.aliases(), self._allowlist.filter
         return build_models(self._agent.view(), SHORT_NAMES, aliases, allowed, self._catalogue.unusable())
+
+    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        """Lines of the log of a node, as RecentLines.read; `node`: see node_named, empty for this one.
+
+        Raises NodeNotFound, PeerUnavailable, and Incompatible for a node that is too old.
+        """
+        agent = self._agent
+        names = {peer.report.info.id: peer.report.info.name for peer in agent.view().peers}
+        asked = node_named(node, names) if node else agent.info.id
+        if asked == agent.info.id:
+            return self._recent.read(lines, follow=follow)
+        address = self._book.address_of(asked)
+        if address is None:
+            raise PeerUnavailable(f"This node does not reach {names[asked]}.", hint="`cluster status` says why.")
+        return self._client.log(address, lines, follow=follow)
 
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         """Have a node's work moved to other nodes, or take the node into use again. Gives the node's id.

@@ -10,7 +10,15 @@ from urllib.parse import quote, unquote
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, SecretMismatch, as_pippin_error, error_from
+from node.core.errors import (
+    Incompatible,
+    PeerTimeout,
+    PeerUnavailable,
+    PippinError,
+    SecretMismatch,
+    as_pippin_error,
+    error_from,
+)
 from node.host.local_network import NO_ROUTE, local_network_hint
 
 log = logging.getLogger(__name__)
@@ -94,13 +102,15 @@ def is_cancelled() -> bool:
 
 
 def to_error(error: grpc.aio.AioRpcError, peer: str) -> PippinError:
-    """The peer's own error if it sent one, else PeerTimeout, SecretMismatch or PeerUnavailable."""
+    """The peer's own error if it sent one, else PeerTimeout, Incompatible, SecretMismatch or PeerUnavailable."""
     said: dict[str, str] = {key: str(value) for key, value in error.trailing_metadata() or ()}
     if code := said.get("pippin-code"):
         message = unquote(said.get("pippin-message", ""))
         return error_from(code, message, hint=unquote(said.get("pippin-hint", "")))
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return PeerTimeout(f"{peer} did not answer in time.")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Incompatible(f"The node at {peer} is too old for this.", hint="Update it, and start it again.")
     details = error.details() or ""
     for sign, what in _TLS_SIGNS.items():
         if sign in details and "failed to connect" in details:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
+from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES, RECENT
 from node.core.models import KV_BITS
 from node.core.types import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.wire import control_pb2 as pb
@@ -116,6 +117,21 @@ def checked_challenge(message: pb.Challenge) -> pb.Challenge:
 def checked_proof(message: pb.Proof) -> pb.Proof:
     """Raises Incompatible."""
     _check_info(message.info)
+    return message
+
+
+def checked_log_request(message: pb.LogRequest) -> pb.LogRequest:
+    """Raises Incompatible."""
+    _check_maximum("lines of the log", message.lines, RECENT)
+    return message
+
+
+def checked_log_part(message: pb.LogPart) -> pb.LogPart:
+    """Check lines of a peer's log, which are shown in terminals. Raises Incompatible."""
+    _check_count("lines", message.lines, MAX_PART_LINES)
+    for line in message.lines:
+        if len(line) > MAX_LINE_CHARS or not line.isprintable():
+            raise Incompatible(f"A peer's log has the invalid line {line[:40]!r}, of {len(line):,} characters.")
     return message
 
 

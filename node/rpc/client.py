@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 
 from node.core.addresses import split_host_port
-from node.core.errors import PeerTimeout, PeerUnavailable, PippinError
+from node.core.errors import Incompatible, PeerTimeout, PeerUnavailable, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
@@ -17,7 +17,7 @@ from node.core.models import ModelSpec, Wish
 from node.core.types import Address, Heartbeat, NodeInfo
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
-from node.rpc.checks import checked_heartbeat, checked_listing, checked_proof, checked_spec
+from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_proof, checked_spec
 from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -209,6 +209,22 @@ class RpcClient:
                 control_pb2.ModelRequest(model=model, revision=revision, kv_bits=kv_bits), timeout=DESCRIBE_TIMEOUT_S
             )
         return from_message(checked_spec(answer), ModelSpec)
+
+    async def log(self, peer: Address, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        """Yield lines of a peer's log, as RecentLines.read. Raises Incompatible for a peer that is too old."""
+        stub = ControlStub(self._channel(peer, "files"))
+        request = control_pb2.LogRequest(lines=lines, follow=follow)
+        call = stub.Log(request, timeout=None if follow else STALL_TIMEOUT_S)
+        count = 0
+        try:
+            with calling(peer.target):
+                while (part := await self._next(call, peer.target, "its log")) is not grpc.aio.EOF:
+                    count += len(checked_log_part(part).lines)
+                    if count > lines and not follow:
+                        raise Incompatible(f"{peer.target} sent more than {lines:,} lines of its log.")
+                    yield list(part.lines)
+        finally:
+            call.cancel()
 
     async def generate(self, peer: Address, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Generate tokens on a driver, whose own deadlines end the stream.

@@ -51,6 +51,9 @@ class ControlHandler(Protocol):
         Raises ModelNotFound, ModelUnsupported.
         """
 
+    def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        """As RecentLines.read. Raises Overloaded when newer readings take the place of one that follows."""
+
 
 class ServingHandler(Protocol):
     def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]: ...

@@ -3,6 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from node.rpc.checks import (
     checked_evaluation,
     checked_heartbeat,
     checked_load,
+    checked_log_request,
     checked_model,
     checked_request,
 )
@@ -145,6 +147,12 @@ class _Control(ControlServicer):
         return to_message(
             await self._handler.describe(request.model, request.revision, request.kv_bits), control_pb2.ModelSpec
         )
+
+    async def Log(self, request: control_pb2.LogRequest, context: Context) -> AsyncGenerator[control_pb2.LogPart, None]:
+        checked_log_request(request)
+        async with aclosing(self._handler.log(request.lines, caller_of(context), follow=request.follow)) as parts:
+            async for lines in parts:
+                yield control_pb2.LogPart(lines=lines)
 
 
 class _Serving(ServingServicer):

@@ -74,6 +74,20 @@ class DrainRequest(_message.Message):
     draining: bool
     def __init__(self, node: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class LogRequest(_message.Message):
+    __slots__ = ("lines", "follow")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    follow: bool
+    def __init__(self, lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class LogPart(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lines: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Fence(_message.Message):
     __slots__ = ("term", "epoch")
     TERM_FIELD_NUMBER: _ClassVar[int]

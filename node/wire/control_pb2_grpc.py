@@ -92,6 +92,11 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.ModelSpec.FromString,
                 _registered_method=True)
+        self.Log = channel.unary_stream(
+                '/pippin.control.Control/Log',
+                request_serializer=node_dot_wire_dot_control__pb2.LogRequest.SerializeToString,
+                response_deserializer=node_dot_wire_dot_control__pb2.LogPart.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -178,6 +183,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Log(self, request, context):
+        """The last lines of this node's log, and those that come. Cancelling it ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -235,6 +247,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=node_dot_wire_dot_control__pb2.ModelRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.ModelSpec.SerializeToString,
+            ),
+            'Log': grpc.unary_stream_rpc_method_handler(
+                    servicer.Log,
+                    request_deserializer=node_dot_wire_dot_control__pb2.LogRequest.FromString,
+                    response_serializer=node_dot_wire_dot_control__pb2.LogPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -537,6 +554,33 @@ class Control:
             '/pippin.control.Control/Describe',
             node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.ModelSpec.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Log(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pippin.control.Control/Log',
+            node_dot_wire_dot_control__pb2.LogRequest.SerializeToString,
+            node_dot_wire_dot_control__pb2.LogPart.FromString,
             options,
             channel_credentials,
             insecure,

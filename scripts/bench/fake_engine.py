@@ -151,6 +151,9 @@ class FakeBackend:
     async def remove(self, name: str) -> dict[str, Any]:
         raise NotImplementedError
 
+    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        raise NotImplementedError
+
     async def set_draining(self, node: str, *, draining: bool) -> dict[str, Any]:
         raise NotImplementedError
 

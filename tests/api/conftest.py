@@ -21,6 +21,7 @@ from api.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
 from node.core.types import NodeMetrics, RingTraffic
@@ -90,6 +91,9 @@ class ScriptedBackend:
     placed: list[dict[str, Any]] = field(default_factory=list)
     """Models of the status."""
     evaluated: list[EvaluateRequest] = field(default_factory=list)
+    recent: RecentLines = field(default_factory=RecentLines)
+    """The log of every node."""
+    logs_of: list[str] = field(default_factory=list)
     running: int = 0
     state: str = "ok"
     cached: int = 0
@@ -186,6 +190,12 @@ class ScriptedBackend:
 
     def model_list(self) -> dict[str, Any]:
         return {"schema": 1, "models": [], "short_names": {}}
+
+    def log(self, node: str, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        if self.refusal:
+            raise self.refusal
+        self.logs_of.append(node)
+        return self.recent.read(lines, follow=follow)
 
     async def load(self, name: str, *, stages: int = 0, context: int = 0) -> dict[str, Any]:
         if self.refusal:

@@ -8,8 +8,7 @@ import pytest
 
 from api.in_flight import IN_FLIGHT
 from api.stream import StreamTiming
-from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound
-from node.core.logs import RecentLines
+from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound, PeerUnavailable
 
 MODEL = "pippin/demo"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -73,19 +72,43 @@ async def test_a_node_is_drained_by_its_name(server, backend, way, draining):
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "node_not_found", "node")
 
 
-async def test_the_log_is_text_and_goes_on(serve):
-    recent = RecentLines()
-    server = await serve(recent=recent)
+async def test_the_log_is_text_and_goes_on(server, backend):
     async with server.http.get(f"{server.url}/cluster/logs?lines=5") as response:
         assert (response.status, response.content_type, await response.text()) == (200, "text/plain", "")
     async with server.http.get(f"{server.url}/cluster/logs?lines=-1") as response:
         assert response.status == 400
     async with server.http.get(f"{server.url}/cluster/logs?follow=true") as response:
         for message in ("one", "two"):
-            recent.write(f"12:00:00 {message}\n")
-            while not (line := await response.content.readline()).strip():
-                pass
-            assert line.endswith(f" {message}\n".encode())
+            backend.recent.write(f"12:00:00 {message}\n")
+            assert await next_line(response) == f"12:00:00 {message}"
+    assert backend.logs_of == ["", ""]
+
+
+async def next_line(response):
+    while not (line := await asyncio.wait_for(response.content.readline(), 30)).strip():
+        assert line, "the answer has ended"
+    return line.decode().strip()
+
+
+@pytest.mark.parametrize("follow", ["false", "true"])
+async def test_the_log_of_another_node(server, backend, follow):
+    backend.recent.write("one\ntwo\n")
+    async with server.http.get(f"{server.url}/cluster/logs?node=mini%202&lines=1&follow={follow}") as response:
+        assert await next_line(response) == "two"
+    backend.refusal = NodeNotFound("No node is named so.", param="node")
+    async with server.http.get(f"{server.url}/cluster/logs?node=nobody&follow={follow}") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "node_not_found")
+    assert backend.logs_of == ["mini 2"]
+
+
+async def test_a_log_that_breaks_off_says_why(server, backend):
+    async def read(lines, *, follow):
+        yield ["one"]
+        raise PeerUnavailable("mini-2 did not answer.")
+
+    backend.recent.read = read
+    async with server.http.get(f"{server.url}/cluster/logs?node=mini-2&follow=true") as response:
+        assert await asyncio.wait_for(response.text(), 30) == "one\nmini-2 did not answer.\n"
 
 
 async def test_a_model_is_loaded_and_unloaded_by_its_name(server, backend):

@@ -1,4 +1,4 @@
-import pytest
+import json
 
 from node.cli.__main__ import main
 
@@ -10,24 +10,17 @@ def test_the_log_of_the_node_that_is_asked(node, capsys):
     assert node.paths == ["/cluster/logs?lines=5"]
 
 
-@pytest.mark.parametrize("name", ["mini-2", "b2", "b"])
-def test_the_log_of_another_node(name, node, status, capsys):
-    status["nodes"][1]["api"] = f"{node.url}/v1"
-    node.answers = [status, (200, b"its line\n")]
-    assert main(["logs", "-f", name, "--api", node.url]) == 0
+def test_only_the_node_that_was_named_hears_of_the_key(node, capsys, monkeypatch):
+    """It asks the other one, which may have told any address."""
+    monkeypatch.setenv("PIPPIN_API_KEY", "sk-mine")
+    node.answers = [(200, b"its line\n")]
+    assert main(["logs", "-f", "mini 2", "--api", node.url]) == 0
     assert capsys.readouterr().out == "its line\n"
-    assert node.paths == ["/cluster/status", "/cluster/logs?lines=200&follow=true"]
+    assert node.paths == ["/cluster/logs?lines=200&node=mini+2&follow=true"]
+    assert node.keys == ["Bearer sk-mine"]
 
 
-@pytest.mark.parametrize("address", ["", "http://[fe80::1%25en0]:52415/v1"])
-def test_a_node_without_an_address_to_ask(address, node, status, capsys):
-    status["nodes"][1]["api"] = address
-    node.answers = [status]
-    assert main(["logs", "mini-2", "--api", node.url]) == 1
-    assert capsys.readouterr().err.startswith("cluster: mini-2 has no address for its API")
-
-
-def test_no_such_node(node, status, capsys):
-    node.answers = [status]
+def test_no_such_node(node, capsys):
+    node.answers = [(404, json.dumps({"error": {"message": "No node is named 'mini-9'."}}).encode())]
     assert main(["logs", "mini-9", "--api", node.url]) == 1
-    assert "No node is named 'mini-9'. There are mini-1 (a1)," in capsys.readouterr().err
+    assert "No node is named 'mini-9'." in capsys.readouterr().err

@@ -16,7 +16,9 @@ LARGE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Lengt
 
 
 def answer_tokens(node: Node) -> float:
-    found = re.search(r'^pippin_tokens_total\{kind="answer",.*\} (\S+)$', node.get("/metrics").body.decode(), re.MULTILINE)
+    found = re.search(
+        r'^pippin_tokens_total\{kind="answer",.*\} (\S+)$', node.get("/metrics").body.decode(), re.MULTILINE
+    )
     return float(found[1]) if found else 0.0
 
 

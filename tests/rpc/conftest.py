@@ -47,6 +47,13 @@ class Handlers:
 
     async def want(self, model: str) -> None: ...
 
+    async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        self.callers.append(caller)
+        yield [f"line {number}" for number in range(lines)]
+        while follow:
+            yield []
+            await asyncio.sleep(0.01)
+
     async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
         raise NotImplementedError(model)
 

@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from node.core.errors import PeerUnavailable, PippinError
+from node.core.errors import Incompatible, PeerUnavailable, PippinError
 from node.core.frames import Frame
-from node.core.types import Address, Fence
+from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
+from node.core.types import Address, Caller, Fence
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving
@@ -164,3 +166,39 @@ async def test_a_bandwidth_that_cannot_be_measured() -> None:
             with pytest.raises(PippinError):
                 await client.bandwidth(Address(f"127.0.0.1:{silent.getsockname()[1]}"), 0.2)
             assert not client._channels
+
+
+async def test_the_log_of_a_peer() -> None:
+    async with serving() as (handlers, target), RpcClient() as client:
+        assert [part async for part in client.log(Address(target), 2, follow=False)] == [["line 0", "line 1"]]
+        parts = client.log(Address(target), 1, follow=True)
+        assert [await anext(parts) for _ in range(3)] == [["line 0"], [], []]
+        await parts.aclose()
+        with pytest.raises(Incompatible, match="maximum is 2,000"):
+            await anext(client.log(Address(target), 2001, follow=False))
+        assert [caller.address for caller in handlers.callers] == ["127.0.0.1"] * 2
+
+
+@pytest.mark.parametrize(
+    "lines", [["x"] * (MAX_PART_LINES + 1), ["x" * (MAX_LINE_CHARS + 1)], ["\x1b[2J"], ["one\ntwo"], ["x"] * 3]
+)
+async def test_a_log_that_no_node_has(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many lines, too long ones, such as move the cursor, more than were asked for."""
+
+    async def log(count: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
+        yield lines
+
+    async with serving() as (handlers, target), RpcClient() as client:
+        monkeypatch.setattr(handlers, "log", log)
+        with pytest.raises(Incompatible):
+            await anext(client.log(Address(target), 2, follow=False))
+
+
+async def test_a_peer_that_does_not_know_a_call_is_too_old() -> None:
+    old = grpc.aio.server()
+    port = old.add_insecure_port("127.0.0.1:0")
+    await old.start()
+    async with RpcClient() as client:
+        with pytest.raises(Incompatible, match=r"is too old for this\. Update it"):
+            await anext(client.log(Address(f"127.0.0.1:{port}"), 5, follow=True))
+    await old.stop(0)

@@ -216,6 +216,7 @@ async def test_evaluations(served: tuple[Handlers, str], client: RpcClient, case
         "/pippin.control.Control/Want",
         "/pippin.control.Control/Describe",
         "/pippin.control.Control/Prove",
+        "/pippin.control.Control/Log",
         "/pippin.serving.Files/List",
         "/pippin.serving.Files/Read",
         "/pippin.serving.Serving/Generate",

@@ -64,7 +64,9 @@ async def test_the_head_loads_nothing_else_whoever_asks() -> None:
 
     head: Any = SimpleNamespace(want=want)
     nothing: Any = None
-    service = ControlService(agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing, nothing)
+    service = ControlService(
+        agent(), head, Allowlist(agent(), ["mlx-community/*"]), nothing, nothing, nothing, nothing, nothing
+    )
     await service.want(HELD)
     await service.want(PLACED)
     with pytest.raises(ModelNotAllowed):
@@ -91,7 +93,18 @@ def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
         "allowlist": Allowlist(agent(), patterns),
         "pools": Pools(),
         **dict.fromkeys(
-            ("book", "rings", "client", "tokenizer_files", "draining", "loading", "disk", "grammars", "sandboxes")
+            (
+                "book",
+                "rings",
+                "client",
+                "tokenizer_files",
+                "draining",
+                "loading",
+                "disk",
+                "grammars",
+                "sandboxes",
+                "recent",
+            )
         ),
     }
     return Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple), asked

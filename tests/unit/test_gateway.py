@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from node.core.errors import NodeNotFound
+from node.core.logs import RecentLines
 from node.core.pool import Pools
 from node.core.types import (
     ClusterView,
@@ -46,6 +48,7 @@ async def gateway(sandbox_server):
         "tokenizer_files": files,
         "sandboxes": sandbox_server,
         "grammars": SimpleNamespace(is_stuck=False),
+        "recent": RecentLines(),
         **dict.fromkeys(("rings", "client", "catalogue", "want", "allowlist", "draining", "loading", "disk")),
     }
     gateway = Gateway(**parts, started_at=1, open_cluster=False, other_secret=tuple)
@@ -148,3 +151,11 @@ async def test_health_names_the_warnings_that_are_problems(gateway):
     gateway._agent.view = lambda: view
     assert {each["code"] for each in gateway.status()["warnings"]} == {"no-capacity", "open-cluster"}
     assert gateway.health() == {"status": "ok", "node": "n1", "models": [], "warnings": ["no-capacity"]}
+
+
+async def test_the_log_of_this_node_and_of_others(gateway):
+    gateway._recent.write("one\ntwo\n")
+    for name in ("", "n1"):
+        assert [part async for part in gateway.log(name, 1, follow=False)] == [["two"]]
+    with pytest.raises(NodeNotFound, match="No node is named 'n2'"):
+        gateway.log("n2", 1, follow=False)

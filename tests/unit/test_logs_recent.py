@@ -1,6 +1,6 @@
 import logging
 
-from node.core.logs import MAX_LINE_CHARS, RECENT, RecentLines
+from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES, RECENT, RecentLines
 
 
 def recent(*lines):
@@ -37,3 +37,21 @@ def test_a_record_that_cannot_be_formatted_harms_nobody_who_logs_it(capsys):
     handler.handle(logging.makeLogRecord({"msg": "one\n two"}))
     assert kept.since(0) == (["one", " two"], 2)
     assert "Logging error" in capsys.readouterr().err
+
+
+async def test_it_is_read_in_parts():
+    numbers = [str(number) for number in range(MAX_PART_LINES + 20)]
+    kept = recent(*numbers)
+    assert [part async for part in kept.read(MAX_PART_LINES + 10, follow=False)] == [numbers[10:110], numbers[110:]]
+    assert [part async for part in kept.read(0, follow=False)] == []
+
+
+async def test_it_is_followed(monkeypatch):
+    monkeypatch.setattr("node.core.logs.LOOK_S", 0.001)
+    kept = recent()
+    parts = kept.read(5, follow=True)
+    assert [await anext(parts), await anext(parts)] == [[], []]
+    kept.write("one\ntwo\n")
+    assert await anext(parts) == ["one", "two"]
+    assert await anext(parts) == [], "it is quiet, not over"
+    await parts.aclose()

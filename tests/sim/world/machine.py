@@ -18,6 +18,7 @@ from node.cluster.heartbeats import Heartbeats
 from node.cluster.loading import Loading
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
+from node.core.logs import RecentLines
 from node.core.models import DraftChoice, HeldModel, ModelSpec
 from node.core.pool import Pools
 from node.core.types import Memory, NodeInfo, NodeReport, Ring, Shard
@@ -214,7 +215,10 @@ class Process:
         allowlist = Allowlist(self.agent, ())
         disk: Any = None
         duplicate_id: Any = None  # a machine's key is its own
-        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, self.loading, duplicate_id)
+        recent = RecentLines()
+        self.control = ControlService(
+            self.agent, self.head, allowlist, specs, draining, self.loading, duplicate_id, recent
+        )
         self.gateway = Gateway(
             self.agent,
             self.book,
@@ -230,6 +234,7 @@ class Process:
             Pools(),
             grammars,
             sandboxes,
+            recent,
             started_at=0,
             open_cluster=True,
             other_secret=tuple,
