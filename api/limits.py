@@ -83,6 +83,8 @@ MAX_BACKGROUND_S = 6 * 3600.0
 MAX_CONNECTIONS = 1024
 MAX_CONNECTIONS_OF_ONE = 512
 """Maximum connections from one address, which may be a proxy or a benchmark."""
+KEPT_CONNECTIONS = 16
+"""Further connections, which get answers at `/health` only."""
 IDLE_S = 75.0
 """Seconds that a connection may stay open without a request."""
 HEADER_S = 20.0

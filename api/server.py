@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from api.access_log import HEADER, new_request_id
@@ -25,6 +25,7 @@ from node.host.ports import is_served
 TAKEN_HINT = "Is another node running? Choose another port with --api-port, or 0 for any free one."
 OLLAMA_TAKEN_HINT = "Is Ollama running? Quit it, choose another port with --ollama-port, or leave the option out."
 TOO_MANY = Overloaded("Too many connections are open already.", hint="Close some of them, or try again soon.")
+HEAD = b"HEAD "
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class _Protocol(web.RequestHandler):
         """Timer that closes the connection if the headers of its request stay incomplete."""
         self._unread = 0
         """Bytes of incomplete headers."""
+        self._method = b""
+        """Their first bytes, of which one learns whether the answer to input that is no request may have a body."""
 
     @property
     def waits_for_client(self) -> bool:
@@ -145,13 +148,14 @@ class _Protocol(web.RequestHandler):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{HEADER}: {request_id}\r\nContent-Type: application/json; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
         )
-        transport.write(head.encode() + body)
+        transport.write(head.encode() + (b"" if self._method == HEAD else body))
         transport.close()
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
         if self._waits_for_request and self._header_timer is None:  # whatever came before was answered
-            self._unread = 0
+            self._unread, self._method = 0, b""
+        self._method += data[: len(HEAD) - len(self._method)]
         super().data_received(data)
         loop = asyncio.get_running_loop()
         self.heard_at = loop.time()
@@ -167,9 +171,25 @@ class _Protocol(web.RequestHandler):
         elif self._header_timer is None:
             self._header_timer = loop.call_later(self._limits.header_s, self.force_close)
 
-    async def _handle_request(self, *args: Any) -> tuple[web.StreamResponse, bool]:
+    async def _handle_request(
+        self, request: web.BaseRequest, start_time: float | None, request_handler: Any
+    ) -> tuple[web.StreamResponse, bool]:
         self._close_if_too_much_waits()
-        return await super()._handle_request(*args)
+        handler = request_handler if self._connections.admits(self, request.path) else self._too_many
+        return await super()._handle_request(request, start_time, handler)
+
+    async def _too_many(self, _request: web.BaseRequest) -> web.StreamResponse:
+        response = self._error(TOO_MANY.status, describe(TOO_MANY))
+        response.headers[hdrs.RETRY_AFTER] = str(TOO_MANY.retry_after)
+        return response
+
+    def _error(self, status: int, error: dict[str, Any]) -> web.Response:
+        """Error for what gets to no handler, after which the connection is closed."""
+        request_id = new_request_id()
+        log.debug("%s no request from %s: %d", request_id, self.address, status)
+        response = web.json_response(error, status=status, headers={HEADER: request_id})
+        response.force_close()
+        return response
 
     def _close_if_too_much_waits(self) -> None:
         """Close the connection before what waits behind the current request makes reading pause: without reading, it
@@ -226,11 +246,9 @@ class _Protocol(web.RequestHandler):
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # it logs, and raises if an answer has begun
         said = f"The HTTP request is invalid: {(message or 'it cannot be parsed').splitlines()[0].rstrip(':')}."
-        request_id = new_request_id()
-        log.debug("%s no request from %s: %d", request_id, self.address, status)
-        error = error_object(status, said if status < 500 else "The server failed.")
-        response = web.json_response(error, status=status, headers={HEADER: request_id})
-        response.force_close()
+        response = self._error(status, error_object(status, said if status < 500 else "The server failed."))
+        if request.method not in hdrs.METH_ALL and self._method == HEAD:
+            response.headers[hdrs.CONTENT_LENGTH], response.body = str(response.content_length), None
         return response
 
 

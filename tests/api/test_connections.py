@@ -70,7 +70,7 @@ async def test_who_waits_for_an_answer_makes_no_room(serve, connect, backend, ca
     for reader, _ in streams:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     for _ in range(2):
-        refused, _ = await connect(server, GET)
+        refused, _ = await connect(server, GET.replace(b"/health", b"/v1/models"))
         head, _, body = (await ends(refused)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nRetry-After: 2\r\n" in head
@@ -83,6 +83,33 @@ async def test_who_waits_for_an_answer_makes_no_room(serve, connect, backend, ca
     async with asyncio.timeout(SLOW_S):
         while (await server.chat()).status != 200:  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(total=2, kept=3), ConnectionLimits(per_address=2, kept=3)])
+async def test_a_monitor_gets_an_answer_when_all_others_are_used(serve, connect, backend, limits):
+    server = await serve(limits=limits)
+    backend.pause_at = 1
+    for _ in range(2):
+        await connect(server, POST)
+    async with asyncio.timeout(SLOW_S):
+        while backend.running < 2:  # noqa: ASYNC110 - the backend tells only of one
+            await asyncio.sleep(0.01)
+    monitor = await connect(server, GET)
+    silent = [await connect(server) for _ in range(20)]
+    assert (await answered(monitor[0]))[0].startswith(b"HTTP/1.1 200 ")
+    newest = await connect(server, GET.replace(b"/health", b"/health?full") * 2)
+    for _ in range(2):
+        assert (await answered(newest[0]))[0].startswith(b"HTTP/1.1 200 ")
+    assert [await ends(reader) for reader, _ in silent[:-2]] == [b""] * 18
+    newest[1].write(GET.replace(b"/health", b"/version"))
+    assert (await answered(newest[0]))[0].startswith(b"HTTP/1.1 429 "), "it may ask for nothing else"
+    assert await ends(newest[0]) == b""
+    backend.go_on.set()
+    async with asyncio.timeout(SLOW_S):
+        while (await server.chat()).status != 200:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
+    silent[-1][1].write(GET.replace(b"/health", b"/version"))
+    assert (await answered(silent[-1][0]))[0].startswith(b"HTTP/1.1 200 "), "there is a place by now"
 
 
 async def test_an_idle_connection_is_closed(serve, connect):
@@ -223,7 +250,7 @@ class Peer:
 
 
 def test_an_address_has_its_share():
-    open_ = Connections(ConnectionLimits(total=10, per_address=6))
+    open_ = Connections(ConnectionLimits(total=10, per_address=6, kept=0))
     greedy = [Peer("10.0.0.1", number) for number in range(20)]
     assert all(map(open_.add, greedy))
     assert [peer.closed for peer in greedy] == [True] * 14 + [False] * 6
@@ -241,5 +268,5 @@ def test_an_address_has_its_share():
 
 def test_half_of_the_descriptors_are_left(monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
-    open_ = Connections(ConnectionLimits())
+    open_ = Connections(ConnectionLimits(kept=0))
     assert [open_.add(Peer("", number, waits_for_client=False)) for number in range(5)] == [True] * 4 + [False]

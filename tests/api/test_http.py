@@ -1,12 +1,14 @@
 """HTTP itself: routes, bodies in all encodings, browsers, clients that hang up or read slowly."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 
 import pytest
 
 from api.in_flight import IN_FLIGHT
+from api.limits import FOLLOWERS_OF_ONE
 from api.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound, PeerUnavailable
 
@@ -99,6 +101,24 @@ async def test_the_log_of_another_node(server, backend, follow):
     async with server.http.get(f"{server.url}/cluster/logs?node=nobody&follow={follow}") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (404, "node_not_found")
     assert backend.logs_of == ["mini 2"]
+
+
+async def test_a_client_follows_few_logs_the_newest_ones(server, backend):
+    """So pages and forgotten readers take no place for long."""
+    async with contextlib.AsyncExitStack() as stack:
+        readers = []
+        for number in range(FOLLOWERS_OF_ONE + 2):
+            backend.recent.write(f"line {number}\n")
+            reader = await stack.enter_async_context(server.http.get(f"{server.url}/cluster/logs?lines=1&follow=true"))
+            assert await next_line(reader) == f"line {number}"
+            readers.append(reader)
+        for reader in readers[:2]:
+            rest = (await asyncio.wait_for(reader.text(), 30)).splitlines()
+            assert "Newer readers took this one's place" in rest[-1]
+        backend.recent.write("the last line\n")
+        for reader in readers[2:]:
+            while await next_line(reader) != "the last line":
+                pass
 
 
 async def test_a_log_that_breaks_off_says_why(server, backend):
