@@ -55,8 +55,8 @@ def create_app(
     size. `ollama_port`: port at which Ollama's clients ask; None: there is none for them.
     """
     keyed = bool(api_keys)
-    # The `Host` check prevents DNS rebinding. It adds nothing where any page may use the API or every request needs a
-    # key.
+    # The `Host` check prevents DNS rebinding. It adds nothing where every request needs a key; where any page may use the
+    # API, `Cors` makes it for what is left to named pages.
     callers = Callers(anywhere=keyed or open_api, names=None if keyed or "*" in cors_origins else names)
     cors, in_flight, counted = Cors(cors_origins, names, keyed=keyed), InFlight(), Metrics(backend)
     bodies = Bodies(body_limit, body_s)

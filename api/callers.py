@@ -35,7 +35,7 @@ class Callers:
         if not self._anywhere:
             self._check_address(*connection_ends(request))
         if self._names is not None:
-            self._check_host(request.headers.get(hdrs.HOST, ""))
+            check_host(request, self._names)
 
     def client(self, request: web.BaseRequest, key: str | None) -> str:
         """Name of the caller: a hash of the API key if there is one, else of the address.
@@ -52,21 +52,22 @@ class Callers:
                 hint="Start the node with --api-key-file, or with --open-api to let anybody use it.",
             )
 
-    def _check_host(self, authority: str) -> None:
-        """Reject foreign host names, to prevent DNS rebinding: if a page's own host name resolves to this node, its
-        browser treats the answer as the page's own.
 
-        Such a name is in the public DNS, or else was set up on this network. A client that sends no `Host` is not a
-        browser.
-        """
-        assert self._names is not None
-        host = parse_host(authority)
-        if not authority or (host and (is_address(host) or is_local_name(host) or host in self._names)):
-            return
-        raise HostNotAllowed(
-            f"{authority[:100]!r} is not a known name of this node.",
-            hint="If it is one, start the node with --allow-host NAME.",
-        )
+def check_host(request: web.BaseRequest, names: Collection[str]) -> None:
+    """Reject foreign host names, to prevent DNS rebinding: if a page's own host name resolves to this node, its browser
+    treats the answer as the page's own.
+
+    Such a name is in the public DNS, or else was set up on this network. A client that sends no `Host` is not a browser.
+    `names`: of this node, in lower case. Raises HostNotAllowed.
+    """
+    authority = request.headers.get(hdrs.HOST, "")
+    host = parse_host(authority)
+    if not authority or (host and (is_address(host) or is_local_name(host) or host in names)):
+        return
+    raise HostNotAllowed(
+        f"{authority[:100]!r} is not a known name of this node.",
+        hint="If it is one, start the node with --allow-host NAME.",
+    )
 
 
 def _address_or_network(caller: str, own: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from aiohttp import hdrs, web
 
+from api.callers import check_host
 from api.errors import OriginNotAllowed
 from node.core.addresses import is_local_address, is_local_name, parse_host
 
@@ -30,6 +31,9 @@ CHANGES = ("/cluster/", "/api/pull", "/api/delete")
 """Beginnings of the paths where only pages of explicitly named origins may change anything: other pages have no need to, and a user who
 visits such a page would not notice.
 """
+OWN = ("/cluster/", "/metrics")
+"""Beginnings of the paths that no page of another site needs without reading the answer, and so without saying its origin."""
+SITE, DESTINATION = "Sec-Fetch-Site", "Sec-Fetch-Dest"
 LOG = "/cluster/logs"
 """Where only pages of explicitly named origins may read: a log has more than other pages need."""
 PREFLIGHT_SECONDS = "600"
@@ -52,7 +56,7 @@ MAX_LOGGED_ORIGINS = 64
 class Cors:
     """Checks origins. Allowed are those of this machine, of private networks and of programs, and the `named` ones.
 
-    "*" in `named` allows any origin, except for changes to the cluster. `names`: further host names of this node, whose
+    "*" in `named` allows any origin, except for changes to the cluster and for its logs. `names`: further host names of this node, whose
     pages are local. `keyed`: requests need an API key, which replaces the check of origins.
     """
 
@@ -73,12 +77,17 @@ class Cors:
         self._check(request, request.method)
 
     def check_change(self, request: web.BaseRequest) -> None:
-        """Check a request that changes the cluster. Raises OriginNotAllowed for pages whose origin is not named."""
+        """Check a request that changes the cluster. Raises OriginNotAllowed for pages whose origin is not named, and
+        HostNotAllowed.
+        """
         self._check_named(request, "change the cluster")
 
     def _check_named(self, request: web.BaseRequest, what: str) -> None:
+        if self._keyed:
+            return
+        check_host(request, self._names)  # a page under a name that was made to lead here reads without an origin
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None or self._keyed or origin in self._named:
+        if origin is None or origin in self._named:
             return
         raise OriginNotAllowed(
             f"Pages of {origin[:100]!r} may not {what}.",
@@ -118,9 +127,11 @@ class Cors:
         if request.path == LOG:
             self._check_named(request, "read the log")
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is None or self._keyed or origin in self._named:
+        if self._keyed or origin in self._named:
             return
-        if not self._may_ask(origin) and not _is_own(request, origin):
+        if origin is None:
+            _check_site(request)
+        elif not self._may_ask(origin) and not _is_own(request, origin):
             self._log_once(origin)
             raise OriginNotAllowed(
                 f"Pages of {origin[:100]!r} may not use this API.",
@@ -149,6 +160,19 @@ class Cors:
         if origin not in self._logged and len(self._logged) < MAX_LOGGED_ORIGINS:
             self._logged.add(origin)
             log.warning("a page of %r was refused; start the node with --cors-origin to allow it", origin[:100])
+
+
+def _check_site(request: web.BaseRequest) -> None:
+    """Check a request without an origin: a browser tells then at least whether a page of another site sends it.
+
+    A link that somebody follows is no harm: the page that has it can't read the answer, nor have many of them followed.
+    """
+    site, destination = request.headers.get(SITE, "none"), request.headers.get(DESTINATION)
+    if request.path.startswith(OWN) and site not in ("same-origin", "none") and destination != "document":
+        raise OriginNotAllowed(
+            f"Pages of other sites may not use {request.path} without saying their origin.",
+            hint="A page that may use this API asks with CORS.",
+        )
 
 
 def _is_own(request: web.BaseRequest, origin: str) -> bool:

@@ -169,6 +169,58 @@ async def test_no_page_reads_the_log_unless_it_is_named(serve, settings):
         assert response.status == 200
 
 
+SITES = {
+    "an image": ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}, 403),
+    "a frame": ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
+    "a fetch": ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}, 403),
+    "another port": ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}, 403),
+    "a followed link": (
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+        200,
+    ),
+    "a typed address": ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
+    "its own page": ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}, 200),
+    "no browser": ({}, 200),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"cors_origins": ["*"]}])
+@pytest.mark.parametrize("case", SITES)
+async def test_pages_of_other_sites_ask_the_cluster_nothing_without_their_origin(serve, settings, case):
+    """Such as hundreds of logs, which they can't read but would have followed."""
+    server = await serve(**settings)
+    headers, status = SITES[case]
+    paths = {"/cluster/status", "/cluster/models", "/cluster/logs", "/cluster/logs?follow=true", "/metrics"}
+    for path in (*paths, "/", "/v1/models", "/health"):
+        for method in ("GET", "HEAD"):
+            async with server.http.request(method, server.url + path, headers=headers) as response:
+                assert response.status == (status if path in paths else 200), path
+    allowed = {**headers, "Origin": "http://nas:3000"}
+    async with server.http.get(f"{server.url}/cluster/status", headers=allowed) as response:
+        assert response.status == 200
+
+
+async def test_a_name_that_was_made_to_lead_here_reads_no_log_and_changes_nothing_whatever_the_star_says(
+    serve, backend
+):
+    """Its page reads as of its own origin, and so says none."""
+    server = await serve(cors_origins=["*"], names=["llm.example"])
+    evil, own = {"Host": "evil.example"}, {"Host": "llm.example:52415"}
+    for path in ("/cluster/logs", "/cluster/logs?node=mini-2"):
+        for headers, status in ((evil, 403), (own, 200), ({}, 200)):
+            async with server.http.get(server.url + path, headers=headers) as response:
+                assert response.status == status
+    for method, path in (("POST", "/cluster/nodes/n/drain"), ("DELETE", "/cluster/models/m"), ("POST", "/api/pull")):
+        async with server.http.request(method, server.url + path, headers=evil) as response:
+            assert response.status == 403
+            assert "--allow-host" in await response.text()
+    unload = {"model": "m", "keep_alive": 0}
+    assert (await server.post("/api/generate", unload, headers=evil)).status == 403
+    assert backend.drained is None
+    async with server.http.get(f"{server.url}/v1/models", headers=evil) as response:
+        assert response.status == 200
+
+
 async def test_named_pages_may_do_everything_besides_local_ones(serve):
     server = await serve(cors_origins=["https://good.example", "null"])
     for origin in ("https://good.example", "null"):

@@ -114,7 +114,7 @@ async def test_a_client_follows_few_logs_the_newest_ones(server, backend):
             readers.append(reader)
         for reader in readers[:2]:
             rest = (await asyncio.wait_for(reader.text(), 30)).splitlines()
-            assert "Newer readers took this one's place" in rest[-1]
+            assert "Newer readings took this one's place" in rest[-1]
         backend.recent.write("the last line\n")
         for reader in readers[2:]:
             while await next_line(reader) != "the last line":
