@@ -1,99 +1,69 @@
-"""`node`: starts a node and runs it until Ctrl-C; `node --check` checks this machine instead."""
+"""`node`: starts a node of a cluster; or Node.js, where it is called as Node.js is called.
 
-import gc
-import logging
+The imports that take a while come after the handler of signals, so that no Ctrl-C ends in a traceback.
+"""
+
 import os
 import signal
 import sys
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from node.core.logs import ERASE_LINE, LineFormatter, RecentLines
-from node.host.nodejs import meant_for_nodejs
+from node.host.nodejs import become_nodejs, has_program_on_stdin, other_node
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from node.options import Options
-
-LOG_BYTES, LOG_FILES = 10 * 2**20, 5
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--check"] and not meant_for_nodejs(sys.argv[2:]):  # Node.js, too, has that option
+    """The program `node`. Its first argument decides which of the two is meant."""
+    _end_on_signals()
+    if _is_for_nodejs(sys.argv[1:]):
+        become_nodejs(sys.argv[1:])
+    start()
+
+
+def start() -> None:
+    """`pippin node` and `python -m node`: never Node.js."""
+    _end_on_signals()
+    if sys.argv[1:2] == ["--check"]:
         from node.check.command import main as check  # noqa: PLC0415
 
-        sys.exit(check(sys.argv[2:]))
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.exit(check(sys.argv[2:]))
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+    from node.start import main as run  # noqa: PLC0415
+
+    sys.exit(run())
+
+
+def _is_for_nodejs(args: list[str]) -> bool:
+    """Whether they are a script with its arguments, begin with a flag that Pippin does not know, or come with a program."""
+    if not args or args == ["--check"]:
+        return has_program_on_stdin()
+    flag = args[0].partition("=")[0]
+    if flag in ("-v", "--version"):  # tools ask for it to learn which Node.js there is
+        return other_node() is not None
+    if flag == "--check":  # of Pippin it has options only, of Node.js a script
+        return not args[1].startswith("-")
+    if not flag.startswith("--"):
+        return flag not in ("-h", "-m")
+    from node.options import knows  # noqa: PLC0415 - it takes a while, and most command lines of Node.js name a script
+
+    return not knows(flag)
+
+
+def _end_on_signals() -> None:
+    """Have signals end this process until the node has handlers of its own."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, _end_early)
-    from node.options import parse_options  # noqa: PLC0415 - after the handler, as it takes a while
-
-    options = parse_options()
-    recent = RecentLines()
-    keep = logging.StreamHandler(recent)
-    keep.setFormatter(LineFormatter())
-    level = logging.getLevelNamesMapping()[options.log_level.upper()]
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[_log_handler(options.log_file), keep])
-    for package in ("node", "api"):  # of gRPC, the hub's client and others, only warnings are of use
-        logging.getLogger(package).setLevel(level)
-    sys.exit(_run(options, recent))
+            signal.signal(number, _end)
 
 
-def _end_early(*_: object) -> NoReturn:
-    """The handler of signals until the node has its own. SystemExit ends the imports under way without a traceback."""
-    sys.stderr.write("node: stopped before it had started.\n")
-    raise SystemExit(0)
-
-
-def _log_handler(file: "Path | None") -> logging.Handler:
-    handler: logging.Handler = logging.StreamHandler()
-    if file:
-        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - it takes a while, and few name a file
-
-        try:
-            handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8")
-        except OSError as error:
-            sys.exit(f"node: the log file {file} can't be written: {error.strerror}")  # with 1
-    before = ERASE_LINE if file is None and sys.stderr.isatty() else ""
-    handler.setFormatter(LineFormatter(before, with_date=file is not None))
-    return handler
-
-
-def _run(options: "Options", recent: RecentLines) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs each failed handshake
-    # Imported here, so that --help and usage errors are fast.
-    import asyncio  # noqa: PLC0415
-
-    from node.core.errors import PippinError  # noqa: PLC0415
-    from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
-    from node.host.failures import wait_after_failures  # noqa: PLC0415
-    from node.host.identity import open_data_directory  # noqa: PLC0415
-    from node.host.memory import limit_arenas  # noqa: PLC0415
-    from node.host.sleep import prevent_sleep  # noqa: PLC0415
-    from node.text.sandbox import SandboxServer  # noqa: PLC0415
-
-    limit_arenas()
-    sandboxes = SandboxServer()  # before threads and gRPC start; it imports in parallel to this process
-    with fixed_limit():
-        from node.daemon import Daemon, HostFacts  # noqa: PLC0415
-    raise_limit()
-
-    async def run() -> int:
-        return await Daemon(options, data, facts, sandboxes, recent).run()
-
-    try:
-        with open_data_directory(options.data_dir) as data, nullcontext() if options.allow_sleep else prevent_sleep():
-            wait_after_failures(data.path)
-            facts = HostFacts.read(options)
-            gc.freeze()  # else each full collection visits all imported objects, and stops every thread for 0.06 s
-            return asyncio.run(run())
-    except PippinError as error:
-        print(f"node: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    finally:
-        sandboxes.close()
+def _end(*_: object) -> NoReturn:
+    os.write(2, b"node: stopped before it had started.\n")
+    os._exit(0)  # an exception would be told as ignored where an import is inside a callback or a finalizer
 
 
 if __name__ == "__main__":
-    main()
+    start()

@@ -14,7 +14,6 @@ from node import option_values as values
 from node.cluster.membership import FAIL_AFTER_S
 from node.core.models import KV_BITS
 from node.core.usage import Parser
-from node.host.nodejs import explanation, meant_for_nodejs
 from node.settings import as_toml, given_in, misspelt, nothing_given, read_settings, value_of
 
 DEFAULT_API_PORT = 52415
@@ -43,8 +42,8 @@ MEANT = {
     "--verbose": "--log-level debug",
 }
 """Names of options in other programs of this kind."""
-EXIT_NOT_NODEJS = 64
-"""EX_USAGE of sysexits.h. It differs from that of other usage errors, so that a build script's log tells them apart."""
+OF_NODEJS = {"--icu-data-dir", "--interactive", "--log-all", "--logfile", "--no-addons", "--test-timeout"}
+"""Options of Node.js that resemble options here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +128,11 @@ class Options:
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Parse `argv`, or this process's arguments, and what they leave out: the environment and the configuration file.
 
-    Exits on --help, --version, --print-config, usage errors (2) and arguments meant for Node.js (64).
+    Exits on --help, --version, --print-config and usage errors (2).
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    _refuse_javascript(args[:1])
     parser = _parser()
     found, rest = parser.parse_known_args(args, nothing_given(parser))
-    _refuse_javascript(rest)
     if rest:
         parser.refuse(rest[0], "a model is named with --model ID")
     if found.check:
@@ -172,11 +169,9 @@ def _options(given: dict[str, Any]) -> Options:
     return Options(**{"name": values.hostname(), **given, **lists})
 
 
-def _refuse_javascript(args: Sequence[str]) -> None:
-    meant = meant_for_nodejs(args)
-    if meant is not None:
-        sys.stderr.write(explanation(meant))
-        raise SystemExit(EXIT_NOT_NODEJS)
+def knows(option: str) -> bool:
+    """Whether an option is one of `node`, or is probably meant to be: misspelt, or of another program of this kind."""
+    return option not in OF_NODEJS and _parser().knows(option)
 
 
 def _parser(*, exit_on_error: bool = True) -> Parser:

@@ -6,7 +6,7 @@ from node import __version__
 
 USAGE = """usage: pippin [-h] [-v] {node,cluster} ...
 
-  pippin node      start a node of a Pippin cluster: the same as `node`
+  pippin node      start a node of a Pippin cluster: as `node` does, but never Node.js
   pippin cluster   show a cluster, or change it: the same as `cluster`
 
 `pippin node --help` and `pippin cluster --help` show the options.
@@ -20,9 +20,9 @@ def main() -> None:
     if program in ("node", "cluster"):
         del sys.argv[1]
     if program == "node":
-        from node.__main__ import main as node  # noqa: PLC0415
+        from node.__main__ import start  # noqa: PLC0415
 
-        node()
+        start()
     elif program == "cluster":
         from node.cli.__main__ import main as cluster  # noqa: PLC0415
 

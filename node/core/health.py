@@ -57,7 +57,7 @@ class Code(StrEnum):
     WIRED_MEMORY = "wired-memory"
     MAY_SLEEP = "may-sleep"
     OPEN_API = "open-api"
-    NOT_NODEJS = "not-nodejs"
+    WHICH_NODE = "which-node"
     ROSETTA = "rosetta"
     CLOCK_SKEW = "clock-skew"
     NODE_UNREACHABLE = "node-unreachable"
@@ -224,10 +224,12 @@ def open_api(node: str) -> Issue:
     return Issue(Code.OPEN_API, Severity.WARNING, text, hint)
 
 
-def not_nodejs(other: str) -> Issue:
-    """`node` in the user's shell is another program."""
-    text = f"`node` is {other} in this shell, which is Node.js or another program."
-    return Issue(Code.NOT_NODEJS, Severity.INFO, text, "Start Pippin's with `pippin node`.")
+def which_node(first: str, other: str) -> Issue:
+    """Of two programs named `node` in the user's shell. `other`: the next one after Pippin's; empty: Pippin's is not first."""
+    text = f"`node` is {first} in this shell, which is Node.js or another program."
+    if other:
+        text = f"`node` is Pippin's in this shell. Called as Node.js is called, it runs {other}."
+    return Issue(Code.WHICH_NODE, Severity.INFO, text, "`pippin node` is always Pippin's.")
 
 
 def rosetta() -> Issue:

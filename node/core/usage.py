@@ -36,10 +36,17 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, argument: str, hint: str = "") -> NoReturn:
         """Exit because of an argument that the parser does not know. `hint` is said unless it resembles an option."""
         name = argument.partition("=")[0]
-        near = self._meant.get(name) or nearest(name, self._options())
+        near = self._near(name)
         is_option = name.startswith("-") and near
         hint = f"did you mean {near}?" if is_option else hint
         self.error(f"unknown argument: {argument}" + (f" ({hint})" if hint else ""))
+
+    def knows(self, option: str) -> bool:
+        """Whether it has this option, or one that was probably meant by it."""
+        return option in self._option_string_actions or bool(self._near(option))
+
+    def _near(self, name: str) -> str:
+        return self._meant.get(name) or nearest(name, self._options())
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """As argparse does, but commands without help are not told to anybody. Raises ArgumentError."""

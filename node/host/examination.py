@@ -16,17 +16,17 @@ from node.core.health import (
     memory_limit,
     no_multicast,
     node_unreachable,
-    not_nodejs,
     open_api,
     rosetta,
     slow_blas,
+    which_node,
     wired_memory,
 )
 from node.core.types import Advert, Issue
 from node.host.local_network import local_network_hint
 from node.host.mac_program import full_disk_access_hint
 from node.host.memory import stranded
-from node.host.nodejs import first_node
+from node.host.nodejs import nodes_on_path
 from node.host.ports import is_dropped
 
 LOW_DISK = 5 * 2**30
@@ -80,8 +80,10 @@ def examine_start(
 
 def examine_terminal(programs: Path) -> Iterator[Issue]:
     """Issues of the shell in which this program was started. `programs`: the directory of Pippin's own."""
-    if (other := first_node()) and other.resolve().parent != programs.resolve():
-        yield not_nodejs(str(other))
+    found = nodes_on_path()
+    others = [each for each in found if Path(each).resolve().parent != programs.resolve()]
+    if others:
+        yield which_node(found[0], "" if others[0] == found[0] else others[0])
     if platform.system() == "Darwin" and platform.machine() != "arm64":
         yield rosetta()
 

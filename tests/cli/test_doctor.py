@@ -40,10 +40,10 @@ def test_nothing_is_wrong(node, ready, capsys):
 
 
 def test_without_a_node_the_terminal_is_examined(capsys, monkeypatch):
-    from node.core.health import not_nodejs
+    from node.core.health import which_node
 
-    monkeypatch.setattr("node.cli.doctor.examine_terminal", lambda _: iter([not_nodejs("/usr/bin/node")]))
+    monkeypatch.setattr("node.cli.doctor.examine_terminal", lambda _: iter([which_node("/usr/bin/node", "")]))
     assert main(["doctor", "--api", "127.0.0.1:1"]) == 3
     said = capsys.readouterr()
-    assert "- not-nodejs  `node` is /usr/bin/node in this shell" in said.out
+    assert "- which-node  `node` is /usr/bin/node in this shell" in said.out
     assert "No node answers" in said.err

@@ -1,5 +1,3 @@
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -207,8 +205,7 @@ def test_mistakes(argv, text, capsys):
         ("--verbose", "--log-level debug"),
     ],
 )
-def test_near_misses(argument, meant, capsys, monkeypatch):
-    monkeypatch.setattr("node.options.meant_for_nodejs", lambda _: None)  # it has a -c
+def test_near_misses(argument, meant, capsys):
     with pytest.raises(SystemExit) as exit_:
         parsed(argument, "8080")
     assert exit_.value.code == 2
@@ -230,51 +227,8 @@ def test_version_says_which_node_this_is(flag, capsys):
     assert capsys.readouterr().out == "pippin 0.1.0 (a node of a cluster; not Node.js)\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "meant"),
-    [
-        (["server.js"], "server.js"),
-        (["./dist/app.mjs", "--port", "3000"], "./dist/app.mjs"),
-        (["a.cjs", "--context", "none"], "a.cjs"),
-        (["a.ts"], "a.ts"),
-        (["--max-old-space-size=4096", "build.js"], "build.js"),
-        (["-e", "console.log(1)"], "-e"),
-        (["--eval=1"], "--eval=1"),
-        (["-p", "process.version"], "-p"),
-        (["-r", "dotenv/config", "x"], "-r"),
-        (["--inspect=9229", "x"], "--inspect=9229"),
-        (["--check", "server.js"], "server.js"),
-        (["-"], "-"),
-    ],
-)
-def test_javascript_is_for_the_other_node(argv, meant, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        parsed(*argv)
-    assert exit_.value.code == 64
-    assert f"this is Pippin's node, not Node.js; it can't run {meant!r}" in capsys.readouterr().err
-
-
 def test_a_model_may_be_named_like_a_script():
     assert parsed("--model", "org/three.js").models == ("org/three.js",)
-
-
-def test_the_way_to_nodejs_is_told(tmp_path, monkeypatch, capsys):
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for directory in (ours, theirs):
-        directory.mkdir()
-        (directory / "node").write_text("#!/bin/sh\n")
-        (directory / "node").chmod(0o755)
-    monkeypatch.setattr(sys, "argv", [str(ours / "node"), "x.js"])
-    monkeypatch.setenv("PATH", os.pathsep.join(map(str, (ours, theirs))))
-    with pytest.raises(SystemExit):
-        parse_options()
-    err = capsys.readouterr().err
-    assert f"Node.js may be {theirs / 'node'}" in err
-    assert f"{ours} in PATH" in err
-    monkeypatch.setenv("PATH", str(ours))
-    with pytest.raises(SystemExit):
-        parse_options()
-    assert "no other `node` on your PATH" in capsys.readouterr().err
 
 
 def test_a_folder_is_a_model_of_its_name(tmp_path, monkeypatch):

@@ -74,11 +74,14 @@ def program(tmp_path: Path) -> Callable[[str], Path]:
 def test_a_shell_whose_node_is_another(program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = program("ours"), program("theirs")
     monkeypatch.setenv("PATH", f"{ours.parent}:{theirs.parent}")
-    assert list(examine_terminal(ours.parent)) == []
+    (issue,) = examine_terminal(ours.parent)
+    assert issue.text == f"`node` is Pippin's in this shell. Called as Node.js is called, it runs {theirs}."
     monkeypatch.setenv("PATH", f"{theirs.parent}:{ours.parent}")
     (issue,) = examine_terminal(ours.parent)
-    assert issue.code == Code.NOT_NODEJS
-    assert str(theirs) in issue.text
+    assert issue.code == Code.WHICH_NODE
+    assert f"`node` is {theirs}" in issue.text
+    monkeypatch.setenv("PATH", str(ours.parent))
+    assert list(examine_terminal(ours.parent)) == []
     monkeypatch.setenv("PATH", "/no/such")
     assert list(examine_terminal(ours.parent)) == []
 
