@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.core.clock import now
+from node.core.errors import PippinError
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.types import Ring, Shard, Speed, StageSpec
 from node.core.units import format_bytes
@@ -91,7 +92,7 @@ class LoadedShards:
             return
         try:
             speed = await self._compute.run_pieces(self._measuring(shard, loaded))
-        except MLX_ERRORS as error:  # the layers may be of use all the same
+        except (*MLX_ERRORS, PippinError) as error:  # the layers may be of use all the same
             log.warning("could not measure the speed of %s: %s", shard.model, error)
             return
         if speed:
