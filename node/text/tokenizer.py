@@ -70,7 +70,7 @@ class Tokenizer(Encoder):
         super().__init__(hf, wrapper if template_is_code and wrapper.has_chat_template else hf, self.control_strings)
         self.template_is_code = self._renderer is wrapper
         """Whether the chat template is Python code in mlx-lm instead of a Jinja template of the model."""
-        self._added = {token: entry.content.encode() for token, entry in added.items()}
+        self._added = frozenset(added)  # their ids may lie beyond the number of tokens
         self._to_bytes = _byte_reader(hf)
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = len(hf)
@@ -92,12 +92,13 @@ class Tokenizer(Encoder):
     def token_bytes(self, token: int) -> bytes:
         """Bytes of a token, control tokens included; they may be part of a character."""
         if token not in self._bytes:
-            self._bytes[token] = self._added[token] if token in self._added else self._read_bytes(token)
+            self._bytes[token] = self._read_bytes(token)
         return self._bytes[token]
 
     def _read_bytes(self, token: int) -> bytes:
         # Models often have more logits than their tokenizer has tokens; the additional ids have no text.
-        name = self._hf.convert_ids_to_tokens(token) if 0 <= token < self.vocab_size else None
+        known = 0 <= token < self.vocab_size or token in self._added
+        name = self._hf.convert_ids_to_tokens(token) if known else None
         if name is None:
             return b""
         if self._to_bytes is None:
@@ -199,7 +200,7 @@ def _eos_ids(directory: Path) -> frozenset[int]:
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:
     """Function from a token's name to its bytes; None unless the tokenizer's decoder is of one of the two common
-    kinds.
+    kinds. Added tokens are no exception: Gemma writes runs of blanks as ▁, too.
     """
     backend = getattr(hf, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
@@ -225,4 +226,6 @@ BYTE_ALPHABET = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 def _read_byte_level(name: str) -> bytes:
-    return b"".join(bytes([BYTE_ALPHABET[char]]) if char in BYTE_ALPHABET else char.encode() for char in name)
+    if BYTE_ALPHABET.keys() >= set(name):
+        return bytes(BYTE_ALPHABET[char] for char in name)
+    return name.encode()  # an added token, as a text has it
