@@ -3,7 +3,6 @@
 They depend only on the grammar and the tokens generated so far, so a session can be replayed, also by another driver.
 """
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from node.core.errors import BadRequest, PippinError
 from node.text.grammar_job import LIMITS, error_of
 from node.text.tokenizer import Tokenizer
+from node.text.tokenizer_files import CleanFolder
 
 
 class GrammarLost(PippinError):
@@ -66,10 +66,9 @@ class Constraint:
 
 
 class Constraints:
-    """Creates the constraints of one model's sessions. Thread-safe.
+    """Creates the constraints of one model's sessions. Call `read` before the first one; most models never need it.
 
-    The first call reads the tokenizer, which takes up to a second; most models never need it. If the tokenizer is
-    unusable, that is remembered, too.
+    If the tokenizer is unusable, that is remembered, too.
     """
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
@@ -79,34 +78,35 @@ class Constraints:
         self._tokenizer: LLTokenizer | None = None
         self._unusable = ""
         """Why this model can follow no grammar; empty while unknown."""
-        self._lock = threading.Lock()
+
+    @property
+    def is_read(self) -> bool:
+        return self._tokenizer is not None or bool(self._unusable)
+
+    def read(self, folder: CleanFolder) -> None:
+        """Read the tokenizer, from the cleaned copy of its files, which takes up to a second. Raises ModelBroken."""
+        try:
+            self._tokenizer = _read(folder, self._vocabulary)
+        except BadRequest as error:
+            self._unusable = error.message
 
     def begin(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
         """Create the constraint of a session with these tokens. A sandbox must have tried the grammar: see
         `Grammars.begin`.
 
-        Raises BadRequest for an invalid grammar and for tokens that do not follow it; ModelBroken.
+        Raises BadRequest for an invalid grammar and for tokens that do not follow it.
         """
-        matcher = LLMatcher(self._read(), grammar, log_level=0, limits=LIMITS)
+        if self._tokenizer is None:
+            raise BadRequest(self._unusable)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         constraint = Constraint(matcher)
         if matcher.is_error() or constraint.allowed(generated) is None:
             raise BadRequest(f"The grammar can't be followed: {error_of(matcher)}")
         return constraint
 
-    def _read(self) -> LLTokenizer:
-        with self._lock:
-            if self._tokenizer is None and not self._unusable:
-                try:
-                    self._tokenizer = _read(self.directory, self._vocabulary)
-                except BadRequest as error:
-                    self._unusable = error.message
-        if self._tokenizer is None:
-            raise BadRequest(self._unusable)
-        return self._tokenizer
 
-
-def _read(directory: Path, vocabulary: int) -> LLTokenizer:
-    tokenizer = Tokenizer(directory)
+def _read(folder: CleanFolder, vocabulary: int) -> LLTokenizer:
+    tokenizer = Tokenizer(folder)
     if not tokenizer.has_fixed_bytes:
         raise BadRequest("This model's tokens have no fixed bytes, so it cannot follow a grammar.")
     ends = sorted(token for token in tokenizer.eos if token < vocabulary)

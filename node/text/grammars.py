@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from node.core.errors import BadRequest, ModelBroken, Overloaded
@@ -18,7 +17,7 @@ from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function
 from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
-from node.text.sandboxed_encoder import start_tokenizer_sandbox
+from node.text.sandboxed_encoder import tokenizer_sandbox
 
 MAX_BYTES = 256 * 2**10
 """Maximum total size of names and strings in a request's schemas."""
@@ -49,9 +48,7 @@ class Grammars:
         bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_HELD)
         self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, _AT_ONCE, _WAITING)
         self._server = server
-        self._tokenizers_checked: set[Path] = set()
-        """Directories whose tokenizers a sandbox has read within its limits."""
-        self._checking_tokenizer = asyncio.Lock()
+        self._reading_tokenizer = asyncio.Lock()
         # One at a time: compiling a grammar takes many times the memory of the result.
         self._compiling = Pool("grammar", 1, 256, 30)
         self._grammars: LruCache[bytes, str] = LruCache(512)
@@ -104,7 +101,7 @@ class Grammars:
         NotReady.
         """
         memory = max(_MIN_HELD, await self._memory_of(grammar))
-        await self._check_tokenizer(constraints.directory)
+        await self._read_tokenizer(constraints)
         held = [each.memory for each in self._held if each.memory] + self._being_compiled
         if sum(held) + memory > MAX_HELD:
             raise Overloaded(
@@ -119,17 +116,17 @@ class Grammars:
         self._held.add(constraint)
         return constraint
 
-    async def _check_tokenizer(self, directory: Path) -> None:
-        """Have a sandbox read a model's tokenizer before this process does. One at a time, as some take 0.5 GB."""
-        async with self._checking_tokenizer:
-            if directory in self._tokenizers_checked:
+    async def _read_tokenizer(self, constraints: Constraints) -> None:
+        """Have a sandbox read a model's tokenizer, then this process. One at a time, as some take 0.5 GB."""
+        async with self._reading_tokenizer:
+            if constraints.is_read:
                 return
             try:
-                sandbox = await start_tokenizer_sandbox(self._server, directory)
+                async with tokenizer_sandbox(self._server, constraints.directory) as (sandbox, folder):
+                    sandbox.end()
+                    await self._compiling.run(constraints.read, folder)
             except SandboxFailed as error:
-                raise ModelBroken(f"The tokenizer of {directory.name} can't be used: {error}.") from error
-            sandbox.end()
-            self._tokenizers_checked.add(directory)
+                raise ModelBroken(f"The tokenizer of {constraints.directory.name} can't be used: {error}.") from error
 
     async def _memory_of(self, grammar: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""

@@ -9,6 +9,8 @@ from node.core.errors import ModelBroken
 from node.text.sandbox import Sandbox, SandboxFailed, SandboxServer
 from node.text.sandbox_server import Job
 from node.text.sandboxed_encoder import BOUNDS
+from node.text.tokenizer_files import copies
+from node.text.tokenizer_settings import clean
 
 MOST_MORE = 1024
 """Maximum tokens that one of them may have beyond the other's: families add control tokens from size to size."""
@@ -20,17 +22,18 @@ async def difference(server: SandboxServer, one: Path, other: Path) -> str:
     Raises ModelBroken if a tokenizer can't be read within the limits, NotReady, Overloaded.
     """
     try:
-        sandbox = await Sandbox.start(server, f"{__name__}:make_job", BOUNDS)
-        try:
-            return (await sandbox.ask(marshal.dumps((str(one), str(other))))).decode()
-        finally:
-            sandbox.end()
+        async with copies(server.files, one, other) as (private, folders):
+            sandbox = await Sandbox.start(server, f"{__name__}:make_job", BOUNDS, private)
+            try:
+                return (await sandbox.ask(marshal.dumps(list(map(str, folders))))).decode()
+            finally:
+                sandbox.end()
     except SandboxFailed as error:
         raise ModelBroken(f"The tokenizers of {one.name} and {other.name} can't be compared: {error}.") from error
 
 
 def make_job() -> Job:
-    """Create the job. A request is marshalled: the two directories. The reply is the difference."""
+    """Create the job. A request is marshalled: the two copies of tokenizer files. The reply is the difference."""
 
     def answer(request: bytes) -> bytes:
         return _difference(*map(_tokens, marshal.loads(request))).encode()  # noqa: S302 - written by the node
@@ -38,8 +41,9 @@ def make_job() -> Job:
     return answer
 
 
-def _tokens(directory: str) -> dict[int, str]:
-    tokenizer = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
+def _tokens(folder: str) -> dict[int, str]:
+    clean(Path(folder))
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False)
     return {token: text for text, token in tokenizer.get_vocab().items()}
 
 

@@ -1,8 +1,8 @@
 """Sandboxes: processes with limits, in which untrusted grammars, templates and tokenizers are compiled and run.
 
 They are forked by a server process without threads that starts before everything else, as a process that runs gRPC
-cannot fork on macOS. A sandbox limits time, memory and the size of a reply. It is no protection against code
-execution.
+cannot fork on macOS. A sandbox limits time, memory and the size of a reply, and opens no files but those of its folder
+and of Python (`node.text.confinement`).
 """
 
 import asyncio
@@ -14,11 +14,13 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from node.core.errors import NotReady, Overloaded, PippinError
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.host.memory import used_by
+from node.text import seatbelt
 from node.text.sandbox_server import ANSWERED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
@@ -61,10 +63,12 @@ class SandboxServer:
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
         self._forks = Pool("sandbox", 1, 256)
+        self.files = Pool("sandbox files", 2, 256)
+        """Threads that copy files for sandboxes."""
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _INHERITED if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, "-P", "-m", "node.text.sandbox_server", str(theirs.fileno())],
+                [*seatbelt.command(), sys.executable, "-P", "-m", "node.text.sandbox_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # what a terminal sends to all processes is for the node to decide
@@ -76,17 +80,19 @@ class SandboxServer:
         """Whether the server has died, so that no sandbox can be started."""
         return self._process.poll() is not None
 
-    async def fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
+    async def fork(self, job: str, memory: int, folder: Path | None) -> tuple[int, socket.socket]:
         """Fork a sandbox; returns its process id and socket. Waits for the server's imports. Raises NotReady,
         Overloaded.
         """
-        return await self._forks.run(self._fork, job, memory)
+        return await self._forks.run(self._fork, job, memory, folder)
 
-    def _fork(self, job: str, memory: int) -> tuple[int, socket.socket]:
+    def _fork(self, job: str, memory: int, folder: Path | None = None) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._node, [START.pack(memory, job.encode())], [theirs.fileno()])
+                socket.send_fds(
+                    self._node, [START.pack(memory, job.encode(), os.fsencode(folder or ""))], [theirs.fileno()]
+                )
                 reply = self._node.recv(START_REPLY.size)
             if not reply:
                 raise ConnectionError("it hung up")
@@ -118,12 +124,13 @@ class Sandbox(asyncio.Protocol):
         """Whether it takes requests."""
 
     @classmethod
-    async def start(cls, server: SandboxServer, job: str, bounds: Bounds) -> "Sandbox":
-        """Start a sandbox and wait until it is ready. `job`: "module:function" that creates its `Job`.
+    async def start(cls, server: SandboxServer, job: str, bounds: Bounds, folder: Path | None = None) -> "Sandbox":
+        """Start a sandbox and wait until it is ready. `job`: "module:function" that creates its `Job`. `folder`: the
+        only one that it may read and write.
 
         Raises SandboxFailed, NotReady, Overloaded.
         """
-        process, channel = await server.fork(job, bounds.memory)
+        process, channel = await server.fork(job, bounds.memory, folder)
         loop = asyncio.get_running_loop()
         _, sandbox = await loop.create_unix_connection(lambda: cls(process, bounds), sock=channel)
         await sandbox._replied(_START_S)  # noqa: SLF001 - the first reply means that it is ready

@@ -17,14 +17,15 @@ from collections.abc import Callable
 import psutil
 
 from node.host.descriptors import fixed_limit
+from node.text.confinement import confine
 
 Job = Callable[[bytes], bytes]
 
 IMPORTED = ("node.text.grammar_job", "node.text.same_tokens", "node.text.tokenizer_job")
 """Modules of the jobs."""
-START = struct.Struct("!Q64s")
+START = struct.Struct("!Q64s1024s")
 """Request to the server for a sandbox, sent with the sandbox's end of a socket: its maximum memory in bytes beyond the
-server's, and its job as "module:function"."""
+server's, its job as "module:function", and its folder."""
 START_REPLY = struct.Struct("!q")
 """The server's reply: the sandbox's process id."""
 REQUEST_HEADER = struct.Struct("!Id")
@@ -70,10 +71,12 @@ def _reap() -> None:
 def _run(request: bytes, channel: socket.socket) -> None:
     """Run a sandbox after its fork; does not return."""
     try:
-        memory, job = START.unpack(request)
-        module, _, make = job.rstrip(b"\0").decode().partition(":")
+        memory, job, folder = START.unpack(request)
+        module, _, name = job.rstrip(b"\0").decode().partition(":")
+        make = getattr(importlib.import_module(module), name)
         _limit(memory)
-        _serve(channel, getattr(importlib.import_module(module), make)())
+        confine(os.fsdecode(folder.rstrip(b"\0")))
+        _serve(channel, make())
     finally:
         os._exit(0)  # no cleanup of the server may run here
 

@@ -4,7 +4,8 @@ import asyncio
 import json
 import marshal
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from node.core.pool import Pool
 from node.text.encoder import check_length
 from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
 from node.text.tokenizer import Tokenizer
+from node.text.tokenizer_files import CleanFolder, copies
 from node.text.tokenizer_job import TOKENS
 
 _JOB = "node.text.tokenizer_job:make_job"
@@ -152,30 +154,29 @@ class SandboxedEncoder:
         return self._loading
 
     async def _load(self) -> Sandbox:
-        sandbox = await start_tokenizer_sandbox(self._server, self._directory)
-        try:
+        async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
             if not self.is_open:
-                self.tokenizer = await self.pool.run(Tokenizer, self._directory)
+                self.tokenizer = await self.pool.run(Tokenizer, folder)
             controls = list(map(tuple, self.tokenizer.control_strings))
             _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
-        except BaseException:
-            sandbox.end()
-            raise
         return sandbox
 
 
-async def start_tokenizer_sandbox(server: SandboxServer, directory: Path) -> Sandbox:
-    """Start a sandbox that reads the tokenizer of a directory. After that, this process may read it, too.
+@asynccontextmanager
+async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIterator[tuple[Sandbox, CleanFolder]]:
+    """Start a sandbox that reads the tokenizer of a directory, and ends when an error leaves the context.
 
+    In the context, this process may read the tokenizer from the folder, which the sandbox has cleaned.
     Raises SandboxFailed, ModelBroken, NotReady, Overloaded.
     """
-    sandbox = await Sandbox.start(server, _JOB, BOUNDS)
-    try:
-        _tokens(await sandbox.ask(_request("load", {"directory": str(directory)})))
-    except BaseException:
-        sandbox.end()
-        raise
-    return sandbox
+    async with copies(server.files, directory) as (private, (folder,)):
+        sandbox = await Sandbox.start(server, _JOB, BOUNDS, private)
+        try:
+            _tokens(await sandbox.ask(_request("load", {"folder": str(folder)})))
+            yield sandbox, CleanFolder(folder)
+        except BaseException:
+            sandbox.end()
+            raise
 
 
 def _end(loading: asyncio.Task[Sandbox]) -> None:

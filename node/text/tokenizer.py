@@ -4,22 +4,20 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from mlx_lm import tokenizer_utils
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from node.core.errors import ModelBroken
-from node.model.config import check_small
 from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
 from node.text.template import ControlString
+from node.text.tokenizer_files import CleanFolder
+from node.text.tokenizer_settings import ends
 
 Symbol = str | int
 """Character, or id of a control token."""
-MAX_TOKEN_ID = 2**31 - 1
-"""MLX computes with ids as int32."""
 
 
 class Detokenizer(Protocol):
@@ -30,24 +28,24 @@ class Detokenizer(Protocol):
 
 
 class Tokenizer(Encoder):
-    """Tokenizer and chat template of the model in a directory. Thread-safe.
+    """Tokenizer and chat template of a model. Thread-safe.
 
-    The files are untrusted, and some take all memory: a sandbox must have read them first, see
+    The files are untrusted, and some take all memory: a sandbox must have cleaned and read them first, see
     `node.text.sandboxed_encoder`. Raises ModelBroken.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, folder: CleanFolder) -> None:
         try:
-            self._read(directory)
+            self._read(folder)
         except ModelBroken:
             raise
         except BaseException as error:  # tokenizers raises bare Exceptions, and panics that are BaseExceptions
             reason = f"{type(error).__name__}: {error}"[:500]
-            raise ModelBroken(f"The tokenizer in {directory.name} can't be read: {reason}") from error
+            raise ModelBroken(f"The model's tokenizer can't be read: {reason}") from error
 
-    def _read(self, directory: Path) -> None:
-        wrapper = tokenizer_utils.load(directory)
-        named_ends = _eos_ids(directory)
+    def _read(self, folder: CleanFolder) -> None:
+        wrapper = tokenizer_utils.load(folder)
+        named_ends = frozenset(ends(folder))
         # The wrapper would override the template's own default of `enable_thinking`.
         hf = wrapper._tokenizer  # noqa: SLF001
         template_is_code = hf.chat_template is None or "chat_template_type" in hf.init_kwargs
@@ -181,21 +179,6 @@ def _is_markup(text: str, written: Iterable[str]) -> bool:
     Others are ordinary text, such as Gemma's runs of blanks and HTML tags.
     """
     return not text.isspace() and any(text in each for each in written)
-
-
-def _eos_ids(directory: Path) -> frozenset[int]:
-    """EOS tokens of the model's configs; chat models often have more than their tokenizer."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        check_small(path)
-        config = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        for part in (config, config.get("text_config") or {}):
-            eos = part.get("eos_token_id")
-            found |= {eos} if isinstance(eos, int) else set(eos or ())
-    if not all(isinstance(token, int) and token <= MAX_TOKEN_ID for token in found):
-        raise ValueError(f"eos_token_id is {found!r:.100}, not token ids")
-    return frozenset(token for token in found if token >= 0)  # -1 stands for no token
 
 
 def _byte_reader(hf: Any) -> Callable[[str], bytes] | None:

@@ -16,6 +16,7 @@ from node.core.errors import ContextExceeded, ModelBroken, PippinError
 from node.text.encoder import Encoder, check_length
 from node.text.sandbox_server import Job
 from node.text.template import ControlString, Segment
+from node.text.tokenizer_settings import clean
 
 TOKENS, ERROR = b"\0", b"\1"
 """First byte of a reply: token ids follow, of 4 bytes each in native byte order, or a PippinError as JSON."""
@@ -54,9 +55,13 @@ class _TokenizerJob:
     _hf: Any
     _encoder: Encoder
 
-    def load(self, directory: str) -> list[int]:
-        """Read the files, and try everything that the node will do with them in its own process. Raises ModelBroken."""
-        self._hf = AutoTokenizer.from_pretrained(Path(directory), trust_remote_code=False)
+    def load(self, folder: str) -> list[int]:
+        """Clean and read the files, and try everything that the node will do with them in its own process.
+
+        Raises ModelBroken.
+        """
+        clean(Path(folder))
+        self._hf = AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False)
         template = self._hf.chat_template
         if isinstance(template, str) and len(template) > MAX_TEMPLATE:
             raise ModelBroken(f"The chat template has {len(template):,} characters; {MAX_TEMPLATE:,} are the most.")

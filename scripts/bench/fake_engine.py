@@ -16,6 +16,7 @@ from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
 from node.text.tokenizer import Tokenizer
+from node.text.tokenizer_files import CleanFolder
 
 MODEL = "bench"
 TEXT = "Once upon a time there was a small model that could count to ten and was very happy about it. "
@@ -182,4 +183,4 @@ class FakeServing:
 
 def demo_tokens(directory: Path) -> list[int]:
     """Return tokens of the built-in model. Each ends at a whole character, so that each is an event."""
-    return Tokenizer(directory).encode(TEXT)
+    return Tokenizer(CleanFolder(directory)).encode(TEXT)

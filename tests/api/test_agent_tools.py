@@ -17,6 +17,7 @@ from node.text.constraint import Constraints
 from node.text.tokenizer import Tokenizer
 from tests.api.conftest import DEMO, MODEL
 from tests.api.test_chat import USER
+from tests.text.test_constraint import constraints_of
 
 SETS = {path.stem: json.loads(path.read_text()) for path in sorted(Path(__file__).parents[1].glob("data/tools/*.json"))}
 EACH = [(name, tool["function"]["name"]) for name, tools in SETS.items() for tool in tools]
@@ -30,7 +31,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def constraints(tokenizer):
-    return Constraints(DEMO, tokenizer.vocab_size)
+    return constraints_of(DEMO, tokenizer.vocab_size)
 
 
 class Drawn:

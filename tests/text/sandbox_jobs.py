@@ -2,6 +2,12 @@
 
 import ctypes
 import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from tokenizers import Tokenizer
 
 
 class Panic(BaseException):
@@ -33,6 +39,31 @@ def make_harmful():
             case b"pid", _, _:
                 return str(os.getpid()).encode()
         return request
+
+    return answer
+
+
+def make_curious():
+    """Opens, lists, runs, or connects to what a request names."""
+
+    def answer(request: bytes) -> bytes:
+        harm, _, named = request.decode().partition(" ")
+        match harm:
+            case "open":
+                return Path(named).read_bytes()
+            case "write":
+                Path(named).write_bytes(b"written")
+            case "list":
+                return repr(os.listdir(named)).encode()  # noqa: PTH208
+            case "open-natively":
+                return Tokenizer.from_file(named).to_str().encode()
+            case "connect":
+                socket.create_connection(("127.0.0.1", int(named)))
+            case "run":
+                subprocess.run([named], check=True)
+            case "end":
+                os.kill(int(named), signal.SIGTERM)
+        return b""
 
     return answer
 

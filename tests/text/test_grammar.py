@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.core.errors import BadRequest
-from node.text.constraint import Constraints
 from node.text.grammar import EXACT, Function, call_head, calls_grammar, json_grammar
 from node.text.tokenizer import Tokenizer
+from tests.text.test_constraint import constraints_of
 
 DEMO = Path(__file__).parents[2] / "node" / "builtin" / "pippin-demo"
 
@@ -23,7 +23,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def constraints(tokenizer):
-    return Constraints(DEMO, tokenizer.vocab_size)
+    return constraints_of(DEMO, tokenizer.vocab_size)
 
 
 @pytest.fixture

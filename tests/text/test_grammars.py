@@ -14,7 +14,7 @@ from node.text import grammars as limits
 from node.text.constraint import Constraint, Constraints
 from node.text.grammar import EXACT, Function, json_grammar
 from node.text.grammars import MAX_BYTES, MAX_GRAMMAR, MAX_LEVELS, MAX_VALUES, Grammars, check
-from node.text.sandboxed_encoder import start_tokenizer_sandbox
+from node.text.sandboxed_encoder import tokenizer_sandbox
 from node.text.tokenizer import Tokenizer
 from tests.text.test_constraint import DEMO, PERSON
 
@@ -168,14 +168,14 @@ async def test_grammars_that_begin_at_once_have_the_same_bound(grammars, constra
     assert [type(each) for each in held] == [Constraint] * 3 + [Overloaded] * 2
 
 
-async def test_sessions_that_begin_at_once_have_the_tokenizer_read_once(grammars, constraints, monkeypatch):
-    read = []
+async def test_sessions_that_begin_at_once_have_the_tokenizer_read_once(grammars, monkeypatch):
+    read, constraints = [], Constraints(DEMO, Tokenizer(DEMO).vocab_size)
 
-    async def watched(server, directory):
+    def watched(server, directory):
         read.append(directory)
-        return await start_tokenizer_sandbox(server, directory)
+        return tokenizer_sandbox(server, directory)
 
-    monkeypatch.setattr(limits, "start_tokenizer_sandbox", watched)
+    monkeypatch.setattr(limits, "tokenizer_sandbox", watched)
     grammar = await grammars.json(PERSON, strict=True, param="x")
     await asyncio.gather(*(grammars.begin(constraints, grammar, ()) for _ in range(5)))
     assert read == [DEMO]

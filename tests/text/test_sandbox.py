@@ -1,23 +1,38 @@
 """Whatever a sandbox's job does, the node continues, knows the reason for a missing answer, and has another process."""
 
 import asyncio
+import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
+import node
 from node.core.errors import NotReady, Overloaded
 from node.host import memory
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandbox_server import START, START_REPLY
+from node.text.seatbelt import EXECUTABLE
+from node.text.tokenizer_files import PREFIX
 
 MB = 2**20
 JOB = "tests.text.sandbox_jobs:make_harmful"
+CURIOUS = "tests.text.sandbox_jobs:make_curious"
 BOUNDS = Bounds(seconds=30, memory=64 * MB, reply=MB, kept=16 * MB)
+
+
+def has_landlock():
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) > 0
+
+
 QUICK = Bounds(seconds=0.3, memory=64 * MB, reply=MB)
 
 
@@ -26,8 +41,8 @@ async def start(sandbox_server):
     """Start a sandbox; all are ended with the test."""
     started = []
 
-    async def start(bounds=BOUNDS, job=JOB):
-        started.append(await Sandbox.start(sandbox_server, job, bounds))
+    async def start(bounds=BOUNDS, job=JOB, folder=None):
+        started.append(await Sandbox.start(sandbox_server, job, bounds, folder))
         return started[-1]
 
     yield start
@@ -214,8 +229,62 @@ def test_a_thread_of_the_system_is_no_reason_for_a_warning():
             channel, end = socket.socketpair()
             with channel:
                 with end:
-                    socket.send_fds(ours, [START.pack(64 * MB, JOB.encode())], [end.fileno()])
+                    socket.send_fds(ours, [START.pack(64 * MB, JOB.encode(), b"")], [end.fileno()])
                 assert ours.recv(START_REPLY.size)
                 ours.shutdown(socket.SHUT_RDWR)
                 said = server.communicate(timeout=60)[1]
     assert (server.returncode, said) == (0, "")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A sandbox's folder, in it a link to a secret file, and the folder of that file."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+        Path(folder, "own").write_text("own")
+        (tmp_path / "secret").write_text("secret")
+        Path(folder, "link").symlink_to(tmp_path / "secret")
+        yield Path(folder), tmp_path
+
+
+async def test_a_sandbox_reads_and_writes_its_folder_and_reads_python_code(start, files):
+    folder, _ = files
+    sandbox = await start(folder=folder, job=CURIOUS)
+    assert await sandbox.ask(f"open {folder / 'own'}".encode()) == b"own"
+    await sandbox.ask(f"write {folder / 'new'}".encode())
+    assert (folder / "new").read_text() == "written"
+    assert await sandbox.ask(f"open {os.__file__}".encode())
+    assert b"own" in await sandbox.ask(f"list {folder}".encode())
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        *(
+            "open {elsewhere}/secret",
+            "open {folder}/../x",
+            "open {folder}/link",
+            "open /etc/passwd",
+            "list {elsewhere}",
+        ),
+        *("list /", "write {elsewhere}/new", "write {node}/new.py", "connect {port}", "run /bin/true", "end {pid}"),
+    ],
+)
+async def test_a_sandbox_opens_nothing_else(start, files, harm, unused_tcp_port):
+    folder, elsewhere = files
+    sandbox = await start(folder=folder, job=CURIOUS)
+    given = {"folder": folder, "elsewhere": elsewhere, "node": Path(node.__file__).parent, "pid": os.getpid()}
+    with pytest.raises(SandboxFailed, match="PermissionError: a sandbox may not"):
+        await sandbox.ask(harm.format(**given, port=unused_tcp_port).encode())
+    assert not (elsewhere / "new").exists()
+
+
+@pytest.mark.skipif(not (has_landlock() or EXECUTABLE.exists()), reason="no system's wall here")
+async def test_the_system_refuses_native_code_too(start, files):
+    folder, elsewhere = files
+    bounds = replace(BOUNDS, memory=512 * MB, reply=64 * MB)
+    for path in (folder / "own", elsewhere / "secret"):
+        shutil.copy(Path(node.__file__).parent / "builtin" / "pippin-demo" / "tokenizer.json", path)
+    assert b"model" in await (await start(bounds, CURIOUS, folder)).ask(f"open-natively {folder / 'own'}".encode())
+    for path in (elsewhere / "secret", folder / "link"):
+        with pytest.raises(SandboxFailed, match=r"(denied|not permitted) \(os error"):
+            await (await start(bounds, CURIOUS, folder)).ask(f"open-natively {path}".encode())

@@ -1,0 +1,90 @@
+"""Private copies of tokenizer files, for a sandbox to clean (`node.text.tokenizer_settings`) and for this process to read."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NewType
+
+from node.core.errors import ModelBroken
+from node.core.pool import Pool
+
+CleanFolder = NewType("CleanFolder", Path)
+"""A copy that a sandbox has cleaned, or a folder of our own: transformers may read it."""
+
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json", "vocab.txt"),
+    *("spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model"),
+)
+PREFIX = "pippin-tokenizer-"
+"""Beginning of the names of private folders."""
+_MERGES = "merges.txt"
+_OTHERS = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
+)
+_TEMPLATES = "additional_chat_templates"
+_MOST_TEMPLATES = 16
+_VOCABULARY_BYTES = 64 * 2**20
+_OTHER_BYTES = 4 * 2**20
+"""Maximum bytes of a file of settings; the largest known one, of Gemma 3, has 1.2 MB."""
+
+
+@asynccontextmanager
+async def copies(pool: Pool, *directories: Path) -> AsyncIterator[tuple[Path, list[Path]]]:
+    """A private folder, and in it a copy of the tokenizer files of each directory. It goes with the context.
+
+    Raises ModelBroken, Overloaded.
+    """
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as private:
+        folders = [Path(private, str(number)) for number in range(len(directories))]
+        for directory, folder in zip(directories, folders, strict=True):
+            await pool.run(copy, directory, folder)
+        yield Path(private), folders
+
+
+def copy(directory: Path, folder: Path) -> None:
+    """Copy a model's tokenizer files to a new folder. Raises ModelBroken if a file is missing, too large, or elsewhere."""
+    try:
+        (folder / _TEMPLATES).mkdir(parents=True)
+        vocabularies = [_copy(directory, folder, name, _VOCABULARY_BYTES) for name in VOCABULARIES]
+        if not any(vocabularies):
+            what = f"{directory.name} has no tokenizer: there is none of {', '.join(VOCABULARIES)}."
+            raise ModelBroken(what, hint="Fetch the model again, or take another one.")
+        _copy(directory, folder, _MERGES, _VOCABULARY_BYTES)
+        templates = sorted(path.name for path in directory.glob(f"{_TEMPLATES}/*.jinja"))[:_MOST_TEMPLATES]
+        for name in (*_OTHERS, *(f"{_TEMPLATES}/{template}" for template in templates)):
+            _copy(directory, folder, name, _OTHER_BYTES)
+    except (OSError, RuntimeError) as error:  # a RuntimeError: a loop of links
+        reason = error.strerror if isinstance(error, OSError) else "a loop of links"
+        raise ModelBroken(f"The tokenizer of {directory.name} can't be read: {reason}.") from error
+
+
+def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
+    """Whether there is such a file."""
+    path = directory / name
+    if not os.path.lexists(path):
+        return False
+    file = path.resolve(strict=True)
+    if not _is_own(file, directory.resolve()):
+        what = f"{name} of {directory.name} is a link to a file outside of the model."
+        raise ModelBroken(what, hint="Put the file itself there.")
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as source:  # a pipe would block
+        status = os.fstat(source.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelBroken(f"{name} of {directory.name} is not a regular file.", hint="Fetch the model again.")
+        if status.st_size > most:
+            raise ModelBroken(f"{name} of {directory.name} has {status.st_size:,} bytes; {most:,} are the most.")
+        with (folder / name).open("wb") as target:
+            shutil.copyfileobj(source, target)
+    return True
+
+
+def _is_own(file: Path, directory: Path) -> bool:
+    """Whether a file is in the model's directory, or in its part of the hub's cache, where snapshots are links to blobs."""
+    cached = directory.parents[1] if len(directory.parents) > 1 else directory
+    is_snapshot = directory.parent.name == "snapshots" and cached.name.startswith("models--")
+    return file.is_relative_to(cached if is_snapshot else directory)
