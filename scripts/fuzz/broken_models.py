@@ -12,6 +12,7 @@ import wire_http
 from target import Target
 
 from tests.conftest import MODEL, ROOT, Node, until
+from tests.opened import Opened
 
 BUILTIN = ROOT / "node" / "builtin" / MODEL
 VALUES: tuple[Any, ...] = (
@@ -32,6 +33,37 @@ TEMPLATES = (
     "",
 )
 PATTERNS = ("(a+)+$", "(?<=a+)b", "(", "\\p{Nonsense}", "(.*)*x", "[[:alpha:]]{1,99999}", "")
+PATHS = (
+    *(
+        "vocab",
+        "vocab_file",
+        "merges",
+        "merges_file",
+        "tokenizer_file",
+        "spm_file",
+        "source_spm",
+        "emoji_file",
+        "vocab_size",
+    ),
+    *(
+        "name_or_path",
+        "_name_or_path",
+        "init_inputs",
+        "fast_tokenizer_files",
+        "auto_map",
+        "model_file",
+        "chat_template",
+    ),
+    *("special_tokens_map_file", "added_tokens_file", "gguf_file", "unk_token", "additional_special_tokens", "errors"),
+    *("tokenizer_object", "sp_model_kwargs", "monolingual_vocab_file", "chat_template_type", "tool_parser_type"),
+)
+"""Keys of settings that are paths for a class of transformers, that name code, or that are neither."""
+CLASSES = (
+    *("BertTokenizer", "BartphoTokenizer", "EsmTokenizer", "ProphetNetTokenizer", "GPT2Tokenizer", "LlamaTokenizer"),
+    *("T5Tokenizer", "MarianTokenizer", "RagTokenizer", "AutoTokenizer", "TokenizersBackend", "Wav2Vec2CTCTokenizer"),
+)
+PRIVATE = "cHJpdmF0ZSB0byB0aGUgdXNlcg"
+"""A line of a file that is not a model's."""
 RANDOM_BYTES = 40
 BATCH = 50
 LISTED_S = 60.0
@@ -39,6 +71,9 @@ LISTED_S = 60.0
 
 async def attack(target: Target, count: int, seed: int) -> None:
     """Attack with damaged folders. Each exists only for its request, because nodes list all models that they have."""
+    private = _private(target.models)
+    private.write_text(f"[UNK]\n{PRIVATE}\n")
+    opened = Opened(private)
     for first in range(0, count, BATCH):
         whole = target.models / f"whole-{first}"
         names = [f"broken-{number}" for number in range(first, min(first + BATCH, count))]
@@ -54,6 +89,12 @@ async def attack(target: Target, count: int, seed: int) -> None:
         finally:
             for folder in (whole, *(target.models / name for name in names)):
                 await asyncio.to_thread(shutil.rmtree, folder)
+        if opened:
+            target.findings.complain(f"model: one of {names[0]} to {names[-1]} had {private} opened")
+
+
+def _private(models: Path) -> Path:
+    return models.parent / "private"
 
 
 def _lists(target: Target, model: str) -> bool:
@@ -63,17 +104,40 @@ def _lists(target: Target, model: str) -> bool:
 
 async def _ask(target: Target, node: Node, name: str) -> str:
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    status, answer = await wire_http.exchange(node.port, wire_http.post("/v1/chat/completions", body))
     damage = (target.models / name / ".damage").read_text()
-    if not status:
-        target.findings.complain(f"model: no answer about one with {damage}")
-    return target.check_answer("model", damage, status, answer)
+    words = []
+    for path, asked in (
+        ("/v1/chat/completions", body),
+        ("/v1/detokenize", {"model": name, "tokens": [0, 1, 2, 3]}),
+    ):
+        status, answer = await wire_http.exchange(node.port, wire_http.post(path, asked))
+        if not status:
+            target.findings.complain(f"model: no answer about one with {damage}")
+        if PRIVATE.encode() in answer:
+            target.findings.complain(f"model: a private file is told by one with {damage}")
+        words.append(target.check_answer("model", damage, status, answer))
+    return words[0]
 
 
 def _make(folder: Path, rng: random.Random) -> None:
     shutil.copytree(BUILTIN, folder)
     damages: tuple[Callable[[Path, random.Random], str], ...] = (
-        *(_config, _config, _config, _bytes, _bytes, _header, _header, _template, _tokenizer, _json, _names, _index),
+        *(
+            _config,
+            _config,
+            _config,
+            _bytes,
+            _bytes,
+            _header,
+            _header,
+            _template,
+            _tokenizer,
+            _paths,
+            _paths,
+            _json,
+            _names,
+            _index,
+        ),
     )
     told = [rng.choice(damages)(folder, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
     (folder / ".damage").write_text("; ".join(told))
@@ -183,6 +247,32 @@ def _tokenizer(folder: Path, rng: random.Random) -> str:
     return f"a tokenizer that splits at {pattern}"
 
 
+def _paths(folder: Path, rng: random.Random) -> str:
+    """Name a private file, or code, where a tokenizer's settings have data."""
+    private = str(_private(folder.parent))
+    keys = rng.sample(PATHS, rng.choice([1, 3, len(PATHS)]))
+    value = rng.choice([private, [private], {"model_file": private}, f"../../{Path(private).name}", 0, "evil.Evil"])
+    hostile = dict.fromkeys(keys, value) | {"tokenizer_class": rng.choice(CLASSES), "trust_remote_code": True}
+    names = rng.sample(["tokenizer_config.json", "special_tokens_map.json", "config.json"], rng.choice([1, 2, 3]))
+    for file in map(folder.joinpath, names):
+        try:
+            whole = json.loads(file.read_text())
+        except (OSError, ValueError, RecursionError):
+            whole = {}
+        _replace(file, json.dumps({**whole, **hostile} if isinstance(whole, dict) else hostile))
+    if rng.random() < 0.5:
+        options: dict[str, Any] = {"merges": [], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        model = {"type": rng.choice(["WordPiece", "BPE"]), "vocab": private, "unk_token": "[UNK]", **options}
+        _replace(folder / "tokenizer.json", json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    elif rng.random() < 0.5:
+        _remove(folder / "tokenizer.json")
+        _replace(
+            folder / rng.choice(["vocab.txt", "vocab.json", "tokenizer.model"]),
+            rng.choice(["[UNK]", json.dumps(private)]),
+        )
+    return f"{hostile} in {names}"
+
+
 def _json(folder: Path, rng: random.Random) -> str:
     """Replace a JSON file by other JSON."""
     file = rng.choice(sorted(folder.glob("*.json")))
@@ -225,8 +315,12 @@ def _index(folder: Path, rng: random.Random) -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file where there may be a folder or a link that an earlier damage has left."""
+    _remove(file)
+    file.write_text(text)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file, or a folder or a link that an earlier damage has left."""
     if file.is_dir():
         file.rmdir()
     file.unlink(missing_ok=True)
-    file.write_text(text)
