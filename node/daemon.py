@@ -53,6 +53,8 @@ from node.host.shutdown import exit_within, on_signals
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.files import Files
 from node.model.hub import Hub
+from node.model.json_parser import JsonParser
+from node.model.layouts import Layouts
 from node.model.stage_fetch import Others
 from node.options import Options
 from node.ring.lifecycle import Rings
@@ -62,6 +64,7 @@ from node.rpc.security import Security, secure
 from node.rpc.server import RpcServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
+from node.text.sandboxed_parser import SandboxedParser
 from node.upkeep import Upkeep, addresses, multicast_addresses
 
 log = logging.getLogger(__name__)
@@ -159,11 +162,13 @@ class Daemon:
         self._duplicate_id = DuplicateId(self._agent, self._book, self._client, data.key, data.save_incarnation)
 
     def _build_models(self, sandboxes: SandboxServer) -> None:
-        hub = Hub()
+        self._parser = SandboxedParser(sandboxes)
+        layouts = Layouts(JsonParser(self._parser))
+        hub = Hub(layouts=layouts)
         self._preload: tuple[str, ...] = ()
         self._drafts: tuple[DraftChoice, ...] = ()
         folders = (*self._options.models_dirs, *lm_studio(Path.home()))
-        self._catalogue = Catalogue(BUILTIN, folders, self._data.path)
+        self._catalogue = Catalogue(BUILTIN, folders, self._data.path, layouts=layouts)
         self._upkeep = Upkeep(self._pools.upkeep, self._catalogue)
         others = Others(self._agent.info.id, self._client, self._agent.others, self._agent.holders)
         self._files = Files(self._catalogue, hub, others, self._pools)
@@ -250,14 +255,14 @@ class Daemon:
                 self._compute.stop()
                 await self._gateway.close()
                 await self._grammars.end()
+                await self._parser.end()
         log.info("stopped")
         return self._exit_code
 
     async def _run_parts(self) -> None:
         search = await self._upkeep.begin()
         await self._grammars.start()
-        self._preload = tuple(self._full_id(name) for name in self._options.models)
-        self._drafts = tuple(DraftChoice(*map(self._full_id, names)) for names in self._options.drafts)
+        self._preload, self._drafts = await self._pools.files.run(self._named)
         await self._rpc.start(self._control, self._rings, self._files)
         discovery = self._discovery if self._options.mdns else None
         async with asyncio.TaskGroup() as group:
@@ -427,6 +432,11 @@ class Daemon:
             for address in peer.report.info.addresses
         }
         return (*heard, *(peer for peer in self._heartbeats.refused if peer.report.info.name not in addresses))
+
+    def _named(self) -> tuple[tuple[str, ...], tuple[DraftChoice, ...]]:
+        """The models of --model and --draft. May search the disk."""
+        drafts = tuple(DraftChoice(*map(self._full_id, names)) for names in self._options.drafts)
+        return tuple(map(self._full_id, self._options.models)), drafts
 
     def _full_id(self, model: str) -> str:
         """Id of a model named by --model; the name as it is if no such model is found."""

@@ -77,11 +77,11 @@ def measure(model: Path, start: int, end: int) -> None:
 
     from node.engine.compute import Compute  # noqa: PLC0415
     from node.engine.load import load_stage  # noqa: PLC0415
-    from node.model.weights import Weights  # noqa: PLC0415
+    from node.model.layouts import Layout  # noqa: PLC0415
 
     compute = Compute()
     compute.start()
-    stage = asyncio.run(compute.run_pieces(load_stage(model, start, end, Weights.read(model).tensors)))
+    stage = asyncio.run(compute.run_pieces(load_stage(model, start, end, Layout(model).weights.tensors)))
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     resident = psutil.Process().memory_info().rss
     compute.stop()

@@ -31,7 +31,7 @@ from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.engine.stage import Stage
 from node.engine.tensor_codec import unpack
-from node.model.weights import Weights
+from node.model.layouts import Layout
 from node.rpc.frame_codec import decode, encode
 
 LAYERS, CUT = 4, 2
@@ -54,7 +54,7 @@ VISION: dict[str, Any] = {
 
 
 def load(directory: Path, start: int, end: int) -> Stage:
-    pieces = load_stage(directory, start, end, Weights.read(directory).tensors)
+    pieces = load_stage(directory, start, end, Layout(directory).weights.tensors)
     while True:
         try:
             next(pieces)

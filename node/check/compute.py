@@ -30,7 +30,7 @@ from node.engine.load import load_stage
 from node.engine.plan import build
 from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
-from node.model.weights import Weights
+from node.model.layouts import Layout
 
 TOKENIZER = Path(__file__).parents[1] / "builtin" / "pippin-demo"
 GREEDY_STEPS = 20
@@ -183,7 +183,7 @@ def stock(folder: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[Js
 
 
 def _load(folder: str, start: int, end: int) -> Stage:
-    pieces: Generator[float, None, Stage] = load_stage(Path(folder), start, end, Weights.read(Path(folder)).tensors)
+    pieces: Generator[float, None, Stage] = load_stage(Path(folder), start, end, Layout(Path(folder)).weights.tensors)
     while True:
         try:
             next(pieces)

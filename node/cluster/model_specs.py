@@ -88,8 +88,7 @@ class ModelSpecs:
             if flaw:
                 raise flaw from error
             raise
-        config = await self._pools.files.run(read_config, metadata.directory)
-        return await self._describe(model, metadata.directory.name, config, metadata.weights, self._kv_bits)
+        return await self._describe(model, metadata.directory.name, metadata.config, metadata.weights, self._kv_bits)
 
     async def find_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
         """Describe a model that is to guess tokens of another one.
@@ -116,7 +115,7 @@ class ModelSpecs:
 
     async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)
-        weights = await self._pools.files.run(Weights.read, folder.path)
+        weights = await self._pools.files.run(self._catalogue.weights, folder.path)
         return await self._describe(model, folder.revision, config, weights, kv_bits)
 
     async def _describe(

@@ -15,9 +15,7 @@ from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_template
-from node.model.parameters import count_parameters
 from node.model.short_names import untagged
-from node.model.weights import Weights
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
 """The directory of a model's small files, which are fetched if they are not here."""
@@ -83,7 +81,7 @@ class ModelIndex:
         addresses = [address for node in holders if (address := self._book.address_of(node))]
         directory = await self._small_files(HeldModel(model, entry.revision), next(iter(addresses), None))
         config = await self._files.run(read_config, directory)
-        template = await self._files.run(read_template, directory)
+        template = await self._files.run(read_template, directory, self._catalogue.layouts.parser)
         contexts = [ring.context for ring in self._agent.placement.rings if ring.model == model]
         embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
         context = min(contexts, default=max_context(config))
@@ -92,4 +90,4 @@ class ModelIndex:
 
     def _parameters(self, model: str, revision: str) -> int:
         folder = self._catalogue.described(model, revision)
-        return count_parameters(Weights.read(folder.path), read_config(folder.path)) if folder else 0
+        return self._catalogue.layouts.of(folder.path).parameters if folder else 0

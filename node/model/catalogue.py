@@ -16,6 +16,7 @@ from node.core.models import HeldModel
 from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
+from node.model.layouts import Layouts
 from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical, not_for_mlx, untagged
 from node.model.weights import Weights
@@ -39,12 +40,18 @@ class Catalogue:
     """
 
     def __init__(
-        self, builtin: Path, models_dirs: Sequence[Path], data_dir: Path, hub_cache: Path | None = None
+        self,
+        builtin: Path,
+        models_dirs: Sequence[Path],
+        data_dir: Path,
+        hub_cache: Path | None = None,
+        layouts: Layouts | None = None,
     ) -> None:
+        self.layouts = layouts or Layouts()
         self._fetched = data_dir / "fetched"
         self._roots = (builtin, *models_dirs, data_dir / "models")
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
-        self._scanner = FolderScanner()
+        self._scanner = FolderScanner(self.layouts)
         self._refreshing = threading.Lock()
         self._searched_again_at = -math.inf
         self._local: tuple[HeldModel, ...] = ()
@@ -160,15 +167,22 @@ class Catalogue:
                 found.setdefault(name, place.path / name)
         return found
 
+    def weights(self, directory: Path) -> Weights:
+        """See `Layout.weights`. Raises also ModelBroken if the directory can't be read."""
+        try:
+            return self.layouts.of(directory).weights
+        except OSError as error:
+            raise ModelBroken(f"{directory.name} cannot be read: {error.strerror}.") from error
+
     def flaw(self, model_id: str) -> PippinError | None:
         """The error if a folder of this name exists but holds no valid model; else None."""
         for root in self._roots:
             path = _place(root, id_parts(model_id))
             try:
                 if path.is_dir():
-                    Weights.read(path)
+                    self.weights(path)
                     if not (path / "config.json").is_file():
-                        return ModelBroken(f"{path} has no config.json.", hint="Fetch the model again.")
+                        return ModelBroken(f"{model_id} has no config.json.", hint="Fetch the model again.")
             except PippinError as error:
                 return error
             except OSError:

@@ -1,6 +1,5 @@
 """Reads a model's config.json, and checks the files that mlx-lm reads with it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,8 @@ from mlx_lm.utils import load_config
 
 from node.core.errors import ModelBroken
 from node.core.mlx_errors import MLX_ERRORS
-
-CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
-_MAX_BYTES = 16 << 20
-"""Maximum bytes of each file: parsed JSON may take 30 times its size in memory."""
+from node.model.file_names import CONFIGS, check_size
+from node.model.json_parser import JsonParser
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -29,7 +26,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def read_template(directory: Path) -> str:
+def read_template(directory: Path, parser: JsonParser) -> str:
     """The model's chat template in Jinja, the default one if it has several; empty if it has none. Raises ModelBroken."""
     own, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
     try:
@@ -37,13 +34,9 @@ def read_template(directory: Path) -> str:
             check_small(path)
         if own.exists():
             return own.read_text("utf-8")
-        template = json.loads(config.read_text("utf-8")).get("chat_template") if config.exists() else None
-        if isinstance(template, list):
-            named = {each["name"]: each["template"] for each in template}
-            template = named.get("default")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return parser.template(config.read_bytes()) if config.exists() else ""
+    except (OSError, ValueError) as error:
         raise ModelBroken(f"The chat template in {directory} cannot be read: {error}") from error
-    return template if isinstance(template, str) else ""
 
 
 def check_small(path: Path) -> None:
@@ -52,6 +45,4 @@ def check_small(path: Path) -> None:
         return
     if not path.is_file():
         raise ModelBroken(f"{path} is not a regular file.", hint="Fetch the model again.")
-    size = path.stat().st_size
-    if size > _MAX_BYTES:
-        raise ModelBroken(f"{path} has {size:,} bytes; {_MAX_BYTES:,} are the most.")
+    check_size(path.name, path.stat().st_size)

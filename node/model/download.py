@@ -61,6 +61,19 @@ def download(source: Source, blob: Path, progress: Callable[[int], None]) -> Non
             time.sleep(_LOOK_S)
 
 
+def first_bytes(url: str, headers: Mapping[str, str], count: int) -> bytes:
+    """The first `count` bytes of a file, or all that a server sends of it. Raises HUB_ERRORS."""
+    begin = bytearray()
+    asked = {**headers, "Accept-Encoding": "identity", "Range": f"bytes=0-{count - 1}"}
+    with get_session().stream("GET", url, headers=asked, timeout=STALL_S) as response:
+        hf_raise_for_status(response)
+        for chunk in response.iter_raw():  # of a server that ignores the range, no more than that
+            begin += chunk
+            if len(begin) >= count:
+                break
+    return bytes(begin[:count])
+
+
 def _complete(source: Source, partial: PartialFile, progress: Callable[[int], None]) -> None:
     digest = source.etag if is_digest(source.etag) else None
     is_resumed = partial.offset > 0

@@ -1,13 +1,24 @@
-"""Which files of a model's directory are used, and which names from a peer or an index are safe."""
+"""Which files of a model's directory are used, how large they may be, and which names from a peer or an index are safe."""
 
 import re
+from collections.abc import Mapping
 
-from node.core.errors import ModelNotFound
+from node.core.errors import ModelBroken, ModelNotFound
+from node.core.units import format_bytes
 
 DESCRIPTION = ".pippin-tensors.json"
 """Description file, written next to partial weights: file, dtype and shape of all tensors of the model."""
 
 INDEX = "model.safetensors.index.json"
+CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
+
+MAX_LAYOUT_BYTES = 32 * 2**20
+"""Maximum bytes of a header of safetensors, an index, or a description; those of the largest models have some 15 MB."""
+MAX_TOKENIZER_BYTES = 64 * 2**20
+"""Maximum bytes of a file of a tokenizer. The largest tokenizer.json has some 35 MB."""
+MAX_SMALL, MAX_SMALL_BYTES = 256, 256 * 2**20
+"""Maximum small files of a model, and maximum bytes of all of them together."""
+_MAX_BYTES = dict.fromkeys(CONFIGS, 2**20) | dict.fromkeys((DESCRIPTION, INDEX), MAX_LAYOUT_BYTES)
 
 # Files that mlx-lm loads. Python files are excluded on purpose: no code is taken from the hub or from a peer.
 _WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
@@ -22,6 +33,28 @@ def is_weights(name: str) -> bool:
 def is_small(name: str) -> bool:
     """Whether the name is of a small file: config, tokenizer, chat template, index; all that is not weights."""
     return name == DESCRIPTION or _SMALL.fullmatch(name) is not None
+
+
+def max_bytes(name: str) -> int:
+    """Maximum bytes of a small file of this name."""
+    return _MAX_BYTES.get(name, MAX_TOKENIZER_BYTES)
+
+
+def check_size(name: str, size: int) -> None:
+    """Raises ModelBroken if a small file is larger than any that a model needs: parsed, it takes 30 times its size."""
+    if size > (most := max_bytes(name)):
+        raise ModelBroken(f"{name} has {size:,} bytes; {most:,} are the most.", hint="Choose another model.")
+
+
+def check_small_files(model_id: str, sizes: Mapping[str, int]) -> None:
+    """Raises ModelBroken if one of a model's small files is too large, or all of them are together."""
+    for name, size in sizes.items():
+        check_size(name, size)
+    if len(sizes) > MAX_SMALL or sum(sizes.values()) > MAX_SMALL_BYTES:
+        raise ModelBroken(
+            f"{model_id} has {len(sizes)} small files of {format_bytes(sum(sizes.values()))} together; {MAX_SMALL} of "
+            f"{format_bytes(MAX_SMALL_BYTES)} are the most."
+        )
 
 
 def id_parts(model_id: str) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class Files:
         gathering = self._gathering(HeldModel(shard.model, shard.revision))
         args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering
         directory = await StageFetch(*args, shard, ends, progress).run()
-        return directory, await self._pools.files.run(Weights.read, directory)
+        return directory, await self._pools.files.run(self._catalogue.weights, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:
         target = partial(self._catalogue.target, model.id, model.revision)

@@ -58,7 +58,7 @@ class Gathering:
         """`target`: returns where the files go, or raises ModelNotFound. `refused`: of all loads of this node."""
         self._client = client
         self._pools = pools
-        self._model = model
+        self.model = model
         self._target = target
         self._refused = refused
         self._alone: set[File] = set()
@@ -100,7 +100,7 @@ class Gathering:
         return peer not in self.lost and self._key(peer, file) not in self._refused
 
     def _key(self, peer: Address, file: File) -> tuple[str, HeldModel, str]:
-        return peer.node or peer.target, self._model, file.name
+        return peer.node or peer.target, self.model, file.name
 
     def _opened(self, target: Path, files: Collection[File]) -> dict[str, _Open]:
         """Open the first files that no other load has open."""
@@ -155,7 +155,7 @@ class Gathering:
     ) -> None:
         parts, each = self._parts, self._open[part.file]
         chunks = self._client.read(
-            peer, self._model.id, self._model.revision, part.file, part.at, length=part.end - part.at
+            peer, self.model.id, self.model.revision, part.file, part.at, length=part.end - part.at
         )
         try:
             while part.at < part.end and parts.is_with(peer, part):
@@ -181,7 +181,7 @@ class Gathering:
             if not coming.done() or not self._parts.is_with(peer, part):
                 return None
             if (data := coming.result()) is None:
-                lacks = f"{peer} has less of {part.file} of {self._model.id} than it offered."
+                lacks = f"{peer} has less of {part.file} of {self.model.id} than it offered."
                 self._lose(peer, PeerUnavailable(lacks))
         except PippinError as error:
             self._lose(peer, error)
@@ -193,7 +193,7 @@ class Gathering:
             await asyncio.wait([coming])
 
     def _lose(self, peer: Address, error: PippinError) -> None:
-        log.warning("%s could not be fetched from %s: %s", self._model.id, peer, error)
+        log.warning("%s could not be fetched from %s: %s", self.model.id, peer, error)
         self.lost.add(peer)
         self.failure = error
 
@@ -222,7 +222,7 @@ class Gathering:
         except ModelBroken as error:
             each.here, self.failure = 0, error
             if each.resumed or len(each.senders) != 1:
-                log.warning("%s of %s: %s Fetching it from one node at a time.", each.file.name, self._model.id, error)
+                log.warning("%s of %s: %s Fetching it from one node at a time.", each.file.name, self.model.id, error)
                 self._alone.add(each.file)
                 return
             (sender,) = each.senders
@@ -235,7 +235,7 @@ class Gathering:
             sha256 = ""
             try:
                 span = each.file.name, each.file.size
-                async for _, sha256 in self._client.read(peer, self._model.id, self._model.revision, *span):  # noqa: B007
+                async for _, sha256 in self._client.read(peer, self.model.id, self.model.revision, *span):  # noqa: B007
                     pass
             except PippinError as error:
                 self._lose(peer, error)

@@ -1,6 +1,5 @@
 """Fetches models from the Hugging Face hub: only the files that a stage needs."""
 
-import json
 import logging
 import shutil
 import uuid
@@ -26,23 +25,24 @@ from node.core.models import TensorHeader
 from node.core.pool import Pool
 from node.core.types import Download
 from node.core.units import format_bytes
+from node.model.config import read_config
 from node.model.digests import digest_like, is_digest, mismatch
-from node.model.download import Source, download
-from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_small, is_weights
+from node.model.download import Source, download, first_bytes
+from node.model.file_names import DESCRIPTION, INDEX, check_small_files, is_safe, is_small, is_weights
 from node.model.formats import unloadable
 from node.model.hub_errors import HUB_ERRORS, translated
+from node.model.layouts import Layouts, read_index
 from node.model.meter import Meter
-from node.model.safetensors_header import parse_header
-from node.model.weights import Weights, read_description, read_index
+from node.model.safetensors_header import header_length
+from node.model.weights import Weights
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _READERS = 8
 """Headers read concurrently; a large model has a hundred files and each costs a round trip."""
-_MAX_SMALL = 256
-_MAX_SMALL_BYTES = 2**28
-"""Maximum total bytes of a model's small files, as models are untrusted. The largest tokenizers take 50 MB."""
+_BEGIN = 100_001
+"""Bytes requested at first of a weight file: most headers are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,14 @@ class Hub:
     All methods block on network and disk. Defaults for endpoint, token and cache: huggingface_hub's.
     """
 
-    def __init__(self, endpoint: str | None = None, token: str | None = None, cache_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        token: str | None = None,
+        cache_dir: Path | None = None,
+        layouts: Layouts | None = None,
+    ) -> None:
+        self._layouts = layouts or Layouts()
         self._api = HfApi(endpoint=endpoint, token=token, library_name="pippin")
         self._cache = cache_dir or Path(constants.HF_HUB_CACHE)
         self._readers = Pool("header", _READERS, max_waiting=4096)
@@ -76,12 +83,8 @@ class Hub:
         """
         with _told(model_id):
             directory = self._resolved(model_id, revision)
-            weights = read_description(directory) or self._describe(model_id, directory)
-        try:
-            config = json.loads((directory / "config.json").read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise ModelBroken(f"config.json of {model_id} is no JSON: {error}.") from error
-        return Metadata(config, weights, directory)
+            weights = self._layouts.of(directory).description or self._describe(model_id, directory)
+        return Metadata(read_config(directory), weights, directory)
 
     def fetch(
         self,
@@ -140,16 +143,11 @@ class Hub:
         info = self._api.model_info(model_id, revision=directory.name, files_metadata=True, timeout=_TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         small = list(filter(is_small, sizes))
-        small_bytes = sum(sizes[file] for file in small)
-        if len(small) > _MAX_SMALL or small_bytes > _MAX_SMALL_BYTES:
-            raise ModelBroken(
-                f"{model_id} has {len(small)} small files of {format_bytes(small_bytes)} together; {_MAX_SMALL} of "
-                f"{format_bytes(_MAX_SMALL_BYTES)} are the most."
-            )
-        self._check_space(model_id, small_bytes)
+        check_small_files(model_id, {file: sizes[file] for file in small})
+        self._check_space(model_id, sum(sizes[file] for file in small))
         for file in small:
             _verify(model_id, Path(self._download(model_id, file, revision=directory.name)))
-        files = _weight_files(directory, set(sizes))
+        files = self._weight_files(directory, set(sizes))
         if not files:
             raise unloadable(f"{model_id} on the hub", sizes)
 
@@ -164,14 +162,27 @@ class Hub:
         return weights
 
     def _header(self, model_id: str, commit: str, file: str, size: int) -> dict[str, TensorHeader]:
+        where = f"{file} of {model_id} on the hub"
+        url = hf_hub_url(model_id, file, revision=commit, endpoint=self._api.endpoint)
+        headers = build_hf_headers(token=self._api.token, library_name="pippin")
+        begin = first_bytes(url, headers, _BEGIN)
+        length = header_length(where, begin, size)
+        raw = begin[8:] if 8 + length <= len(begin) else first_bytes(url, headers, 8 + length)[8:]
         try:
-            found = self._api.parse_safetensors_file_metadata(model_id, file, revision=commit, timeout=_TIMEOUT_S)
-            tensors, end = parse_header(file, {name: vars(tensor) for name, tensor in found.tensors.items()})
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ModelBroken(f"The header of {file} of {model_id} on the hub is damaged: {error!r:.200}") from error
-        if end > size:
-            raise ModelBroken(f"{file} of {model_id} on the hub has {size:,} bytes; its header says at least {end:,}.")
+            tensors, end = self._layouts.parser.header(raw[:length], file)
+        except ValueError as error:
+            raise ModelBroken(f"The header of {where} is damaged: {error}") from error
+        if 8 + length + end > size:
+            raise ModelBroken(f"{where} has {size:,} bytes; its header says at least {8 + length + end:,}.")
         return tensors
+
+    def _weight_files(self, directory: Path, present: set[str]) -> list[str]:
+        """The repository's weight files: those of its index, or all that mlx-lm would load."""
+        loadable = {file for file in present if is_weights(file)}
+        index = directory / INDEX
+        indexed = set(read_index(index, self._layouts.parser).values()) if index.is_file() else set()
+        # A stale index names files that are not there.
+        return sorted(indexed if indexed and indexed <= loadable else loadable)
 
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free
@@ -189,14 +200,6 @@ def _verify(model_id: str, path: Path) -> None:
         path.unlink()
         blob.unlink(missing_ok=True)
         raise mismatch(f"{path.name} of {model_id}", blob.name, found)
-
-
-def _weight_files(directory: Path, present: set[str]) -> list[str]:
-    """The repository's weight files: those of its index, or all that mlx-lm would load."""
-    loadable = {file for file in present if is_weights(file)}
-    indexed = set(read_index(directory / INDEX).values())
-    # A stale index names files that are not there.
-    return sorted(indexed if indexed and indexed <= loadable else loadable)
 
 
 @contextmanager

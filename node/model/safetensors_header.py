@@ -5,17 +5,16 @@ A file is 8 bytes of header length (little-endian), the header in JSON, and the 
 
 import json
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from node.core.errors import ModelBroken
-from node.core.models import TensorHeader
+from node.model.file_names import MAX_LAYOUT_BYTES
 
-_MAX_HEADER_BYTES = 100_000_000
-"""Maximum header length in bytes; safetensors itself has the same limit."""
+Entry = tuple[str, str, tuple[int, ...], int]
+"""The fields of a `TensorHeader`, which can be marshalled."""
 
+MAX_TENSORS = 2**19
+"""Maximum tensors of a model; the largest ones have some 210,000."""
 _MAX_NAME = 1_000
 _MAX_AXES = 16
 
@@ -26,34 +25,20 @@ _BITS = {
 }  # fmt: skip
 """Bits per element of each safetensors dtype."""
 
-_AGAIN = "Delete the file and fetch the model again."
+AGAIN = "Delete the file and fetch the model again."
 
 
-def read_header(path: Path) -> dict[str, TensorHeader]:
-    """Read the tensors of the file.
-
-    Raises OSError, and ModelBroken unless header and tensors account for all its bytes.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelBroken(
-                f"{path}: not a whole safetensors file: {size:,} bytes, header of {length:,}.", hint=_AGAIN
-            )
-        raw = file.read(length)
-    try:
-        tensors, end = parse_header(path.name, json.loads(raw))
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise ModelBroken(
-            f"{path}: its safetensors header of {length:,} bytes is damaged: {error!r:.200}", hint=_AGAIN
-        ) from error
-    if size != 8 + length + end:
-        raise ModelBroken(f"{path} has {size:,} bytes; its header says {8 + length + end:,}.", hint=_AGAIN)
-    return tensors
+def header_length(where: str, begin: bytes, size: int) -> int:
+    """Length of the header of a file of `size` bytes, from its first 8 bytes. Raises ModelBroken."""
+    length = int.from_bytes(begin[:8], "little")
+    if size < 8 or length > size - 8:
+        raise ModelBroken(f"{where}: not a whole safetensors file: {size:,} bytes, header of {length:,}.", hint=AGAIN)
+    if length > MAX_LAYOUT_BYTES:
+        raise ModelBroken(f"{where} has a header of {length:,} bytes; {MAX_LAYOUT_BYTES:,} are the most.")
+    return length
 
 
-def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> TensorHeader:
+def make_entry(file: str, name: str, dtype: str, shape: list[int]) -> Entry:
     """Make a tensor from an entry of a header or a description. Raises ValueError, TypeError, KeyError.
 
     The entry is untrusted.
@@ -62,23 +47,27 @@ def make_tensor(file: str, name: str, dtype: str, shape: list[int]) -> TensorHea
         raise ValueError(f"{name[:100]!r} is no name of a tensor")
     if len(shape) > _MAX_AXES or not all(type(axis) is int and 0 <= axis < 2**31 for axis in shape):
         raise ValueError(f"{name} has shape {str(shape)[:100]}")
-    return TensorHeader(file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8)
+    return file, dtype, tuple(shape), (math.prod(shape) * _BITS[dtype] + 7) // 8
 
 
-def parse_header(file: str, header: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, TensorHeader], int]:
+def parse_header(raw: bytes, file: str) -> tuple[dict[str, Entry], int]:
     """The tensors of a header, which is untrusted, and the offset at which the last one ends.
 
-    Raises ValueError, TypeError, KeyError or AttributeError for an invalid entry and for tensors that overlap.
+    Raises ValueError, TypeError, KeyError, AttributeError or RecursionError for an invalid entry and for tensors that
+    overlap.
     """
-    tensors, spans = {}, []
-    for name, entry in header.items():
+    tensors: dict[str, Entry] = {}
+    spans = []
+    for name, entry in json.loads(raw).items():
         if name == "__metadata__":
             continue
-        tensor = tensors[name] = make_tensor(file, name, entry["dtype"], entry["shape"])
+        if len(tensors) == MAX_TENSORS:
+            raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
+        _, dtype, shape, nbytes = tensors[name] = make_entry(file, name, entry["dtype"], entry["shape"])
         begin, end = entry["data_offsets"]
-        if not type(begin) is type(end) is int or begin < 0 or end - begin != tensor.nbytes:
-            raise ValueError(f"{name} of {tensor.dtype} {tensor.shape} lies at {begin} to {end}")
-        if tensor.nbytes:
+        if not type(begin) is type(end) is int or begin < 0 or end - begin != nbytes:
+            raise ValueError(f"{name} of {dtype} {shape} lies at {begin} to {end}")
+        if nbytes:
             spans.append((begin, end, name))
     spans.sort()
     for (_, end, name), (begin, _, other) in pairwise(spans):

@@ -13,7 +13,8 @@ from pathlib import Path
 from node.core.errors import ModelBroken, PippinError
 from node.model.file_names import DESCRIPTION, is_safe, is_small, is_weights
 from node.model.fingerprint import fingerprint
-from node.model.weights import files_for, text_files, weight_map
+from node.model.layouts import Layouts, Stat
+from node.model.weights import files_for, text_files
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +23,6 @@ GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """errnos of a process that lacks resources, which say nothing about the disk."""
 _DENIED = os.strerror(errno.EPERM)
-
-Stat = tuple[int, int, int]
-"""(Size in bytes, modification time in ns, inode)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,8 @@ class Folder:
 class FolderScanner:
     """Reads the disk; all methods block. OSError is raised only when this process is short of descriptors or memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
         self._known: dict[Path, Folder] = {}
         self._logged: set[tuple[Path, str]] = set()
         """Failures that were logged, each with its path."""
@@ -208,7 +207,7 @@ class FolderScanner:
     def _map(self, path: Path) -> dict[str, str] | None:
         """Map from tensor to file; None if the folder is damaged or of another format. Raises OSError."""
         try:
-            return weight_map(path)
+            return self._layouts.of(path).weight_map
         except ModelBroken as error:
             self._log_once(path, str(error))
         except (RecursionError, MemoryError) as error:

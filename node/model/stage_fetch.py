@@ -15,7 +15,7 @@ from node.core.models import HeldModel
 from node.core.pool import Pools
 from node.core.types import Address, Download, Shard
 from node.model.catalogue import Catalogue
-from node.model.file_names import DESCRIPTION, is_commit, is_small
+from node.model.file_names import DESCRIPTION, check_small_files, is_commit, is_small
 from node.model.gathering import Gathering
 from node.model.hub import Hub
 from node.model.meter import Meter
@@ -109,7 +109,8 @@ class StageFetch:
             if folder is None:
                 await self._get_small(listings)
             else:
-                await self._get_weights(await self._pools.files.run(Weights.read, folder.path), listings)
+                weights = await self._pools.files.run(self._catalogue.weights, folder.path)
+                await self._get_weights(weights, listings)
 
     async def _directory(self) -> Path | None:
         return await self._pools.files.run(self._catalogue.directory_for, self._shard, self._ends)
@@ -227,8 +228,9 @@ class StageFetch:
 async def gather_small(gathering: Gathering, held: Mapping[File, Sequence[Address]]) -> bool:
     """Get small files. config.json comes last, as a folder counts as a model once it has one.
 
-    Returns False if some are missing that no holder could deliver. Raises NoCapacity (disk full).
+    Returns False if some are missing that no holder could deliver. Raises NoCapacity (disk full), ModelBroken.
     """
+    check_small_files(gathering.model.id, {file.name: file.size for file in held})
     last = {file: peers for file, peers in held.items() if file.name == "config.json"}
     others = {file: peers for file, peers in held.items() if file not in last}
     return await gathering.gather(others, lambda _: None) and await gathering.gather(last, lambda _: None)

@@ -13,8 +13,8 @@ from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.core.model_files import File
 from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION, is_small, is_weights
+from node.model.layouts import Layout
 from node.model.parts_file import PartsFile
-from node.model.weights import Weights
 
 _CHUNK = 1 << 20
 
@@ -58,7 +58,7 @@ def _check_offset(name: str, offset: int, size: int) -> None:
 
 
 def _description(directory: Path) -> bytes:
-    return Weights.read(directory).to_json()
+    return Layout(directory).weights.to_json()
 
 
 def _offered(directory: Path, name: str) -> Path:

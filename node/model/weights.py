@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from node.core.errors import ModelBroken
 from node.core.models import TensorHeader
-from node.model.file_names import DESCRIPTION, INDEX, is_safe, is_weights
-from node.model.formats import unloadable
-from node.model.safetensors_header import make_tensor, read_header
+from node.model.file_names import is_safe, is_weights
+from node.model.safetensors_header import MAX_TENSORS, Entry, make_entry
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 
@@ -21,9 +18,6 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|image_|embed_vision|embed_audio|multi_modal|mm_projector|patch_merge|aligner|mtp)"
 )
-_MAX_INDEX_BYTES = 64 << 20
-"""Maximum bytes of an index; that of the largest models has some 15 MB."""
-_NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
 def is_foreign(tensor: str) -> bool:
@@ -112,123 +106,50 @@ class Weights:
         return files_for(self.weight_map, start, end, ends)
 
     def to_json(self) -> bytes:
-        """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape."""
-        files: dict[str, dict[str, Any]] = {file: {"size": size, "tensors": {}} for file, size in self.sizes.items()}
-        for name, tensor in self.tensors.items():
-            files[tensor.file]["tensors"][name] = [tensor.dtype, *tensor.shape]
-        return json.dumps(files, sort_keys=True, separators=(",", ":")).encode()
+        """Description as JSON, some 90 bytes per tensor; the tensors' sizes follow from dtype and shape.
 
-    @classmethod
-    def from_json(cls, raw: bytes) -> Self:
-        """Parse the output of `to_json`, maybe of another node. Raises ModelBroken."""
-        try:
-            files = json.loads(raw).items()
-            sizes = {_checked(file): int(held["size"]) for file, held in files}
-            tensors = {
-                name: make_tensor(file, name, dtype, shape)
-                for file, held in files
-                for name, (dtype, *shape) in held["tensors"].items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelBroken(f"The description of the weights is damaged: {error!r:.200}") from error
-        held = Counter[str]()
-        for tensor in tensors.values():
-            held[tensor.file] += tensor.nbytes
-        if wrong := [file for file, size in sizes.items() if held[file] > size]:
-            raise ModelBroken(
-                f"The description of the weights has {held[wrong[0]]:,} bytes of tensors in the {sizes[wrong[0]]:,} "
-                f"of {wrong[0]}."
-            )
-        return cls(tensors, sizes)
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read the weights' layout from the headers of a directory's files. Blocks, for milliseconds.
-
-        Raises ModelBroken when a file is truncated or lacks a tensor that the index places in it. Files may be missing
-        only if a description tells what they would hold.
+        It is made tensor by tensor, as `json.dumps` lets no other thread run.
         """
-        try:
-            return cls._read(directory)
-        except OSError as error:
-            raise ModelBroken(f"{directory} cannot be read: {error}.") from error
-
-    @classmethod
-    def _read(cls, directory: Path) -> Self:
-        known = read_description(directory)
-        expected = weight_map(directory)
-        needed = text_files(expected)
-        files = set(expected.values())
-        absent = {file for file in files if not (directory / file).is_file()}
-        if known is None and absent & needed:
-            raise ModelBroken(f"{directory}: {min(absent & needed)} is missing.", hint="Fetch the model again.")
-        tensors, sizes = {}, {}
-        if known is not None:
-            tensors = {name: tensor for name, tensor in known.tensors.items() if tensor.file in absent}
-            sizes = {file: known.sizes[file] for file in absent}
-        for file in sorted(files - absent):
-            tensors.update(read_header(directory / file))
-            sizes[file] = (directory / file).stat().st_size
-        lacking = [
-            name
-            for name, file in expected.items()
-            if file in needed and (name not in tensors or tensors[name].file != file)
-        ]
-        if lacking:
-            raise ModelBroken(
-                f"{directory}: {expected[lacking[0]]} lacks {len(lacking)} of the tensors that belong there, "
-                f"{lacking[0]} for one.",
-                hint="Fetch the model again.",
-            )
-        return cls(tensors, sizes)
+        files: dict[str, list[str]] = {file: [] for file in sorted(self.sizes)}
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name]
+            files[tensor.file].append(f"{json.dumps(name)}:{_compact([tensor.dtype, *tensor.shape])}")
+        parts = (
+            f'{json.dumps(file)}:{{"size":{self.sizes[file]},"tensors":{{{",".join(entries)}}}}}'
+            for file, entries in files.items()
+        )
+        return f"{{{','.join(parts)}}}".encode()
 
 
-def read_description(directory: Path) -> Weights | None:
-    """The description file of a partially fetched model, or None. Raises OSError, ModelBroken."""
-    try:
-        return Weights.from_json((directory / DESCRIPTION).read_bytes())
-    except FileNotFoundError:
-        return None
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
-def weight_map(directory: Path) -> dict[str, str]:
-    """Map from tensor to file, whether or not the file is here: from the description, the index or the headers.
+def parse_description(raw: bytes) -> tuple[dict[str, int], dict[str, Entry]]:
+    """Parse the output of `Weights.to_json`, maybe of another node: bytes of each file, and the tensors.
 
-    Raises OSError, ModelBroken, and ModelUnsupported for weights in an unsupported format.
+    Raises ValueError, KeyError, TypeError, AttributeError or RecursionError if it is damaged.
     """
-    known = read_description(directory)
-    if known is not None:
-        return known.weight_map
-    present = {path.name for path in directory.glob("model*.safetensors") if is_weights(path.name) and path.is_file()}
-    indexed = read_index(directory / INDEX)
-    # An index whose files are all missing, next to other weights, is left over from before a conversion.
-    if indexed and (not present or present & set(indexed.values())):
-        if not all(map(is_weights, indexed.values())):
-            raise unloadable(str(directory), indexed.values())
-        return indexed
-    if not present:
-        raise unloadable(str(directory), [path.name for path in directory.glob("*")])
-    for file in sorted(present):
-        number = _NUMBERED.search(file)
-        if number and len(present) < int(number[2]):
-            raise ModelBroken(
-                f"{directory}: {len(present)} of {int(number[2])} weight files are here.",
-                hint="Fetch the model again.",
-            )
-    return {tensor: file for file in sorted(present) for tensor in read_header(directory / file)}
+    files = json.loads(raw).items()
+    sizes = {_checked(file): int(held["size"]) for file, held in files}
+    if (count := sum(len(held["tensors"]) for _, held in files)) > MAX_TENSORS:
+        raise ValueError(f"it has {count:,} tensors; {MAX_TENSORS:,} are the most")
+    tensors = {
+        name: make_entry(file, name, dtype, shape)
+        for file, held in files
+        for name, (dtype, *shape) in held["tensors"].items()
+    }
+    held = Counter[str]()
+    for file, _, _, nbytes in tensors.values():
+        held[file] += nbytes
+    if wrong := [file for file, size in sizes.items() if held[file] > size]:
+        raise ValueError(f"{held[wrong[0]]:,} bytes of tensors are in the {sizes[wrong[0]]:,} of {wrong[0]}")
+    return sizes, tensors
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """Map from tensor to file in an index; empty if there is no index. Raises OSError, ModelBroken."""
-    if not path.is_file():
-        return {}
-    if (size := path.stat().st_size) > _MAX_INDEX_BYTES:
-        raise ModelBroken(f"{path} has {size:,} bytes; {_MAX_INDEX_BYTES:,} are the most.")
-    try:
-        entries = json.loads(path.read_bytes())["weight_map"].items()
-        return {str(tensor): _checked(file, is_safe) for tensor, file in entries}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelBroken(f"{path} is damaged: {error!r:.200}", hint="Fetch the model again.") from error
+def parse_index(raw: bytes) -> dict[str, str]:
+    """Map from tensor to file in an index. Raises as `parse_description` does."""
+    return {str(tensor): _checked(file, is_safe) for tensor, file in json.loads(raw)["weight_map"].items()}
 
 
 def _checked(file: object, accepts: Callable[[str], bool] = is_weights) -> str:

@@ -25,7 +25,7 @@ from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.load import load_stage
 from node.engine.runner import Runner
-from node.model.weights import Weights
+from node.model.layouts import Layout
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
@@ -96,7 +96,7 @@ async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: i
     ring = Ring("m@1.1", "m", (StageSpec("a", 0, layers),), CONTEXT, 1, fence=Fence(1, 1))
     compute = Compute()
     compute.start()
-    stage = await compute.run_pieces(load_stage(path, 0, layers, Weights.read(path).tensors))
+    stage = await compute.run_pieces(load_stage(path, 0, layers, Layout(path).weights.tensors))
     limits = RingLimits(context=CONTEXT, max_sessions=1, max_queue=4, max_rows=4, chunk=128)
     driver = Driver(
         ring,

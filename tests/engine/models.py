@@ -29,7 +29,8 @@ from node.engine.stage import Stage
 from node.engine.tensor_codec import pack, unpack
 from node.model.config import read_config
 from node.model.file_names import DESCRIPTION
-from node.model.weights import Weights, layer_of
+from node.model.layouts import Layout
+from node.model.weights import layer_of
 
 PROMPT_TOKENS = 128
 SHARED = Path(mkdtemp(prefix="pippin-models-"))
@@ -116,7 +117,7 @@ def by_layer(_: int, name: str) -> str:
 
 def fetched(source: Path, target: Path, start: int, end: int) -> Path:
     """Make a folder with only the files that a node fetches for a stage of the model."""
-    weights, plan = Weights.read(source), make_plan(read_config(source))
+    weights, plan = Layout(source).weights, make_plan(read_config(source))
     target.mkdir()
     (target / DESCRIPTION).write_bytes(weights.to_json())
     for name in ("config.json", *weights.files_for(start, end, start == 0 or bool(plan.shared))):
@@ -157,7 +158,7 @@ def plan_of(directory: Path, kv_bits: int = 0) -> Plan:
 
 
 def _plan(directory: Path, kv_bits: int) -> Plan:
-    return make_plan(read_config(directory), Weights.read(directory).total_bytes, kv_bits)
+    return make_plan(read_config(directory), Layout(directory).weights.total_bytes, kv_bits)
 
 
 _shared_plan = cache(_plan)
@@ -179,7 +180,7 @@ def _shared_stage(directory: Path, start: int, end: int, kv_bits: int) -> Stage:
 
 def pieces(directory: Path, start: int, end: int, kv_bits: int = 0) -> Generator[float, None, Stage]:
     """Return the load of a stage before its first piece."""
-    return load_stage(directory, start, end, Weights.read(directory).tensors, kv_bits)
+    return load_stage(directory, start, end, Layout(directory).weights.tensors, kv_bits)
 
 
 def at_a_stretch(pieces: Generator[float, None, T]) -> T:

@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model
 
 from node.core.errors import ModelBroken
 from node.engine.plan import make_plan
-from node.model.weights import Weights
+from node.model.layouts import Layout
 from tests.engine.checkpoints import FORMATS, to_checkpoint
 from tests.engine.configurations import BASE, CONFIGURATIONS, each
 from tests.engine.models import Ring, Whole, by_layer, fetched, into_files, likeliest, load, prompt, same, write_model
@@ -73,7 +73,7 @@ def test_two_files_cut_at_any_tensor(others, every, tmp_path):
     """Weights and their scales may be in different files, and so may the tensors of one layer."""
     config = BASE | {"model_type": "llama", "num_hidden_layers": 2}
     source = write_model(tmp_path / "source", config, bits=4, others=others)
-    names = sorted(Weights.read(source).tensors)
+    names = sorted(Layout(source).weights.tensors)
     expected = Whole(source).step(prompt(5))
     for cut in range(1, len(names), every):
         both = tmp_path / f"{cut}"

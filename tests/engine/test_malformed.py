@@ -15,7 +15,8 @@ from node.core.errors import ModelBroken, ModelUnsupported, PippinError
 from node.engine.plan import make_plan
 from node.model.config import read_config
 from node.model.file_names import DESCRIPTION
-from node.model.weights import Weights
+from node.model.json_parser import JsonParser
+from node.model.layouts import Layout
 from tests.engine.configurations import BASE, CONFIGURATIONS
 from tests.engine.models import load, write_model
 
@@ -41,9 +42,9 @@ GARBAGE = (
 
 def opened(directory: Path) -> None:
     """Do everything that a node does with a model's files."""
-    weights = Weights.read(directory)
+    weights = Layout(directory).weights
     plan = make_plan(read_config(directory), weights.total_bytes)
-    Weights.from_json(weights.to_json())
+    JsonParser().description(weights.to_json())
     load(directory, 0, plan.layers)
 
 
@@ -64,7 +65,7 @@ def mutated(seed: int, directory: Path) -> str:
     rng = random.Random(seed)
     shutil.copytree(rng.choice(models()), directory)
     if rng.random() < 0.2:
-        (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+        (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     path = rng.choice(sorted(directory.iterdir()))
     if rng.random() < 0.4:
         path = directory / "config.json"

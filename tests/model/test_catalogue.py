@@ -7,7 +7,7 @@ from node.core.models import HeldModel
 from node.core.types import Shard
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.file_names import DESCRIPTION
-from node.model.weights import Weights
+from node.model.layouts import Layout
 
 COMMIT = "c" * 40
 SECOND = "model-00002-of-00003.safetensors"
@@ -83,7 +83,7 @@ def test_what_was_found_last_is_told_until_the_next_search(places, catalogue, ma
 
 def test_a_part_serves_its_stage_only(places, catalogue, make_model):
     directory = make_model(catalogue.target("org/model", COMMIT))
-    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     (directory / "model.safetensors.index.json").unlink()
     (directory / SECOND).rename(directory / f"{SECOND}.part")
     catalogue.refresh()
@@ -105,7 +105,7 @@ def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model
     directory = make_model(places / "mine" / "model", files)
     catalogue.refresh()
     assert ids(catalogue) == ("model",)
-    assert Weights.read(directory).ends_bytes == 3
+    assert Layout(directory).weights.ends_bytes == 3
 
 
 def test_a_new_commit_without_weights_does_not_hide_the_old_one(places, catalogue, make_model):

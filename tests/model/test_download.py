@@ -21,7 +21,7 @@ NAME = "model.safetensors"
 @pytest.fixture
 def content(fake_hub, make_safetensors):
     content = make_safetensors({"model.layers.0.mlp.weight": SIZE})
-    fake_hub.repos = {"org/big": {"config.json": b"{}", NAME: content}}
+    fake_hub.repos = {"org/big": {"config.json": b'{"model_type": "llama"}', NAME: content}}
     return content
 
 

@@ -19,6 +19,7 @@ from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.hub import Hub
 from node.model.hub_errors import translated
+from node.model.layouts import Layout
 from node.model.weights import Weights
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -32,7 +33,7 @@ def hub(fake_hub, tmp_path):
 def test_metadata_downloads_no_weights(fake_hub, hub, tmp_path, make_model):
     metadata = hub.metadata("org/model")
     assert metadata.config["num_hidden_layers"] == 4
-    assert metadata.weights == Weights.read(make_model(tmp_path / "local", fake_hub.repos["org/model"]))
+    assert metadata.weights == Layout(make_model(tmp_path / "local", fake_hub.repos["org/model"])).weights
     assert fake_hub.fetched() == []
     assert {path.name for path in metadata.directory.iterdir()} == {
         "config.json",
@@ -92,7 +93,10 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
 @pytest.mark.slow
 def test_a_download_that_breaks_off_is_resumed(fake_hub, hub, make_safetensors):
     tensors = {f"model.layers.{n}.mlp.weight": 6_000_000 for n in range(4)}
-    fake_hub.repos["org/big"] = {"config.json": b"{}", "model.safetensors": make_safetensors(tensors)}
+    fake_hub.repos["org/big"] = {
+        "config.json": b'{"model_type": "llama"}',
+        "model.safetensors": make_safetensors(tensors),
+    }
     fake_hub.breaks["model.safetensors"] = 15_000_000
     directory = hub.fetch("org/big", 0, 4, ends=True)
     assert (directory / "model.safetensors").read_bytes() == fake_hub.repos["org/big"]["model.safetensors"]
@@ -117,12 +121,12 @@ def test_progress_can_break_it_off(fake_hub, hub):
 @pytest.mark.parametrize(
     ("bound", "files"),
     [
-        ("_MAX_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
-        ("_MAX_SMALL_BYTES", {"x.json": b" " * 5000}),
+        ("MAX_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
+        ("MAX_SMALL_BYTES", {"x.json": b" " * 5000}),
     ],
 )
 def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
-    monkeypatch.setattr(f"node.model.hub.{bound}", 20 if bound == "_MAX_SMALL" else 5000)
+    monkeypatch.setattr(f"node.model.file_names.{bound}", 20 if bound == "MAX_SMALL" else 5000)
     fake_hub.repos["org/model"] |= files
     with pytest.raises(ModelBroken, match="small files of"):
         hub.metadata("org/model")
@@ -165,7 +169,9 @@ def test_a_token_that_is_refused(fake_hub, hub):
         hub.metadata("org/model")
 
 
-@pytest.mark.parametrize("files", [{"model.gguf": b"GGUF"}, {"config.json": b"{}", "pytorch_model.bin": b"PK"}])
+@pytest.mark.parametrize(
+    "files", [{"model.gguf": b"GGUF"}, {"config.json": b'{"model_type": "llama"}', "pytorch_model.bin": b"PK"}]
+)
 def test_other_formats(fake_hub, hub, files):
     fake_hub.repos["org/gguf"] = files
     with pytest.raises(ModelUnsupported) as caught:

@@ -2,6 +2,7 @@ import pytest
 
 from node.core.models import TensorHeader
 from node.model.config import read_config
+from node.model.layouts import Layout
 from node.model.parameters import count_parameters
 from node.model.weights import Weights
 from tests.text.test_constraint import DEMO
@@ -15,7 +16,7 @@ def weights(**shapes: tuple[int, ...]) -> Weights:
 
 def test_all_tensors_of_the_text_model_count():
     assert count_parameters(weights(lm_head__weight=(3, 4), norm__weight=(4,), mtp__x__weight=(9, 9)), {}) == 16
-    demo = Weights.read(DEMO)
+    demo = Layout(DEMO).weights
     assert count_parameters(demo, read_config(DEMO)) == demo.total_bytes // 4
 
 

@@ -10,7 +10,7 @@ from node.core.models import HeldModel
 from node.core.types import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, checked_revision, is_commit
-from node.model.weights import Weights
+from node.model.layouts import Layout
 
 FIRST = "model-00001-of-00003.safetensors"
 COMMITS = ["a" * 40, "b" * 40]
@@ -35,7 +35,7 @@ def test_a_copy_has_the_same_revision_and_a_change_another_one(tmp_path, catalog
         os.utime(file, (1, 1))
     assert revision(catalogue, "copy") == before
     (directory / "README.md").write_text("# Another card")
-    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     assert revision(catalogue) == before, "what is not loaded does not count"
 
     seen = {before}
@@ -101,7 +101,7 @@ def test_what_peers_gave_keeps_its_revision(tmp_path, catalogue, make_model):
         HeldModel("name", "local-1"),
     }
     part = catalogue.target("org/model", COMMITS[0])
-    (part / DESCRIPTION).write_bytes(Weights.read(part).to_json())
+    (part / DESCRIPTION).write_bytes(Layout(part).weights.to_json())
     (part / FIRST).unlink()
     assert catalogue.whole("org/model").path == catalogue.target("org/model", COMMITS[1])
     assert catalogue.described("org/model", COMMITS[0]).path == part
@@ -110,7 +110,7 @@ def test_what_peers_gave_keeps_its_revision(tmp_path, catalogue, make_model):
 def test_a_part_without_a_name_is_of_no_use(tmp_path, catalogue, make_model):
     """It is not known which whole model it belongs to."""
     directory = make_model(tmp_path / "mine" / "org" / "model")
-    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     (directory / FIRST).unlink()
     catalogue.refresh()
     assert catalogue.local() == ()

@@ -9,12 +9,14 @@ import shutil
 import threading
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from node.core.errors import PippinError
 from node.core.types import Shard
 from node.model.catalogue import Catalogue
+from node.model.layouts import Layouts
 
 ERRORS = (errno.EACCES, errno.EIO, errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ETIMEDOUT, errno.EPERM)
 
@@ -217,7 +219,7 @@ def test_a_change_is_seen_though_the_rest_is_not_read_again(places, monkeypatch)
     catalogue = made(places)
     catalogue.refresh()
     read = []
-    monkeypatch.setattr("node.model.scanner.weight_map", lambda path: read.append(path) or {})
+    monkeypatch.setattr(Layouts, "of", lambda _, path: read.append(path) or SimpleNamespace(weight_map={}))
     catalogue.refresh()
     assert read == []
     (places / "mine" / "single" / "model-00002-of-00003.safetensors").unlink()

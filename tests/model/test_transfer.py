@@ -8,8 +8,9 @@ from node.core.model_files import File
 from node.core.types import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
+from node.model.json_parser import JsonParser
+from node.model.layouts import Layout
 from node.model.transfer import has_file, link, offer, open_parts, read
-from node.model.weights import Weights
 
 COMMIT = "c" * 40
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -55,7 +56,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
     directory = catalogue.target("org/model", COMMIT)
     offered = offer(source)
-    weights = Weights.from_json(content_of(source, DESCRIPTION))
+    weights = JsonParser().description(content_of(source, DESCRIPTION))
     for file in [file for file in offered if file.name in SMALL | {SECOND}]:
         assert not has_file(directory, file)
         assert copy(source, directory, file).read_bytes() == content_of(source, file.name)
@@ -64,7 +65,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     assert directory == catalogue.target("org/model", COMMIT)
     catalogue.refresh()
     assert catalogue.local() == ()
-    assert Weights.read(directory) == weights, "a node with a part knows the whole"
+    assert Layout(directory).weights == weights, "a node with a part knows the whole"
 
     (second,) = [file for file in offer(directory) if file.name == SECOND]
     assert second.digest == hashlib.sha256((source / SECOND).read_bytes()).hexdigest(), "noted when it was verified"

@@ -6,9 +6,13 @@ import pytest
 
 from node.core.errors import ModelBroken, ModelUnsupported
 from node.core.models import TensorHeader
-from node.model.file_names import DESCRIPTION
-from node.model.safetensors_header import read_header
-from node.model.weights import Weights, files_for, is_foreign, layer_of, weight_map
+from node.model import file_names
+from node.model import layouts as node_layouts
+from node.model.file_names import DESCRIPTION, INDEX
+from node.model.json_parser import JsonParser
+from node.model.layouts import Layout, Layouts, read_header
+from node.model.weights import Weights, files_for, is_foreign, layer_of
+from tests.model.conftest import LAYER_BYTES
 
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
 
@@ -57,7 +61,7 @@ def test_not_foreign(tensor):
 
 
 def test_bytes_and_files(tmp_path, make_model):
-    weights = Weights.read(make_model(tmp_path))
+    weights = Layout(make_model(tmp_path)).weights
     assert weights.layers == 4
     assert [weights.layer_bytes(n) for n in range(5)] == [3_000] * 4 + [0]
     assert weights.ends_bytes == 5_000 + 100 + 4_000
@@ -67,14 +71,14 @@ def test_bytes_and_files(tmp_path, make_model):
     assert weights.files_for(0, 1, ends=False) == {FIRST}
     assert weights.files_for(2, 2, ends=False) == set()
     assert weights.sizes == {name: (tmp_path / name).stat().st_size for name in (FIRST, SECOND, THIRD)}
-    assert Weights.from_json(weights.to_json()) == weights
+    assert JsonParser().description(weights.to_json()) == weights
 
 
 def test_each_file_is_looked_for_a_few_times_however_many_tensors_it_has(tmp_path, make_model, monkeypatch):
     model = make_model(tmp_path)
     looked, is_file = [], Path.is_file
     monkeypatch.setattr(Path, "is_file", lambda path: looked.append(path.name) or is_file(path))
-    tensors = Weights.read(model).tensors
+    tensors = Layout(model).weights.tensors
     assert max(map(looked.count, (FIRST, SECOND, THIRD))) <= 2
     assert len(tensors) > 3 * 3
 
@@ -86,20 +90,20 @@ def test_a_table_for_the_layers_is_no_head(tmp_path, make_model, make_safetensor
         "model.embed_tokens_per_layer.weight": 90,
     }
     make_model(tmp_path, {"model.safetensors": make_safetensors({**tensors, "model.layers.0.w": 10})})
-    weights = Weights.read(tmp_path)
+    weights = Layout(tmp_path).weights
     assert (weights.head_bytes, weights.ends_bytes) == (33, 123)
 
 
 def test_one_file_without_index(tmp_path, make_model, make_safetensors):
     make_model(tmp_path, {"model.safetensors": make_safetensors({"model.layers.0.w": 10, "lm_head.weight": 7})})
-    weights = Weights.read(tmp_path)
+    weights = Layout(tmp_path).weights
     assert (weights.layers, weights.layer_bytes(0), weights.ends_bytes) == (1, 10, 7)
 
 
 def test_a_left_over_index_is_passed_over(tmp_path, make_model, make_safetensors):
     make_model(tmp_path, {"model.safetensors": make_safetensors({"model.layers.0.w": 10})})
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": FIRST}}))
-    assert Weights.read(tmp_path).layers == 1
+    assert Layout(tmp_path).weights.layers == 1
 
 
 @pytest.mark.parametrize(
@@ -121,30 +125,30 @@ def test_damaged_files(tmp_path, make_model, damage, told):
     path = make_model(tmp_path) / SECOND
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModelBroken, match=told) as caught:
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
     assert SECOND in caught.value.message
 
 
 def test_a_missing_file_is_named(tmp_path, make_model):
     (make_model(tmp_path) / SECOND).unlink()
     with pytest.raises(ModelBroken, match=f"{SECOND} is missing"):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 def test_a_missing_number_without_index(tmp_path, make_model):
     make_model(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
-    assert Weights.read(tmp_path).layers == 4
+    assert Layout(tmp_path).weights.layers == 4
     (tmp_path / SECOND).unlink()
     with pytest.raises(ModelBroken, match="2 of 3 weight files"):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 def test_a_tensor_that_is_not_where_the_index_says(tmp_path, make_model, make_safetensors):
     make_model(tmp_path)
     (tmp_path / SECOND).write_bytes(make_safetensors({"model.layers.1.self_attn.q_proj.weight": 500}))
     with pytest.raises(ModelBroken, match=f"{SECOND} lacks 3 of the tensors"):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_a_damaged_index(tmp_path, make_model, index):
     make_model(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelBroken):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_a_damaged_index(tmp_path, make_model, index):
 def test_weights_that_are_not_read_are_named(tmp_path, make_model, names, told, hint):
     make_model(tmp_path, {"config.json": b"{}", **dict.fromkeys(names, b"x")})
     with pytest.raises(ModelUnsupported, match=told) as caught:
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
     assert hint in caught.value.hint
 
 
@@ -182,18 +186,18 @@ def test_an_index_of_files_that_are_not_read(tmp_path, make_model):
     index = json.dumps({"weight_map": {"a": "pytorch_model-1.safetensors", "b": "pytorch_model-2.safetensors"}})
     make_model(tmp_path, {"model.safetensors.index.json": index.encode(), "pytorch_model-1.safetensors": b"x"})
     with pytest.raises(ModelUnsupported, match=r"pytorch_model-1.safetensors is safetensors under another name"):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 def test_a_description_stands_for_files_that_are_elsewhere(tmp_path, make_model, make_safetensors):
-    whole = Weights.read(make_model(tmp_path))
+    whole = Layout(make_model(tmp_path)).weights
     (tmp_path / DESCRIPTION).write_bytes(whole.to_json())
     (tmp_path / FIRST).unlink()
     (tmp_path / THIRD).unlink()
-    assert Weights.read(tmp_path) == whole
+    assert Layout(tmp_path).weights == whole
     (tmp_path / SECOND).write_bytes(make_safetensors({"model.layers.1.self_attn.q_proj.weight": 500}))
     with pytest.raises(ModelBroken, match="lacks 3"):
-        Weights.read(tmp_path)
+        _ = Layout(tmp_path).weights
 
 
 @pytest.mark.parametrize(
@@ -217,13 +221,13 @@ def test_a_description_stands_for_files_that_are_elsewhere(tmp_path, make_model,
     ],
 )
 def test_a_damaged_description(raw):
-    with pytest.raises(ModelBroken):
-        Weights.from_json(raw)
+    with pytest.raises(ValueError):
+        JsonParser().description(raw)
 
 
 def test_the_header_of_an_empty_file(tmp_path, make_safetensors):
     (tmp_path / "model.safetensors").write_bytes(make_safetensors({}))
-    assert read_header(tmp_path / "model.safetensors") == {}
+    assert read_header(tmp_path / "model.safetensors", JsonParser()) == {}
 
 
 def test_agrees_with_the_safetensors_library(tmp_path):
@@ -232,7 +236,7 @@ def test_agrees_with_the_safetensors_library(tmp_path):
     save_file(
         {"model.layers.0.w": numpy.zeros((3, 5), numpy.float16), "n": numpy.ones(2)}, tmp_path / "model.safetensors"
     )
-    assert read_header(tmp_path / "model.safetensors") == {
+    assert read_header(tmp_path / "model.safetensors", JsonParser()) == {
         "model.layers.0.w": TensorHeader("model.safetensors", "F16", (3, 5), 30),
         "n": TensorHeader("model.safetensors", "F64", (2,), 16),
     }
@@ -253,7 +257,7 @@ def test_the_description_of_a_large_model_stays_small(tmp_path):
     weights = Weights(tensors, dict.fromkeys(files, 10**11))
     assert len(tensors) > 100_000
     assert len(weights.to_json()) < 80 * len(tensors)
-    assert Weights.from_json(weights.to_json()) == weights
+    assert JsonParser().description(weights.to_json()) == weights
 
 
 def header(**entries):
@@ -284,14 +288,14 @@ def header(**entries):
 def test_headers_that_lie(tmp_path, entries):
     (tmp_path / "model.safetensors").write_bytes(header(**entries))
     with pytest.raises(ModelBroken, match="header .* is damaged"):
-        read_header(tmp_path / "model.safetensors")
+        read_header(tmp_path / "model.safetensors", JsonParser())
 
 
 @pytest.mark.parametrize("raw", [b"[" * 200_000, b'{"a": ' * 200_000, b"\xff\xfe{}", b"NaN", b"1" * 6_000])
 def test_headers_that_are_hardly_json(tmp_path, raw):
     (tmp_path / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
     with pytest.raises(ModelBroken, match="is damaged"):
-        read_header(tmp_path / "model.safetensors")
+        read_header(tmp_path / "model.safetensors", JsonParser())
 
 
 def test_things_in_place_of_files(tmp_path, make_model):
@@ -308,16 +312,44 @@ def test_things_in_place_of_files(tmp_path, make_model):
         ):
             make()
             with contextlib.suppress(ModelBroken):
-                Weights.read(tmp_path)
+                _ = Layout(tmp_path).weights
             path.rmdir() if path.is_dir() else path.unlink()
         if whole is not None:
             path.write_bytes(whole)
-    assert Weights.read(tmp_path).layers == 4
+    assert Layout(tmp_path).weights.layers == 4
 
 
 def test_an_index_has_a_bound(tmp_path, make_model, monkeypatch):
     directory = make_model(tmp_path / "model")
-    assert weight_map(directory)
-    monkeypatch.setattr("node.model.weights._MAX_INDEX_BYTES", 100)
+    assert Layout(directory).weight_map
+    monkeypatch.setattr("node.model.file_names._MAX_BYTES", {INDEX: 100})
     with pytest.raises(ModelBroken, match="100 are the most"):
-        weight_map(directory)
+        _ = Layout(directory).weight_map
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"model.safetensors": {"size": 1, "tensors": {"a": ["U8", 2]}}}', b" " * 40])
+def test_a_description_that_fails_is_dropped_with_one_line(tmp_path, make_model, raw, caplog, monkeypatch):
+    monkeypatch.setitem(file_names._MAX_BYTES, DESCRIPTION, 39 if raw.isspace() else 1000)
+    whole = Layout(make_model(tmp_path)).weights
+    (tmp_path / DESCRIPTION).write_bytes(raw)
+    layouts = Layouts()
+    assert layouts.of(tmp_path).weights == layouts.of(tmp_path).weights == whole
+    assert not (tmp_path / DESCRIPTION).exists()
+    assert [str(tmp_path / DESCRIPTION) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_layout_is_read_once_until_a_file_changes(tmp_path, make_model, make_safetensors, monkeypatch):
+    made = [make_model(tmp_path / str(number)) for number in range(3)]
+    layouts, read = Layouts(), []
+    read_header = node_layouts.read_header
+    monkeypatch.setattr(
+        node_layouts, "read_header", lambda path, parser: read.append(path) or read_header(path, parser)
+    )
+    for _ in range(2):
+        assert {layouts.of(each).parameters for each in made} == {4 * LAYER_BYTES + 9_100}
+    assert len(read) == 3 * 3
+    index = made[0] / INDEX
+    index.write_bytes(index.read_bytes() + b" ")
+    for each in made:
+        _ = layouts.of(each).weights
+    assert len(read) == 4 * 3

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import NotReady, PippinError
+from node.core.errors import ModelBroken, NotReady, PippinError
+from node.core.model_files import File, Listing
 from node.core.models import HeldModel
 from node.core.pool import Pools
 from node.core.types import Address, Download, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, is_weights
 from node.model.files import Files
+from node.model.layouts import Layout
 from node.model.stage_fetch import Others
-from node.model.weights import Weights
 from tests.unit.test_model_revisions import ID, NEW, Sender, made
 
 SHARD = Shard(ID, 1, 3, NEW)
@@ -48,7 +49,7 @@ class SlowHub:
 def described(directory: Path) -> Path:
     """A model without its weights."""
     made(directory)
-    (directory / DESCRIPTION).write_bytes(Weights.read(directory).to_json())
+    (directory / DESCRIPTION).write_bytes(Layout(directory).weights.to_json())
     for path in directory.iterdir():
         if is_weights(path.name):
             path.unlink()
@@ -103,6 +104,31 @@ async def test_a_load_ends_when_the_only_peer_sends_something_else_than_it_offer
                 await files.of_shard(Shard(ID, 1, 3, revision), False, lambda _: None)
     assert not (catalogue.target(ID, revision) / name).exists()
     assert read.count(name) <= 2, "once for its content, and once for its digest"
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(DESCRIPTION, 120_000_000), ("config.json", 2**20 + 1), ("tokenizer.json", 65 * 2**20)],
+)
+async def test_a_small_file_that_is_larger_than_any_is_not_fetched(catalogue, name, size):
+    sizes = dict.fromkeys((DESCRIPTION, "config.json", "tokenizer.json"), 100) | {name: size}
+    listing = Listing(tuple(File(each, sizes[each], "0" * 64) for each in sizes))
+    read = []
+
+    class Client(SimpleNamespace):
+        async def listing(self, *_: Any) -> Listing:
+            return listing
+
+        async def read(self, *span: Any, length: int = 0) -> Any:
+            read.append(span)
+            yield b"", ""
+
+    peer = Address("10.0.0.1:1", "theirs")
+    files = Files(catalogue, SlowHub(), Others("me", Client(), lambda: [peer], lambda _: [(peer, NEW)]), Pools())
+    for take in (files.of_shard(SHARD, False, lambda _: None), files.of_tokenizer(HeldModel(ID, NEW), peer)):
+        with pytest.raises(ModelBroken, match=f"{name} has {size:,} bytes"):
+            await take
+    assert read == []
 
 
 async def test_two_that_want_the_same_files_get_them_once(catalogue, tmp_path):

@@ -12,6 +12,7 @@ from node.gateway.model_index import ModelIndex
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 from node.model.config import read_template
+from node.model.json_parser import JsonParser
 from tests.text.test_constraint import DEMO
 from tests.unit.test_gateway import ring
 
@@ -94,6 +95,6 @@ def test_the_template_is_read_from_where_models_have_it(tmp_path, files, templat
         (tmp_path / name).write_text(content)
     if template is None:
         with pytest.raises(ModelBroken, match="chat template"):
-            read_template(tmp_path)
+            read_template(tmp_path, JsonParser())
     else:
-        assert read_template(tmp_path) == template
+        assert read_template(tmp_path, JsonParser()) == template

@@ -17,8 +17,8 @@ from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.files import Files
+from node.model.layouts import Layout
 from node.model.stage_fetch import Others
-from node.model.weights import Weights
 from tests.model.conftest import model_files
 from tests.unit.test_head import INFO, elected, planned
 from tests.unit.test_placement import GB, again, model, node, placed, shape
@@ -142,7 +142,7 @@ async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_he
     assert (await specs.find(ID)).revision == NEW, "two have it, and one the other"
 
     part = made(catalogue.target(ID, OLD))
-    (part / DESCRIPTION).write_bytes(Weights.read(part).to_json())
+    (part / DESCRIPTION).write_bytes(Layout(part).weights.to_json())
     (part / "model-00001-of-00003.safetensors").rename(part / "gone")
     assert (await specs.find(ID)).revision == NEW
     lonely = specs_of(catalogue, Peers())
@@ -200,7 +200,7 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     fetched, weights = await files.of_shard(Shard(ID, 1, 3, other), False, lambda _: None)
     assert fetched == catalogue.target(ID, other)
     assert (fetched / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    assert weights == Weights.read(source)
+    assert weights == Layout(source).weights
     assert await files.of_tokenizer(HeldModel(ID, mine), None) == own
     assert await files.of_tokenizer(HeldModel(ID, other), None) == fetched
 
