@@ -16,14 +16,33 @@ MAX_LAYOUT_BYTES = 32 * 2**20
 """Maximum bytes of a header of safetensors, an index, or a description; those of the largest models have some 15 MB."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
 """Maximum bytes of a file of a tokenizer. The largest tokenizer.json has some 35 MB."""
-MAX_SMALL, MAX_SMALL_BYTES = 256, 256 * 2**20
-"""Maximum small files of a model, and maximum bytes of all of them together."""
+MAX_SMALL_BYTES = 256 * 2**20
+"""Maximum bytes of all small files of a model together."""
 _MAX_BYTES = dict.fromkeys(CONFIGS, 2**20) | dict.fromkeys((DESCRIPTION, INDEX), MAX_LAYOUT_BYTES)
+
+_SMALL = {
+    *CONFIGS,
+    *(DESCRIPTION, INDEX),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "dict.txt", "tekken.json"),
+    *(
+        "tokenizer.model",
+        "spiece.model",
+        "spm.model",
+        "spm_char.model",
+        "sentencepiece.model",
+        "sentencepiece.bpe.model",
+    ),
+    *("tiktoken.model", "tokenizer.tiktoken", "qwen.tiktoken"),
+    *("emoji.json", "normalizer.json", "byte_maps.json", "entity_vocab.json", "target_vocab.json"),
+    *("vocab-src.json", "vocab-tgt.json", "word_shape.json", "word_pronunciation.json"),
+}
+"""The names that mlx-lm and transformers read of a language model. Everything else in its folder stays private."""
 
 # Files that mlx-lm loads. Python files are excluded on purpose: no code is taken from the hub or from a peer.
 _WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SMALL = re.compile(r"\w[\w.-]*\.(json|jsonl|txt|jinja|model|tiktoken)")
 
 
 def is_weights(name: str) -> bool:
@@ -32,7 +51,7 @@ def is_weights(name: str) -> bool:
 
 def is_small(name: str) -> bool:
     """Whether the name is of a small file: config, tokenizer, chat template, index; all that is not weights."""
-    return name == DESCRIPTION or _SMALL.fullmatch(name) is not None
+    return name in _SMALL
 
 
 def max_bytes(name: str) -> int:
@@ -50,11 +69,9 @@ def check_small_files(model_id: str, sizes: Mapping[str, int]) -> None:
     """Raises ModelBroken if one of a model's small files is too large, or all of them are together."""
     for name, size in sizes.items():
         check_size(name, size)
-    if len(sizes) > MAX_SMALL or sum(sizes.values()) > MAX_SMALL_BYTES:
-        raise ModelBroken(
-            f"{model_id} has {len(sizes)} small files of {format_bytes(sum(sizes.values()))} together; {MAX_SMALL} of "
-            f"{format_bytes(MAX_SMALL_BYTES)} are the most."
-        )
+    if (total := sum(sizes.values())) > MAX_SMALL_BYTES:
+        what = f"The small files of {model_id} have {format_bytes(total)} together"
+        raise ModelBroken(f"{what}; {format_bytes(MAX_SMALL_BYTES)} are the most.")
 
 
 def id_parts(model_id: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from node.model.file_names import is_small
 from node.model.gathering import Gathering, Refused
 from node.model.hub import Hub
 from node.model.offers import Claims, holders_of
+from node.model.sending import Sender
 from node.model.stage_fetch import Others, Progress, StageFetch, gather_small
-from node.model.transfer import offer, read
 from node.model.weights import Weights
 
 
@@ -29,6 +29,7 @@ class Files:
         self._hub = hub
         self._others = others
         self._claims = Claims()
+        self._sender = Sender(catalogue.layouts, catalogue.folders[1])
         self._refused: Refused = set()
 
     # --- for peers ----------------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class Files:
     def _offered(self, model: str, revision: str) -> tuple[File, ...]:
         found: dict[str, File] = {}
         for directory in self._here(model, revision):
-            for file in offer(directory):
+            for file in self._sender.offer(directory):
                 found.setdefault(file.name, file)
         return tuple(found.values())
 
@@ -55,8 +56,8 @@ class Files:
         *most, last = self._here(model, revision)
         for directory in most:
             with suppress(ModelNotFound):
-                return read(directory, name, offset, length)
-        return read(last, name, offset, length)
+                return self._sender.read(directory, name, offset, length)
+        return self._sender.read(last, name, offset, length)
 
     def _here(self, model: str, revision: str) -> list[Path]:
         if directories := self._catalogue.offered(model, revision):

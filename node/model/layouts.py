@@ -1,6 +1,7 @@
 """What the files in a model's folder tell of its tensors, without loading any."""
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -133,6 +134,12 @@ class Layout:
     def parameters(self) -> int:
         """See `count_parameters`. Raises as `weights` does."""
         return count_parameters(self.weights, read_config(self._directory))
+
+    @cached_property
+    def told(self) -> tuple[bytes, str]:
+        """The description of the weights for peers, and its SHA-256 in hex. Raises as `weights` does."""
+        description = self.weights.to_json()
+        return description, hashlib.sha256(description).hexdigest()
 
     @property
     def _present(self) -> set[str]:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,9 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
+from node.model.file_names import DESCRIPTION
 from node.rpc.client import RpcClient
+from tests.cluster.test_bad_input import BUILTIN
 from tests.conftest import MODEL, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -39,6 +43,8 @@ FILES = [
     ".ssh",
     "config.json/../x.py",
 ]
+PRIVATE = ("notes.txt", "secrets.json", "chats.jsonl", "vocab.txt")
+"""Names in a model's folder that are not for peers; the last only because it leads out of the folder."""
 
 
 class Stranger:
@@ -143,3 +149,31 @@ def test_lies_of_a_stranger(cluster: Cluster) -> None:
     assert node.chat("Hello").text == text
     assert json.loads(secrets)["id"] == json.loads((cluster.directory / node.name / "node.json").read_text())["id"]
     assert "Traceback" not in node.written
+
+
+async def take(peer: Address, model: str) -> dict[str, bytes]:
+    """All that a peer may read of a model; a name that it does not list is refused."""
+    async with RpcClient() as client:
+        revision = (await client.describe(peer, model, "")).revision
+        listed = (await client.listing(peer, model, revision)).files
+        for name in PRIVATE:
+            with pytest.raises(ModelNotFound):
+                await anext(client.read(peer, model, revision, name, 0))
+        chunks = {file.name: client.read(peer, model, revision, file.name, 0) for file in listed}
+        return {name: b"".join([chunk async for chunk, _ in found]) for name, found in chunks.items()}
+
+
+def test_a_peer_reads_what_a_model_needs_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+    folder = shutil.copytree(BUILTIN, tmp_path / "models" / "own")
+    for name in PRIVATE:
+        (tmp_path / name).write_text("secret")
+        (tmp_path / name).chmod(0o600)
+        (folder / name).symlink_to(tmp_path / name)
+    (folder / PRIVATE[1]).unlink()
+    (folder / PRIVATE[1]).write_text("secret")
+    node = cluster.launch("--no-mdns", "--models-dir", str(folder.parent)).started()
+    address = cluster.agreed(node)["nodes"][0]["address"]
+    taken = asyncio.run(asyncio.wait_for(take(Address(address), "own"), 60))
+    own = {path.name for path in BUILTIN.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")}
+    assert taken.keys() == {DESCRIPTION, *own}
+    assert all(content == (folder / name).read_bytes() for name, content in taken.items() if name != DESCRIPTION)

@@ -120,17 +120,20 @@ def test_progress_can_break_it_off(fake_hub, hub):
 
 @pytest.mark.parametrize(
     ("bound", "files"),
-    [
-        ("MAX_SMALL", {f"{number}.json": b"{}" for number in range(20)}),
-        ("MAX_SMALL_BYTES", {"x.json": b" " * 5000}),
-    ],
+    [("MAX_SMALL_BYTES", {"vocab.json": b" " * 5000}), ("MAX_TOKENIZER_BYTES", {"vocab.json": b" " * 5000})],
 )
 def test_small_files_have_a_bound(fake_hub, hub, monkeypatch, bound, files):
-    monkeypatch.setattr(f"node.model.file_names.{bound}", 20 if bound == "MAX_SMALL" else 5000)
+    monkeypatch.setattr(f"node.model.file_names.{bound}", 4000)
     fake_hub.repos["org/model"] |= files
-    with pytest.raises(ModelBroken, match="small files of"):
+    with pytest.raises(ModelBroken, match="are the most"):
         hub.metadata("org/model")
     assert not any(name in entry for entry in fake_hub.log for name in files)
+
+
+def test_files_that_nothing_reads_stay_on_the_hub(fake_hub, hub):
+    fake_hub.repos["org/model"] |= {"notes.txt": b"x", "training_args.json": b"{}", "chat.jsonl": b"{}"}
+    directory = hub.metadata("org/model").directory
+    assert not {"notes.txt", "training_args.json", "chat.jsonl"} & {path.name for path in directory.iterdir()}
 
 
 def test_a_commit_can_be_pinned(fake_hub, hub):

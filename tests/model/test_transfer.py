@@ -1,20 +1,33 @@
 import hashlib
+import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.core.model_files import File
 from node.core.types import Shard
+from node.model import sending
 from node.model.catalogue import Catalogue
+from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION
 from node.model.json_parser import JsonParser
-from node.model.layouts import Layout
-from node.model.transfer import has_file, link, offer, open_parts, read
+from node.model.layouts import Layout, Layouts
+from node.model.sending import Sender
+from node.model.transfer import has_file, link, open_parts
 
 COMMIT = "c" * 40
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
 SMALL = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json", DESCRIPTION}
+
+
+def offer(directory, cache=Path("/nowhere")):
+    return Sender(Layouts(), cache).offer(directory)
+
+
+def read(directory, *span, cache=Path("/nowhere")):
+    return Sender(Layouts(), cache).read(directory, *span)
 
 
 @pytest.fixture
@@ -43,7 +56,8 @@ def test_offer(source):
     (source / "folder").mkdir()
     (source / "folder.json").mkdir()
     (source / f"{FIRST}.incomplete").touch()
-    (source / ".secret.json").touch()
+    for name in (".secret.json", "notes.txt", "secrets.json", "chat.jsonl", "training_args.json"):
+        (source / name).write_text("secret")
     offered = offer(source)
     assert {file.name for file in offered} == SMALL | {FIRST, SECOND, THIRD}
     assert all(file.size == len(content_of(source, file.name)) for file in offered)
@@ -78,15 +92,80 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
     assert [held.id for held in catalogue.local()] == ["org/model"]
 
 
-def test_links_of_the_hub_cache_are_followed(source, tmp_path):
-    etag = hashlib.sha256((source / SECOND).read_bytes()).hexdigest()
-    blob = tmp_path / "blobs" / etag
+def test_links_of_the_hub_cache_are_followed(tmp_path, make_model):
+    cache = tmp_path / "cache"
+    snapshot = make_model(cache / "models--org--model" / "snapshots" / COMMIT)
+    content = (snapshot / SECOND).read_bytes()
+    etag = hashlib.sha256(content).hexdigest()
+    blob = cache / "models--org--model" / "blobs" / etag
     blob.parent.mkdir()
-    (source / SECOND).rename(blob)
-    (source / SECOND).symlink_to(blob)
-    assert File(SECOND, blob.stat().st_size, etag) in offer(source)
-    assert content_of(source, SECOND) == blob.read_bytes()
-    assert list(read(source, SECOND))[-1] == (b"", hashlib.sha256(blob.read_bytes()).hexdigest())
+    (snapshot / SECOND).rename(blob)
+    (snapshot / SECOND).symlink_to(f"../../blobs/{etag}")
+    (tmp_path / "link").symlink_to(cache)  # a user may have moved the cache to another disk
+    for place in (cache, tmp_path / "link"):
+        assert File(SECOND, len(content), etag) in offer(snapshot, place)
+        assert list(read(snapshot, SECOND, cache=place)) == [(content, ""), (b"", etag)]
+    (tmp_path / "own" / "model").parent.mkdir()
+    (tmp_path / "own" / "model").symlink_to(snapshot)
+    assert File(SECOND, len(content), etag) in offer(tmp_path / "own" / "model", cache), "a folder may be a link itself"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("kind", ["outside", "blobs of another place", "pipe", "folder", "dangling"])
+def test_what_lies_elsewhere_is_not_offered(source, tmp_path, name, kind):
+    path, secret = source / name, tmp_path / "blobs" / "id_ed25519"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    path.unlink(missing_ok=True)
+    match kind:
+        case "outside":
+            secret.rename(tmp_path / "id_ed25519")
+            path.symlink_to(tmp_path / "id_ed25519")
+        case "blobs of another place":
+            path.symlink_to(secret)
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "dangling":
+            path.symlink_to("absent")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    assert name not in {file.name for file in offer(source, cache)}
+    with pytest.raises(ModelNotFound):
+        read(source, name, cache=cache)
+
+
+def test_a_link_that_changes_meanwhile_shows_nothing(source, tmp_path, monkeypatch):
+    """The file that was opened is the one that is judged."""
+    secret, path = tmp_path / "secret", source / "tokenizer.json"
+    secret.write_text("secret")
+    path.rename(source / "real")
+    path.symlink_to(secret)
+    opened = os.open
+
+    def open_then_change(*given):
+        found = opened(*given)
+        path.unlink()
+        path.symlink_to(source / "real")
+        return found
+
+    monkeypatch.setattr(os, "open", open_then_change)
+    with pytest.raises(ModelNotFound):
+        read(source, "tokenizer.json")
+
+
+def test_a_digest_is_computed_once_until_the_file_changes(source, monkeypatch):
+    sender, computed = Sender(Layouts(), Path("/nowhere")), []
+    monkeypatch.setattr(sending, "digest_of", lambda path: computed.append(path.name) or digest_of(path))
+    first = sender.offer(source)
+    assert sender.offer(source) == first
+    assert sorted(computed) == sorted({file.name for file in first} - {DESCRIPTION})
+    computed.clear()
+    (source / "tokenizer.json").write_text("{}")
+    assert sender.offer(source) != first
+    assert computed == ["tokenizer.json"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +177,10 @@ def test_links_of_the_hub_cache_are_followed(source, tmp_path):
         "",
         "a/../config.json",
         "./config.json",
-        "absent.json",
+        "vocab.json",
+        "notes.txt",
+        "secrets.json",
+        "chat.jsonl",
         "README.md",
         "config.json\0",
         "modeling_evil.py",
@@ -107,6 +189,8 @@ def test_links_of_the_hub_cache_are_followed(source, tmp_path):
 )
 def test_names_not_offered(source, tmp_path, name):
     (tmp_path / "secret.json").write_text("secret")
+    for other in ("notes.txt", "secrets.json", "chat.jsonl"):
+        (source / other).write_text("secret")
     with pytest.raises(ModelNotFound):
         read(source, name, 0)
 
