@@ -3,15 +3,20 @@
 import re
 from pathlib import Path
 
+from node.host.private_file import exposed, repair
+
 _KEY = re.compile(r"[!-~]{1,512}")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """Read the keys of a file. Empty lines and lines that begin with # are ignored.
 
-    Raises OSError, and ValueError, whose message shows no key.
+    Raises OSError, and ValueError, whose message shows no key, also for a file that other users can read or change.
     """
-    lines = path.read_text("utf-8", "replace").splitlines()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if others := exposed(file.fileno(), path):
+            raise ValueError(f"{others}; {repair(path)}")
+        lines = file.read().splitlines()
     keys: dict[str, None] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()

@@ -13,7 +13,6 @@ import fcntl
 import json
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ from typing import TextIO
 from node.core.errors import PippinError
 from node.core.types import COUNTER_LIMIT
 from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
+from node.host.private_file import exposed, repair
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _MAX_DIRECTORIES = 64
 
 
 class DataDirectoryUnusable(PippinError):
-    """Another node uses the directory, it cannot be written, or one of its files is damaged."""
+    """Another node uses the directory, it cannot be written, or one of its files is damaged or open to others."""
 
     code = "data_directory_unusable"
 
@@ -87,8 +87,9 @@ class DataDirectory:
         """Read the private key; None if there is none yet."""
         try:
             with self._key_file.open("rb") as file:
-                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                    os.fchmod(file.fileno(), 0o600)  # a copy or a restored backup may have lost its permissions
+                if others := exposed(file.fileno(), self._key_file):
+                    hint = f"{repair(self._key_file)}. Else delete it to start this machine as a new node."
+                    raise DataDirectoryUnusable(f"{others}, the node's private key.", hint=hint)
                 return from_pem(file.read())
         except FileNotFoundError:
             return None

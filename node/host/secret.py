@@ -3,12 +3,12 @@
 import math
 import os
 import secrets
-import stat
 import string
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from node.core.errors import PippinError
+from node.host.private_file import exposed, repair
 
 VARIABLE = "PIPPIN_SECRET"
 MIN_BITS = 60
@@ -19,7 +19,7 @@ MAX_BYTES = 4096
 
 
 class SecretUnusable(PippinError):
-    """The secret cannot be read, can be guessed, or is readable by others.
+    """The secret cannot be read, can be guessed, or can be read or changed by others.
 
     The node then does not start, as without a secret it would be open.
     """
@@ -62,15 +62,12 @@ def read_secret(file: Path | None, environment: MutableMapping[str, str] = os.en
 def _read(file: Path) -> bytes:
     try:
         with file.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
+            others = exposed(opened.fileno(), file)
             secret = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise SecretUnusable(f"The secret file {file} can't be read: {error.strerror}.") from error
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        raise SecretUnusable(
-            f"Other users of this machine can read the secret file {file}.",
-            hint=f"If nobody has read it: chmod 600 {file}. {_MAKE}",
-        )
+    if others:
+        raise SecretUnusable(f"{others}, the secret's file.", hint=f"{repair(file)}. {_MAKE}")
     return secret
 
 

@@ -185,6 +185,7 @@ def test_the_key_comes_from_the_environment_or_a_file(node, ready, tmp_path, mon
     node.answers = [ready]
     file = tmp_path / "keys"
     file.write_text("# ours\nsk-file\nsk-other\n")
+    file.chmod(0o600)
     monkeypatch.setenv("PIPPIN_API_KEY", "sk-environment")
     assert main(["status", "--api", node.url]) == 0
     assert main(["status", "--api", node.url, "--api-key-file", str(file)]) == 0

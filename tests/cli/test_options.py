@@ -99,6 +99,7 @@ def test_relative_directories_become_absolute(tmp_path, monkeypatch):
 def test_api_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# of the kitchen\nsk-one\n\n  sk-two  \nsk-one\n")
+    file.chmod(0o600)
     options = parsed("--api-key-file", str(file))
     assert options.api_keys == ("sk-one", "sk-two")
     assert "sk-" not in repr(options)
@@ -111,11 +112,24 @@ def test_api_keys(tmp_path):
 def test_a_file_without_usable_keys(text, complaint, tmp_path, capsys):
     file = tmp_path / "keys"
     file.write_text(text)
+    file.chmod(0o600)
     with pytest.raises(SystemExit):
         parsed("--api-key-file", str(file))
     said = capsys.readouterr().err
     assert complaint in said
     assert not [key for key in ("sk-one", "sk two", "s\u00e9same") if key in said]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620])
+def test_a_key_file_that_others_can_read_or_change(tmp_path, capsys, mode):
+    file = tmp_path / "keys"
+    file.write_text("sk-one\n")
+    file.chmod(mode)
+    with pytest.raises(SystemExit):
+        parsed("--api-key-file", str(file))
+    said = capsys.readouterr().err
+    assert f"chmod 600 {file}" in said
+    assert "sk-one" not in said
 
 
 def test_a_key_file_that_is_not_there(tmp_path, capsys):

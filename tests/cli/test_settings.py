@@ -164,6 +164,7 @@ def test_each_value_is_printed_with_its_source(
 ) -> None:
     keys = file.with_name("keys")
     keys.write_text("sk-one\n")
+    keys.chmod(0o600)
     file.write_text(f'memory = "12GB"\nfail-after = 2\nno-mdns = true\napi-key-file = "{keys}"\n')
     monkeypatch.setenv("PIPPIN_NO_MDNS", "off")
     lines = printed(capsys, "--model", 'a"b', "--model", "c", "--open-api", "--api-port", "80")

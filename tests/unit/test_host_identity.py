@@ -36,9 +36,16 @@ def test_the_key_is_the_id_and_nobody_else_s_to_read(tmp_path):
         assert public_key_of(data.identity.id) == data.key.public_key()
         for name in ("node-key.pem", "node.json"):
             assert (tmp_path / name).stat().st_mode & 0o077 == 0
-    (tmp_path / "node-key.pem").chmod(0o644)
+    key = tmp_path / "node-key.pem"
+    for mode in (0o644, 0o620, 0o666):
+        key.chmod(mode)
+        with (
+            pytest.raises(DataDirectoryUnusable, match=rf"Other users .*chmod 600 {key}"),
+            open_data_directory(tmp_path),
+        ):
+            pass
+    key.chmod(0o600)
     with open_data_directory(tmp_path) as again:
-        assert (tmp_path / "node-key.pem").stat().st_mode & 0o077 == 0
         assert again.identity.id == data.identity.id
 
 
@@ -61,6 +68,7 @@ def test_a_new_key_is_a_new_node_from_the_next_start_on(tmp_path):
 @pytest.mark.parametrize("pem", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff" * 99])
 def test_a_damaged_key_is_an_error_that_says_what_to_do(tmp_path, pem):
     (tmp_path / "node-key.pem").write_bytes(pem)
+    (tmp_path / "node-key.pem").chmod(0o600)
     with pytest.raises(DataDirectoryUnusable, match=r"node-key\.pem is damaged"):
         open_and_close(tmp_path)
     (tmp_path / "node-key.pem").unlink()

@@ -34,10 +34,12 @@ def test_a_file_comes_before_the_environment(file):
     assert not environment
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_file_that_others_can_read_is_refused(file, mode):
+@pytest.mark.parametrize(
+    ("mode", "can"), [(0o644, "read"), (0o640, "read"), (0o604, "read"), (0o620, "change"), (0o606, "read and change")]
+)
+def test_a_file_that_others_can_read_or_change_is_refused(file, mode, can):
     file.chmod(mode)
-    with pytest.raises(SecretUnusable, match=rf"chmod 600 {file}.*cluster secret new") as error:
+    with pytest.raises(SecretUnusable, match=rf"can {can} {file}.*chmod 600 {file}.*cluster secret new") as error:
         read_secret(file, {})
     assert SECRET not in str(error.value)
 
