@@ -76,7 +76,10 @@ def service_of(user: str | None, config: str | None) -> Service:
         file = Path(config).expanduser().absolute() if config else None
     except RuntimeError:
         raise ServiceFailed(f"There is no home of the user in {config}.", hint="Write the file's whole path.") from None
-    return Service(_program("node"), name, home, file, hf_home=os.environ.get("HF_HOME", ""))
+    try:
+        return Service(_program("node"), name, home, file, hf_home=os.environ.get("HF_HOME", ""))
+    except ValueError as error:
+        raise ServiceFailed(f"The service can't be written: {error}.", hint="Rename it.") from error
 
 
 def install(manager: Manager, service: Service) -> None:

@@ -41,6 +41,12 @@ class Service:
         """Where the node finds models of the hub, and keeps those that it fetches."""
         return Path(self.hf_home) if self.hf_home else self.home / ".cache" / "huggingface"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a control character, which could end a line of the service's file."""
+        for text in (self.user, *map(str, (self.program, self.home, self.config or ""))):
+            if text and not text.isprintable():
+                raise ValueError(f"{text!a} has a character that can't be printed")
+
     @property
     def arguments(self) -> Command:
         return (str(self.program), *(("--config", str(self.config)) if self.config else ()))

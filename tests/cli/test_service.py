@@ -101,6 +101,23 @@ def test_the_file(manager: Manager) -> None:
     assert manager.definition(service) == (GOLDEN / manager.file.name).read_text()
 
 
+@pytest.mark.parametrize("odd", ["\n", "\r", "\x1b[2J", "\0", "\u2028", "\udcff"])
+@pytest.mark.parametrize("field", ["program", "user", "home", "config"])
+def test_no_character_ends_a_line_of_the_file(field: str, odd: str) -> None:
+    text = f"/home/anna{odd}ExecStartPre=/bin/sh"
+    with pytest.raises(ValueError, match="can't be printed"):
+        replace(ANNA, **{field: text if field == "user" else Path(text)})
+
+
+def test_an_odd_path_is_refused(machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "a\nExecStartPre=touch x.toml"
+    odd.touch()
+    for options in ([], ["--print"]):
+        assert main(["service", "install", "--user", me(), "--config", str(odd), *options]) == 1
+        assert "can't be printed" in capsys.readouterr().err
+    assert not machine.manager.file.exists()
+
+
 def test_launchd_reads_what_was_meant() -> None:
     read = plistlib.loads(LAUNCHD.definition(ANNA).encode())
     assert read["ProgramArguments"][:3] == ["/opt/pippin 1%/bin/node", "--config", "/Users/anna/my $config.toml"]
