@@ -249,7 +249,7 @@ class Discovery:
 
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
-        node, addresses = text.get("id"), tuple(advert.parsed_scoped_addresses())[:MAX_ADDRESSES]
+        node, addresses = _shown(text.get("id")), tuple(advert.parsed_scoped_addresses())[:MAX_ADDRESSES]
         if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
             return
         if (text.get("secret") or "") != self._fingerprint:

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -372,3 +373,17 @@ async def test_invented_nodes_are_shown_up_to_a_bound_and_without_control_charac
             a.discovery._refuse(f"n{number}", text, LOOPBACK, 7001)
         assert len(a.discovery.refused) == 64
         assert {peer.report.info.name for peer in a.discovery.refused} == {"evil[2J"}
+
+
+@pytest.mark.parametrize("fingerprint", ["", "f00d"])
+async def test_no_id_of_an_advert_has_control_characters(fingerprint, caplog):
+    odd = "evil\x1b[2J\n" + "x" * 5000
+    text = {"id": odd, "cluster": NAME, "secret": ""}
+    advert = SimpleNamespace(decoded_properties=text, parsed_scoped_addresses=lambda: list(LOOPBACK), port=7001)
+    async with started(info("a"), fingerprint=fingerprint) as (a,):
+        a.discovery._tell(advert)
+        shown = [each.name for each in a.discovery.adverts] + [each.hint.id for each in a.discovery.adverts]
+        shown += [peer.report.info.id for peer in a.discovery.refused]
+    assert shown
+    assert all(each.startswith("evil[2Jxxx") and each.isprintable() and len(each) < 500 for each in shown)
+    assert "\x1b" not in caplog.text
