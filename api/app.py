@@ -72,6 +72,7 @@ def create_app(
     app[IN_FLIGHT] = in_flight
     app.on_response_prepare.append(cors.on_prepare)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(_keep_type)
     env = Env(backend, CountedInference(backend, counted), timing or StreamTiming(), bodies)
     responses = Responses(env, Background(env.inference, in_flight))
     app.on_cleanup.append(responses.end)
@@ -83,6 +84,11 @@ def create_app(
     _add_page(app.router, ollama_port)
     _add_fallbacks(app.router)
     return app
+
+
+async def _keep_type(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Signal handler. A browser must not take what a model or a stranger wrote for markup, whatever it looks like."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
 
 
 def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses) -> None:

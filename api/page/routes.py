@@ -29,7 +29,6 @@ HEADERS = {
     ),
     hdrs.CACHE_CONTROL: "no-cache",  # a browser asks whether its copy is still right: nodes get new versions
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
 }
 
 

@@ -56,6 +56,16 @@ async def test_an_unknown_model_id(server):
         assert (await response.json())["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/metrics", "/cluster/logs", "/v1/models", "/v1/models/no/such", "/nothing"]
+)
+async def test_no_browser_takes_an_answer_for_markup(server, path):
+    async with server.http.get(f"{server.url}{path}") as response:
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+    async with server.http.post(f"{server.url}/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
 @pytest.mark.parametrize("path", ["/health", "/cluster/status", "/cluster/models", "/v1/models", "/v1/models/plain"])
 async def test_head_works_where_get_does(server, path):
     async with server.http.get(f"{server.url}{path}") as got, server.http.head(f"{server.url}{path}") as head:
