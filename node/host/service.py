@@ -43,7 +43,7 @@ class Service:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a control character, which could end a line of the service's file."""
-        for text in (self.user, *map(str, (self.program, self.home, self.config or ""))):
+        for text in (self.user, self.hf_home, *map(str, (self.program, self.home, self.config or ""))):
             if text and not text.isprintable():
                 raise ValueError(f"{text!a} has a character that can't be printed")
 
