@@ -4,7 +4,10 @@
 import { copyButton, element } from "./elements.js";
 
 const MAX_DEPTH = 8; // of quotes and lists within each other
-const MAX_INLINE = 20_000; // characters; a longer paragraph stays plain, as it would take too long
+// A block has no more lines and characters than these, unless it is code: what follows is another block. So little is
+// made anew when an answer grows, however long a list becomes. A longer line stays plain.
+const MAX_LINES = 500;
+const MAX_CHARACTERS = 20_000;
 
 // Lines may be long: no pattern may be tried in two ways at each of their characters.
 const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))[ \t]*(?![ \t])([^\s`]*)(?![^\s`])[^`]*$/;
@@ -19,13 +22,24 @@ const TABLE_LINE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*
  * positions stay while an answer grows.
  */
 export function renderMarkdown(parent, text) {
+  if (parent.shownText === text) return;
   const sources = splitBlocks(text.replace(/\r\n?/g, "\n").split("\n"));
   const shown = parent.shownBlocks ?? [];
   let same = 0;
   while (same < shown.length && same < sources.length && shown[same] === sources[same]) same++;
   while (parent.children.length > same) parent.lastElementChild.remove();
-  parent.append(...sources.slice(same).map((source) => block(source.split("\n"), 0)));
+  for (const source of sources.slice(same)) parent.append(blockOrSource(source));
   parent.shownBlocks = sources;
+  parent.shownText = text;
+}
+
+/** A block; as it was written if the browser fails at it, so that the rest of the answer is shown all the same. */
+function blockOrSource(source) {
+  try {
+    return block(source.split("\n"), 0);
+  } catch {
+    return element("p", {}, source);
+  }
 }
 
 // --- blocks ---
@@ -47,38 +61,51 @@ function splitBlocks(lines) {
 }
 
 function blockEnd(lines, start) {
-  const fence = FENCE.exec(lines[start]);
+  const first = lines[start];
+  if (isLong(first)) return start + 1;
+  const fence = FENCE.exec(first);
   if (fence) {
-    const end = lines.findIndex((line, at) => at > start && closes(line, fence[1]));
-    return end < 0 ? lines.length : end + 1; // a fence that is still being written goes to the end
+    const end = nextLine(lines, start + 1, (line) => closes(line, fence[1]));
+    return Math.min(end + 1, lines.length); // a fence that is still being written goes to the end
   }
-  if (HEADING.test(lines[start]) || RULE.test(lines[start])) return start + 1;
-  const isList = ITEM.test(lines[start]);
+  if (HEADING.test(first) || RULE.test(first)) return start + 1;
+  const isList = ITEM.test(first);
+  const numbered = isNumbered(first);
+  let inside = isList ? FENCE.exec(afterMark(first))?.[1] : undefined; // a fence in a list may have empty lines
+  let characters = first.length;
   let at = start + 1;
-  let inside = isList ? FENCE.exec(afterMark(lines[start]))?.[1] : undefined; // a fence in a list may have empty lines
   for (; at < lines.length; at++) {
     const line = lines[at];
-    if (!isList) {
-      if (!line.trim() || startsBlock(line, lines[start])) break;
-      continue;
-    }
+    characters += line.length;
     if (inside) {
       if (closes(line.trim(), inside)) inside = undefined;
+      continue;
+    }
+    if (at - start >= MAX_LINES || characters > MAX_CHARACTERS) break;
+    if (!isList) {
+      if (!line.trim() || startsBlock(line, first)) break;
     } else if (!line.trim()) {
-      const next = lines.findIndex((later, place) => place > at && later.trim());
-      if (next < 0 || !(lines[next].startsWith("  ") || isSameList(lines[next], lines[start]))) break;
+      const next = nextLine(lines, at + 1, (later) => later.trim());
+      if (next === lines.length || !(lines[next].startsWith("  ") || isSameList(lines[next], numbered))) break;
       at = next - 1;
-    } else if (!line.startsWith("  ") && !ITEM.test(line) && startsBlock(line, lines[start])) break;
-    else if (ITEM.test(line) && !line.startsWith("  ") && !isSameList(line, lines[start])) break;
+    } else if (!line.startsWith("  ") && !ITEM.test(line) && startsBlock(line, first)) break;
+    else if (ITEM.test(line) && !line.startsWith("  ") && !isSameList(line, numbered)) break;
     else inside = FENCE.exec(afterMark(line).trim())?.[1];
   }
   return at;
 }
 
+/** The place of the first line from `at` on that `is` true for; the number of lines if there is none. */
+function nextLine(lines, at, is) {
+  while (at < lines.length && !is(lines[at])) at++;
+  return at;
+}
+
+const isLong = (line) => line.length > MAX_CHARACTERS;
 const closes = (line, fence) => line.trim().startsWith(fence) && !line.trim().replaceAll(fence[0], "");
 const afterMark = (line) => ITEM.exec(line)?.[5] ?? line;
 const isNumbered = (line) => ITEM.exec(line)?.[3] !== undefined;
-const isSameList = (line, first) => ITEM.test(line) && !RULE.test(line) && isNumbered(line) === isNumbered(first);
+const isSameList = (line, numbered) => ITEM.test(line) && !RULE.test(line) && isNumbered(line) === numbered;
 
 /** Whether a line that follows a paragraph's lines begins another block. */
 function startsBlock(line, first) {
@@ -88,6 +115,7 @@ function startsBlock(line, first) {
 
 function block(lines, depth) {
   const [first] = lines;
+  if (isLong(first)) return element("p", {}, first);
   const fence = FENCE.exec(first);
   if (fence) return codeBlock(lines, fence);
   const heading = HEADING.exec(first);
@@ -147,7 +175,8 @@ function listItem(lines, depth) {
 
 function table(lines) {
   const [head, , ...rows] = lines.map(cells);
-  const row = (tag, texts) => element("tr", {}, ...head.map((_, at) => element(tag, {}, ...inline(texts[at] ?? ""))));
+  const cell = (tag, text) => element(tag, {}, ...inline(text));
+  const row = (tag, texts) => element("tr", {}, ...texts.slice(0, head.length).map((text) => cell(tag, text)));
   return element(
     "div",
     { class: "table", tabindex: "0" },
@@ -188,7 +217,7 @@ const INLINE = new RegExp(
 
 /** Text with its marks as nodes: `code`, **bold**, *italics*, ~~struck~~, links. */
 function inline(text, depth = 0) {
-  if (text.length > MAX_INLINE || depth > MAX_DEPTH) return [text];
+  if (text.length > MAX_CHARACTERS || depth > MAX_DEPTH) return [text];
   const nodes = [];
   let end = 0;
   for (const found of text.matchAll(INLINE)) {

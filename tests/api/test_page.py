@@ -373,6 +373,79 @@ async def test_markdown_takes_no_longer_for_odd_texts(page):
         assert took < 2000, text[:10]
 
 
+GROWING = """(async ([text, end]) => {
+    const { renderMarkdown } = await import("/page/markdown.js");
+    const parent = document.createElement("div");
+    renderMarkdown(parent, text);
+    const before = new Set(parent.querySelectorAll("*"));
+    renderMarkdown(parent, text + end);
+    const all = [...parent.querySelectorAll("*")];
+    return [all.length, all.filter((each) => !before.has(each)).length, parent.textContent];
+})"""
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("".join(f"- item {number}\n" for number in range(20_000)), "- last"),
+        ("".join(f"{number}. item\n\n" for number in range(20_000)), "20000. last"),
+        ("a | b\n--|--\n" + "1 | 2\n" * 20_000, "3 | last"),
+        ("> *a*\n" * 20_000, "> last"),
+        ("*a* line\n" * 20_000, "last"),
+    ],
+)
+async def test_a_word_more_makes_little_anew_however_long_a_block_has_become(page, text, end):
+    _, anew, shown = await page.evaluate(f"{GROWING}({json.dumps([text, end])})")
+    assert anew < 3_000
+    assert shown.endswith("last")
+
+
+@pytest.mark.parametrize("text", ["|" * 200_000 + "\n-|-\n1|2", "|a\n" + "-|" * 200_000, "---\n" * 200_000])
+async def test_what_a_browser_fails_at_is_shown_as_it_was_written(page, backend, text):
+    """Its regular expressions and its calls are of bounded depth and width; the rest of an answer is shown, too."""
+    growing = json.dumps(["*Before*\n\n" + text, "\n\n*after*"])
+    total, _, shown = await page.evaluate(f"{GROWING}({growing})")
+    assert shown.startswith("Before")
+    assert shown.endswith("after")
+    assert total >= 3
+
+
+async def test_a_block_that_fails_is_shown_as_it_was_written(page):
+    shown = await page.evaluate("""(async () => {
+        const { renderMarkdown } = await import("/page/markdown.js");
+        const parent = document.createElement("div");
+        const made = document.createElement;
+        document.createElement = (tag) => {
+            if (tag === "ul") throw new RangeError("Maximum call stack size exceeded");
+            return made.call(document, tag);
+        };
+        try { renderMarkdown(parent, "# One\\n\\n- *two*\\n\\nthree"); } finally { document.createElement = made; }
+        return [...parent.children].map((each) => each.outerHTML).join("");
+    })()""")
+    assert shown == "<h3>One</h3><p>- *two*</p><p>three</p>"
+
+
+GROWTH = """(async (texts) => {
+    const { renderMarkdown } = await import("/page/markdown.js");
+    return texts.map((text) => Math.min(...[1, 2, 3].map(() => {
+        const begun = performance.now();
+        renderMarkdown(document.createElement("div"), text);
+        return performance.now() - begun;
+    })));
+})"""
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["```\nx\n```\n", "- x\n\n", "- ```\n  ```\n", "> x\n", "x\n\n", "|a|b|\n|-|-|\n|1|2|\n\n", "1. x\n- y\n"],
+)
+async def test_the_time_grows_as_the_text_does(page, unit):
+    """Four times the text takes four times as long, and sixteen times if each line looks at all others."""
+    short, long = (unit * (length // len(unit)) for length in (40_000, 160_000))
+    a, b = await page.evaluate(f"{GROWTH}({json.dumps([short, long])})")
+    assert b < 10 * a + 50, (a, b)
+
+
 # --- the key, and the cluster -----------------------------------------------------------------------------------------
 
 
