@@ -174,3 +174,16 @@ def test_the_architectures_are_those_that_run() -> None:
 def test_a_gigabyte_is_what_the_pages_say() -> None:
     assert format_bytes(2**30) == "1.0 GB"
     assert "1 GB is 2³⁰ bytes" in text("operations.md")
+
+
+def test_sudo_finds_the_program_of_each_way_to_install() -> None:
+    """After scripts/install there is no `cluster` on the PATH, so that `command -v` prints nothing."""
+    told = 0
+    for name in ("mac.md", "operations.md"):
+        *lines, last = text(name).splitlines()
+        assert "sudo cluster" not in text(name)
+        for before, line in zip(lines, [*lines[1:], last], strict=True):
+            for command in re.findall(r'sudo "\$\(command -v cluster\)" (service \w+)', line):
+                assert f"sudo .venv/bin/cluster {command}" in before
+                told += 1
+    assert told == 4

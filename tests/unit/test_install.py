@@ -1,31 +1,54 @@
 """scripts/install, on machines whose system and Pythons are scripts."""
 
+import contextlib
+import json
+import os
+import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
+from packaging.specifiers import SpecifierSet
+
+from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("dirname", "basename", "cat", "cksum", "cp", "grep", "mkdir", "rm", "sh")
+TOOLS = ("dirname", "basename", "cat", "cksum", "cp", "grep", "mkdir", "mktemp", "rm", "sed", "sh", "sleep", "tail")
 PYTHON = """#!/bin/sh
 # A Python of another version and machine: it runs code, makes environments with itself in them, and notes calls of pip.
+hang() {{
+  if [ -e {root}/hang-$1 ]; then echo $$ > {root}/hangs; fi
+  while [ -e {root}/hang-$1 ]; do sleep 0.02; done
+}}
 case "$1 $2" in
 "-c "*)
+  shift
   exec {real} -IS -c 'import platform, sys
 sys.version_info, sys.platform, platform.machine = {version}, "{system}", lambda: "{machine}"
-exec(sys.argv[1])' "$2" ;;
+exec(sys.argv.pop(1))' "$@" ;;
 "-m venv")
   rm -rf .venv
   mkdir -p .venv/bin
   cp "$0" .venv/bin/python
   echo "version = {dotted}.1
-command = $0 $* | $(pwd -P)/$4" > .venv/pyvenv.cfg
+command = $0 -m venv --clear $(pwd -P)/$4" > .venv/pyvenv.cfg
+  hang venv
   echo "made with {version}" >> {calls} ;;
-"-m pip") echo "pip $*" >> {calls} ;;
+"-m pip")
+  hang pip
+  wheel=.venv/lib/python3/site-packages/mlx_metal-1.dist-info
+  mkdir -p $wheel
+  if [ "$SYSTEM_VERSION_COMPAT" = {honoured} ]; then os=26; else os=15; fi
+  echo "Tag: py3-none-macosx_$os""_0_arm64" > $wheel/WHEEL
+  echo "pip $*" >> {calls} ;;
 esac
 """
 
@@ -39,6 +62,8 @@ class Machine:
     version: str = "15.6.1"
     machine: str = "arm64"
     sysctl: dict[str, str] = field(default_factory=dict)
+    honoured: str = "0"
+    """SYSTEM_VERSION_COMPAT with which its Pythons know the macOS that it has."""
 
     def __post_init__(self) -> None:
         self.checkout, self.bin, self.calls = self.root / "checkout", self.root / "bin", self.root / "calls"
@@ -70,6 +95,8 @@ class Machine:
             "system": system,
             "machine": machine,
             "calls": self.calls,
+            "root": self.root,
+            "honoured": self.honoured,
         }
         self.program(name, PYTHON.format(**values))
 
@@ -78,6 +105,24 @@ class Machine:
         return subprocess.run(
             command, env={"PATH": str(self.bin)}, capture_output=True, text=True, check=False, timeout=60
         )
+
+    @contextlib.contextmanager
+    def installing(self, phase: str) -> Iterator[subprocess.Popen[str]]:
+        """An installation that has reached this phase, in which it stays."""
+        (self.root / f"hang-{phase}").touch()
+        (self.root / "hangs").unlink(missing_ok=True)
+        command = [str(self.checkout / "scripts" / "install")]
+        with subprocess.Popen(
+            command, env={"PATH": str(self.bin)}, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                until((self.root / "hangs").read_text, 60, f"the installation is in {phase}")
+                yield process
+            finally:
+                self.go_on(phase)
+
+    def go_on(self, phase: str) -> None:
+        (self.root / f"hang-{phase}").unlink(missing_ok=True)
 
     def refused(self) -> str:
         done = self.install()
@@ -221,8 +266,98 @@ def test_the_real_environment_is_whole(tmp_path: Path) -> None:
     """Python notes what the script looks for."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", ".venv"], cwd=tmp_path, check=True)
     script = (ROOT / "scripts" / "install").read_text()
-    is_whole = script[script.index("is_whole() {") : script.index("if ! is_whole")]
+    is_whole = script[script.index("is_whole() {") : script.index("stamp=")]
     command = ["/bin/sh", "-c", f"{is_whole}is_whole"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    written, link = tmp_path / ".venv" / "pyvenv.cfg", tmp_path.with_name(f"{tmp_path.name}-link")
+    link.symlink_to(tmp_path)
+    text = written.read_text()
+    written.write_text(text.replace(f"{tmp_path}/.venv", f"{link}/.venv"))
+    assert written.read_text() != text
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0, "another path of the same folder"
     moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
     assert subprocess.run(command, cwd=moved, check=False).returncode == 1
+
+
+# --- interrupted, and at the same time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["venv", "pip"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_installation_is_taken_up(mac: Machine, phase: str, number: signal.Signals) -> None:
+    """As the terminal interrupts it, with all of its foreground group. What was at work has ended when the script has."""
+    mac.python("python3.13", 3, 13)
+    with mac.installing(phase) as process:
+        at_work = psutil.Process(int((mac.root / "hangs").read_text()))
+        os.killpg(process.pid, number)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert not at_work.is_running() or at_work.status() == psutil.STATUS_ZOMBIE
+    assert said.splitlines()[1:] == ["Stopped. The next start takes the installation up."]
+    assert mac.installed()[0] == "made with (3, 13)"
+    assert mac.installed() == []
+
+
+def test_a_killed_installation_is_taken_up_when_its_last_command_has_ended(mac: Machine) -> None:
+    mac.python("python3.13", 3, 13)
+    with mac.installing("pip") as process:
+        process.kill()
+        process.wait()
+        with subprocess.Popen(
+            [str(mac.checkout / "scripts" / "install")], env={"PATH": str(mac.bin)}, stderr=subprocess.PIPE, text=True
+        ) as second:
+            assert second.stderr
+            assert "Installing" in second.stderr.readline()
+            assert "Another scripts/install is at work" in second.stderr.readline()
+            mac.calls.write_text("")
+            mac.go_on("pip")
+            assert "Installed" in second.communicate(timeout=60)[1]
+    assert "made with (3, 13)" in mac.calls.read_text()
+
+
+def test_two_at_once(mac: Machine) -> None:
+    mac.python("python3.13", 3, 13)
+    with mac.installing("pip") as first:
+        with subprocess.Popen(
+            [str(mac.checkout / "scripts" / "install")], env={"PATH": str(mac.bin)}, stderr=subprocess.PIPE, text=True
+        ) as second:
+            assert second.stderr
+            assert "Installing" in second.stderr.readline()
+            assert "Another scripts/install is at work" in second.stderr.readline()
+            mac.go_on("pip")
+            assert second.communicate(timeout=60)[1] == "", "all is there"
+        assert (first.wait(60), second.returncode) == (0, 0)
+    assert len(mac.calls.read_text().splitlines()) == 3
+
+
+def test_a_failure_is_told_with_what_pip_said(mac: Machine) -> None:
+    mac.python("python3.13", 3, 13)
+    fake = mac.bin / "python3.13"
+    fake.write_text(fake.read_text().replace("hang pip", "echo 'ERROR: no route'; exit 1"))
+    done = mac.install()
+    assert done.returncode == 1
+    assert "ERROR: no route" in done.stderr
+    mac.python("python3.13", 3, 13)
+    assert mac.installed()[0] == "made with (3, 13)"
+
+
+@pytest.mark.parametrize(("honoured", "tag"), [("0", "macosx_26"), ("never", "macosx_15")])
+def test_mlx_s_package_is_that_for_this_macos(tmp_path: Path, honoured: str, tag: str) -> None:
+    """A Python that was built for macOS 15 takes 26 for 16, unless SYSTEM_VERSION_COMPAT is 0."""
+    mac = Machine(tmp_path, version="26.2", honoured=honoured, sysctl={"machdep.cpu.brand_string": "Apple M5"})
+    mac.python("python3.13", 3, 13)
+    done = mac.install()
+    (wheel,) = mac.checkout.glob(".venv/lib/python3/site-packages/mlx_metal-*.dist-info/WHEEL")
+    assert tag in wheel.read_text()
+    assert ("package for an older macOS" in done.stderr) == (tag != "macosx_26")
+
+
+def test_everybody_refuses_the_same_pythons() -> None:
+    """pip, pipx and uv by pyproject.toml, scripts/install by itself; and CI runs all that are left."""
+    asked = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    fit = [f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in asked]
+    script = (ROOT / "scripts" / "install").read_text()
+    least, most = re.findall(r"\((3), (\d+)\)", script)
+    assert [f"3.{minor}" for minor in range(int(least[1]), int(most[1]) + 1)] == fit
+    assert f"Python {', '.join(fit[:-1])} or {fit[-1]}." in script
+    assert f"python: {json.dumps(fit)}" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
