@@ -237,6 +237,7 @@ def test_what_a_node_needs_is_not_kept_from_it(
     folder = config.parent / "Documents"
     folder.mkdir()
     (folder / "file").write_text("a-key\n")
+    (folder / "file").chmod(0o600)
     (folder / "node").write_text(f'#!/bin/sh\nexec {Path(sys.executable).with_name("node")} "$@"\n')
     (folder / "node").chmod(0o755)
     service = replace(command.service_of(me(), str(config)), home=config.parent)

@@ -98,7 +98,9 @@ def test_indented_code_streams_as_tokenizers_decodes_it(tokenizer: Tokenizer) ->
 
 def test_a_grammar_takes_a_run_of_blanks_for_blanks(tmp_path: Path) -> None:
     backend = SMALL["gemma"]
-    constraints = Constraints(write(backend, tmp_path), backend.get_vocab_size())
+    folder = write(backend, tmp_path)
+    constraints = Constraints(folder, backend.get_vocab_size())
+    constraints.read(folder)
     grammar = json_grammar({"type": "string", "pattern": "^a *b$"}, strict=False, param="response_format")
     begun = [backend.token_to_id(name) for name in ("<0x22>", "<0x61>")]
     mask = constraints.begin(grammar).allowed(begun)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node import __main__ as program
+from node import start as program
 from node.core.logs import LineFormatter
 
 LINE = r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR) +"
