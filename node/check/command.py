@@ -5,6 +5,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,9 +14,6 @@ from node.check import parts, sizes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
 from node.core.usage import Parser
-
-STOPPED = 130
-"""Exit code after Ctrl-C."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,17 +30,18 @@ def main(arguments: Sequence[str]) -> int:
             _whole(report, Path(folder), quick=options.quick)
         except KeyboardInterrupt:
             report.section("It was stopped here.")
-            return STOPPED
+            raise
         finally:
             print(f"\nThis is in {options.out}: read it, and attach it to an issue of this repository.")
     return 1 if report.bad else 0
 
 
 def _say(text: str, file: TextIO) -> None:
-    """Print and write the text. It stays on the disk if the next part brings the machine down."""
-    print(text, flush=True)
+    """Write and print the text. It stays on the disk if the next part brings the machine down."""
     print(text, file=file, flush=True)
-    os.fsync(file.fileno())
+    with suppress(OSError):  # a pipe or a terminal is on no disk
+        os.fsync(file.fileno())
+    print(text, flush=True)
 
 
 def _whole(report: Report, folder: Path, *, quick: bool) -> None:
