@@ -13,6 +13,11 @@ MAX_STREAMS = 1024
 MAX_CALLS = 8 * MAX_STREAMS
 """Concurrent calls over all connections; further ones are refused."""
 
+MAX_HEADERS = 64
+"""Maximum headers of a call; a node sends some ten. gRPC's own limit (`grpc.max_metadata_size`) fails a call without
+freeing its headers, which take a hundred times the bytes that a caller sends for them.
+"""
+
 MAX_CONNECTIONS = 1024
 """Connections to the server; half of the process's descriptors if those are fewer.
 

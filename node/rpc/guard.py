@@ -14,7 +14,7 @@ from node.core.errors import BadRequest, NotAdmitted
 from node.core.types import Caller
 from node.host.interfaces import with_zone_name
 from node.rpc.boundary import answering
-from node.rpc.channel_options import MAX_CONTROL_BYTES
+from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_HEADERS
 from node.rpc.security import node_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,14 +29,18 @@ class Guard(grpc.aio.ServerInterceptor):
     bytes: their codec has limits of its own.
     """
 
-    def __init__(self, *, anywhere: bool) -> None:
+    def __init__(self, *, anywhere: bool, shut: Callable[[tuple[str, int], str], None]) -> None:
+        """`shut`: ends the connection with a remote end, and says why."""
         self._anywhere = anywhere
+        self._shut = shut
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
+        if len(handler_call_details.invocation_metadata) > MAX_HEADERS:
+            return grpc.stream_unary_rpc_method_handler(self._refuse)  # it runs before any message has come
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None  # unknown method; gRPC answers
@@ -47,6 +51,12 @@ class Guard(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, read), None, write)
         take = partial(_message, read)
         return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary, take), None, write)
+
+    async def _refuse(self, _messages: Any, context: Context) -> None:
+        """End a call with too many headers, and its connection: those that wait behind it hold memory until their turn."""
+        host, port = split_host_port(unquote(context.peer()).partition(":")[2])
+        self._shut((host.removeprefix("::ffff:"), port), f"a call had more than {MAX_HEADERS} headers")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_HEADERS} headers")
 
     def _answering(self, method: Any, take: Callable[[Any], Any]) -> Any:
         async def call(data: Any, context: Context) -> Any:

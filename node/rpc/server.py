@@ -55,12 +55,13 @@ class RpcServer:
         Without `security`, anybody on the networks of this machine may call.
         """
         quiet_tracebacks()
-        guard = Guard(anywhere=security is not None)
+        guard = Guard(anywhere=security is not None, shut=self._shut)
         # This limit leaves descriptors for all other uses.
         most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most))
         self._server = grpc.aio.server(interceptors=(guard,), options=options, maximum_concurrent_rpcs=MAX_CALLS)
         self._credentials = security.server_credentials() if security else None
+        self._limit: ConnectionLimit | None = None
         self._limiting: asyncio.Task[None] | None = None
         self.port = port
         for host in hosts:
@@ -87,8 +88,12 @@ class RpcServer:
         add_FilesServicer_to_server(_Files(files), self._server)
         self._server.add_generic_rpc_handlers((_frames_handler(serving),))
         await self._server.start()
-        limit = ConnectionLimit(self.port, MAX_CONNECTIONS_OF_ADDRESS)
-        self._limiting = asyncio.create_task(limit.run(), name="connections")
+        self._limit = ConnectionLimit(self.port, MAX_CONNECTIONS_OF_ADDRESS)
+        self._limiting = asyncio.create_task(self._limit.run(), name="connections")
+
+    def _shut(self, peer: tuple[str, int], why: str) -> None:
+        if self._limit:
+            self._limit.shut(peer, why)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         if self._limiting:
