@@ -11,6 +11,7 @@ from typing import NewType
 
 from node.core.errors import ModelBroken
 from node.core.pool import Pool
+from node.model.file_names import MAX_TOKENIZER_BYTES
 
 CleanFolder = NewType("CleanFolder", Path)
 """A copy that a sandbox has cleaned, or a folder of our own: transformers may read it."""
@@ -28,7 +29,6 @@ _OTHERS = (
 )
 _TEMPLATES = "additional_chat_templates"
 _MOST_TEMPLATES = 16
-_VOCABULARY_BYTES = 64 * 2**20
 _OTHER_BYTES = 4 * 2**20
 """Maximum bytes of a file of settings; the largest known one, of Gemma 3, has 1.2 MB."""
 
@@ -50,11 +50,11 @@ def copy(directory: Path, folder: Path) -> None:
     """Copy a model's tokenizer files to a new folder. Raises ModelBroken if a file is missing, too large, or elsewhere."""
     try:
         (folder / _TEMPLATES).mkdir(parents=True)
-        vocabularies = [_copy(directory, folder, name, _VOCABULARY_BYTES) for name in VOCABULARIES]
+        vocabularies = [_copy(directory, folder, name, MAX_TOKENIZER_BYTES) for name in VOCABULARIES]
         if not any(vocabularies):
             what = f"{directory.name} has no tokenizer: there is none of {', '.join(VOCABULARIES)}."
             raise ModelBroken(what, hint="Fetch the model again, or take another one.")
-        _copy(directory, folder, _MERGES, _VOCABULARY_BYTES)
+        _copy(directory, folder, _MERGES, MAX_TOKENIZER_BYTES)
         templates = sorted(path.name for path in directory.glob(f"{_TEMPLATES}/*.jinja"))[:_MOST_TEMPLATES]
         for name in (*_OTHERS, *(f"{_TEMPLATES}/{template}" for template in templates)):
             _copy(directory, folder, name, _OTHER_BYTES)
@@ -69,7 +69,7 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
     if not os.path.lexists(path):
         return False
     file = path.resolve(strict=True)
-    if not _is_own(file, directory.resolve()):
+    if not _may_read(file, name, directory.resolve()):
         what = f"{name} of {directory.name} is a link to a file outside of the model."
         raise ModelBroken(what, hint="Put the file itself there.")
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as source:  # a pipe would block
@@ -83,8 +83,10 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
     return True
 
 
-def _is_own(file: Path, directory: Path) -> bool:
-    """Whether a file is in the model's directory, or in its part of the hub's cache, where snapshots are links to blobs."""
-    cached = directory.parents[1] if len(directory.parents) > 1 else directory
-    is_snapshot = directory.parent.name == "snapshots" and cached.name.startswith("models--")
-    return file.is_relative_to(cached if is_snapshot else directory)
+def _may_read(file: Path, name: str, directory: Path) -> bool:
+    """Whether a link may lead to a file: in the model's directory, in the hub's cache, or a file of the same name.
+
+    The node itself makes links to the same files of other directories (`node.model.transfer.link`).
+    """
+    is_cached = any(part.startswith("models--") for part in file.parts) and {"blobs", "snapshots"} & set(file.parts)
+    return file.is_relative_to(directory) or bool(is_cached) or file.name == Path(name).name

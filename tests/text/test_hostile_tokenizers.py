@@ -136,26 +136,29 @@ def test_a_folder_without_a_vocabulary_of_its_own_is_refused(tmp_path):
         copy(tmp_path, tmp_path / "copy")
 
 
-def test_links_lead_to_the_model_or_to_its_part_of_the_hubs_cache(tmp_path):
-    cached = tmp_path / "models--org--name"
-    folder = cached / "snapshots" / "0123"
-    folder.mkdir(parents=True)
-    (cached / "blobs").mkdir()
-    (cached / "blobs" / "abc").write_text("{}")
-    (folder / "tokenizer.json").symlink_to("../../blobs/abc")
+def test_links_lead_to_the_model_to_the_hubs_cache_or_to_a_file_of_the_same_name(tmp_path):
+    folder, cached = tmp_path / "model", tmp_path / "models--org--name" / "blobs"
+    folder.mkdir()
+    cached.mkdir(parents=True)
+    (cached / "abc").write_text("{}")
+    (tmp_path / "vocab.json").write_text('{"a": 1}')
+    (folder / "tokenizer.json").symlink_to("../models--org--name/blobs/abc")
+    (folder / "vocab.json").symlink_to(tmp_path / "vocab.json")  # as the node links what several folders share
+    (folder / "words").write_text("a")
+    (folder / "vocab.txt").symlink_to("words")
     copy(folder, tmp_path / "copy")
-    assert (tmp_path / "copy" / "tokenizer.json").read_text() == "{}"
-    assert not (tmp_path / "copy" / "tokenizer.json").is_symlink()
+    copied = {path.name: path.read_text() for path in (tmp_path / "copy").iterdir() if path.is_file()}
+    assert copied == {"tokenizer.json": "{}", "vocab.json": '{"a": 1}', "vocab.txt": "a"}
+    assert not any(path.is_symlink() for path in (tmp_path / "copy").iterdir())
 
     (tmp_path / "secret").write_text("{}")
-    (folder / "special_tokens_map.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(ModelBroken, match=r"special_tokens_map.json of 0123 is a link to a file outside"):
-        copy(folder, tmp_path / "other")
-    other = tmp_path / "elsewhere" / "snapshots" / "0123"  # not as the hub's cache is made
-    other.mkdir(parents=True)
-    (other / "tokenizer.json").symlink_to(cached / "blobs" / "abc")
-    with pytest.raises(ModelBroken, match=r"tokenizer.json of 0123 is a link to a file outside"):
-        copy(other, tmp_path / "third")
+    for name in ("vocab.txt", "special_tokens_map.json", "additional_chat_templates/x.jinja"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "secret")
+        with pytest.raises(ModelBroken, match=f"{name} of model is a link to a file outside"):
+            copy(folder, tmp_path / f"copy of {Path(name).name}")
+        (folder / name).unlink()
 
 
 def test_what_is_no_file_or_too_large_is_refused(tmp_path):
