@@ -1,5 +1,6 @@
 """The error tree. Each error has a code, an HTTP status, a message with numbers, and a hint what to do."""
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -205,8 +206,18 @@ class PortTaken(PippinError):
 
 
 def as_pippin_error(error: Exception) -> PippinError:
-    """The error itself, or a PippinError with its type and message."""
-    return error if isinstance(error, PippinError) else PippinError(f"{type(error).__name__}: {error}")
+    """The error itself, or a PippinError with its type and message; without the path of a file, which the log has."""
+    if isinstance(error, PippinError):
+        return error
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return PippinError(f"{type(error).__name__}: {text}")
+
+
+def naming(error: object, directory: Path) -> str:
+    """The text of an error of others about a model, with its directory's name in place of the path, which tells whose Mac
+    it is.
+    """
+    return str(error).replace(str(directory), directory.name)
 
 
 def _tree(root: type[PippinError]) -> dict[str, type[PippinError]]:

@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import _get_classes, load_model
 
-from node.core.errors import ModelBroken, ModelUnsupported
+from node.core.errors import ModelBroken, ModelUnsupported, naming
 from node.core.frames import Merge, Open
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
@@ -147,11 +147,13 @@ def _load_lazily(directory: Path, tensors: Mapping[str, TensorHeader], scalars: 
     try:
         model, _ = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelBroken(f"A small file of {directory.name} is damaged: {error}") from error
+        raise ModelBroken(f"A small file of {directory.name} is damaged: {naming(error, directory)}") from error
     except ValueError as error:
-        raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {error}") from error
+        raise ModelUnsupported(f"mlx-lm cannot load {directory.name}: {naming(error, directory)}") from error
     except MLX_ERRORS as error:
-        raise ModelBroken(f"The weights of {directory.name} cannot be loaded: {error!r}") from error
+        raise ModelBroken(
+            f"The weights of {directory.name} cannot be loaded: {naming(repr(error), directory)}"
+        ) from error
     finally:
         held.clear()  # the model's class refers to it
     return model
@@ -167,7 +169,7 @@ def _lazy_tensors(
             try:
                 held |= cast(dict[str, mx.array], mx.load(str(directory / file)))
             except MLX_ERRORS as error:
-                raise ModelBroken(f"{directory / file} cannot be loaded: {error}") from error
+                raise ModelBroken(f"{file} of {directory.name} cannot be loaded: {naming(error, directory)}") from error
     for name, tensor in tensors.items():
         if name not in held:
             dtype = _DTYPES.get(tensor.dtype)
@@ -245,7 +247,7 @@ def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
         try:
             mx.eval(group)
         except (RuntimeError, ValueError) as error:
-            raise ModelBroken(f"The weights of {directory.name} cannot be read: {error}") from error
+            raise ModelBroken(f"The weights of {directory.name} cannot be read: {naming(error, directory)}") from error
         mx.clear_cache()
         done, read = done + len(group), read + sum(weight.nbytes for weight in group)
         # A group is a piece of the load, which other rings wait for: a slow disk gets smaller ones.

@@ -96,8 +96,14 @@ def _disk_issues(node: str, folders: Iterable[Path]) -> Iterator[Issue]:
         disk = existing.stat().st_dev
         free = shutil.disk_usage(existing).free
         if disk not in seen and free < LOW_DISK:
-            yield disk_low(node, str(folder), free)
+            yield disk_low(node, _of_home(folder), free)
         seen.add(disk)
+
+
+def _of_home(folder: Path) -> str:
+    """Without the user's name, as others read it."""
+    home = Path.home()
+    return str(Path("~") / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
 
 
 def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue]:

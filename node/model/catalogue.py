@@ -1,6 +1,7 @@
 """Catalogue of the models whose files are on this node."""
 
 import difflib
+import logging
 import math
 import shutil
 import threading
@@ -20,6 +21,8 @@ from node.model.layouts import Layouts
 from node.model.scanner import Folder, FolderScanner
 from node.model.short_names import canonical, not_for_mlx, untagged
 from node.model.weights import Weights
+
+log = logging.getLogger(__name__)
 
 SEARCH_AGAIN_S = 1.0
 """Minimum interval of searches for names that are not known: anybody can send them."""
@@ -211,7 +214,10 @@ class Catalogue:
         if not found:
             builtin, *others = [_place(root, parts) for root in self._roots]
             kept = next((path for path in others if path.is_dir()), None)
-            where = f"Its folder is {kept}: delete it there." if kept else "See `cluster models`."
+            where = "See `cluster models`."
+            if kept:
+                log.info("%s is not deleted: %s was not fetched", model_id, kept)
+                where = "Its folder is a user's, and named in that node's log: delete it there."
             where = "It comes with Pippin." if builtin.is_dir() else where
             raise ModelNotFound(f"No files of {model_id} were fetched to this node.", hint=where, param="model")
         return sum(map(_delete, found))
@@ -233,7 +239,9 @@ def _delete(folder: Path) -> int:
         freed = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
         shutil.rmtree(folder)
     except OSError as error:
-        raise ModelBroken(f"{folder} can't be deleted: {error.strerror}.", hint="Delete it yourself.") from error
+        log.warning("%s can't be deleted: %s", folder, error.strerror)
+        hint = "Its node's log names the folder: delete it yourself."
+        raise ModelBroken(f"{folder.name} can't be deleted: {error.strerror}.", hint=hint) from error
     return freed
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_lm.utils import load_config
 
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, naming
 from node.core.mlx_errors import MLX_ERRORS
 from node.model.file_names import CONFIGS, check_size
 from node.model.json_parser import JsonParser
@@ -18,11 +18,11 @@ def read_config(directory: Path) -> dict[str, Any]:
             check_small(directory / name)
         config = load_config(directory)
     except FileNotFoundError as error:
-        raise ModelBroken(f"{directory} has no config.json.") from error
+        raise ModelBroken(f"{directory.name} has no config.json.") from error
     except MLX_ERRORS as error:  # JSON and UTF-8 errors are ValueErrors
-        raise ModelBroken(f"{directory / 'config.json'} cannot be read: {error}") from error
+        raise ModelBroken(f"config.json of {directory.name} cannot be read: {naming(error, directory)}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelBroken(f"{directory / 'config.json'} names no model_type.")
+        raise ModelBroken(f"config.json of {directory.name} names no model_type.")
     return config
 
 
@@ -36,7 +36,9 @@ def read_template(directory: Path, parser: JsonParser) -> str:
             return own.read_text("utf-8")
         return parser.template(config.read_bytes()) if config.exists() else ""
     except (OSError, ValueError) as error:
-        raise ModelBroken(f"The chat template in {directory} cannot be read: {error}") from error
+        raise ModelBroken(
+            f"The chat template of {directory.name} cannot be read: {naming(error, directory)}"
+        ) from error
 
 
 def check_small(path: Path) -> None:
@@ -44,5 +46,5 @@ def check_small(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_file():
-        raise ModelBroken(f"{path} is not a regular file.", hint="Fetch the model again.")
+        raise ModelBroken(f"{path.name} is not a regular file.", hint="Fetch the model again.")
     check_size(path.name, path.stat().st_size)

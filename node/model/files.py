@@ -1,5 +1,6 @@
 """Offers model files to peers, and gets the files of a stage from this disk, from peers or the hub."""
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,8 @@ from node.model.offers import Claims, holders_of
 from node.model.sending import Sender
 from node.model.stage_fetch import Others, Progress, StageFetch, gather_small
 from node.model.weights import Weights
+
+log = logging.getLogger(__name__)
 
 
 class Files:
@@ -76,6 +79,7 @@ class Files:
         gathering = self._gathering(HeldModel(shard.model, shard.revision))
         args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering
         directory = await StageFetch(*args, shard, ends, progress).run()
+        log.info("%s is read from %s", shard, directory)
         return directory, await self._pools.files.run(self._catalogue.weights, directory)
 
     def _gathering(self, model: HeldModel) -> Gathering:

@@ -187,8 +187,9 @@ class Hub:
     def _check_space(self, model_id: str, needed: int) -> None:
         free = shutil.disk_usage(self._cache).free
         if needed > free:
+            log.warning("%s has %s free; %s needs %s", self._cache, format_bytes(free), model_id, format_bytes(needed))
             raise NoCapacity(
-                f"{model_id} needs {format_bytes(needed)} more on disk; {self._cache} has {format_bytes(free)} free.",
+                f"{model_id} needs {format_bytes(needed)} more on disk; that of the hub's cache has {format_bytes(free)} free.",
                 hint="Free some space, or set HF_HOME to a larger disk.",
             )
 

@@ -116,7 +116,10 @@ def _disk(error: OSError, model_id: str) -> PippinError:
             f"The disk became full while {model_id} was fetched.",
             hint="Free some space, or set HF_HOME to a larger disk.",
         )
-    return PippinError(f"{model_id} cannot be stored: {error}.", hint="Check the rights of the hub's cache directory.")
+    return PippinError(
+        f"{model_id} cannot be stored: {error.strerror or type(error).__name__}.",
+        hint="Check the rights of the hub's cache directory.",
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import os
 import threading
 from io import FileIO
@@ -11,6 +12,8 @@ from typing import Self
 
 from node.core.errors import ModelBroken, NoCapacity, NotReady
 from node.model.digests import hash_for, mismatch
+
+log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
@@ -120,7 +123,8 @@ class PartialFile:
             return self._part.replace(self._path)
 
     def _unwritable(self, offset: int, error: OSError) -> NoCapacity:
+        log.warning("%s can't be written: %s", self._part, error.strerror)
         return NoCapacity(
-            f"{self._part} cannot be written at byte {offset:,} of {self._size:,}: {error.strerror}.",
+            f"{self._path.name} cannot be written at byte {offset:,} of {self._size:,}: {error.strerror}.",
             hint="Free some space on the disk, and check the rights of the directory.",
         )

@@ -2,6 +2,7 @@
 another process; the result is verified.
 """
 
+import logging
 import os
 import threading
 from array import array
@@ -11,6 +12,8 @@ from node.core.errors import NoCapacity
 from node.model.digests import digest_like, mismatch, note_digest
 from node.model.partial_file import lock
 from node.model.parts import PART
+
+log = logging.getLogger(__name__)
 
 _COUNT = 4
 """Bytes of a part's count in the journal."""
@@ -94,7 +97,8 @@ class PartsFile:
             self._journal.close()
 
     def _unwritable(self, offset: int, error: OSError) -> NoCapacity:
+        log.warning("%s can't be written: %s", self._part, error.strerror)
         return NoCapacity(
-            f"{self._part} cannot be written at byte {offset:,} of {self._size:,}: {error.strerror}.",
+            f"{self._path.name} cannot be written at byte {offset:,} of {self._size:,}: {error.strerror}.",
             hint="Free some space on the disk, and check the rights of the directory.",
         )

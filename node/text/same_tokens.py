@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, naming
 from node.text.sandbox import Sandbox, SandboxFailed, SandboxServer
 from node.text.sandbox_server import Job
 from node.text.sandboxed_encoder import BOUNDS
@@ -26,6 +26,8 @@ async def difference(server: SandboxServer, one: Path, other: Path) -> str:
             sandbox = await Sandbox.start(server, f"{__name__}:make_job", BOUNDS, private)
             try:
                 return (await sandbox.ask(marshal.dumps(list(map(str, folders))))).decode()
+            except SandboxFailed as error:
+                raise SandboxFailed(naming(naming(error, folders[0]), folders[1])) from error
             finally:
                 sandbox.end()
     except SandboxFailed as error:

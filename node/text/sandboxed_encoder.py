@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.core.errors import ModelBroken, ModelChanged, Overloaded, error_from
+from node.core.errors import ModelBroken, ModelChanged, Overloaded, error_from, naming
 from node.core.pool import Pool
 from node.text.encoder import check_length
 from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
@@ -174,6 +174,8 @@ async def tokenizer_sandbox(server: SandboxServer, directory: Path) -> AsyncIter
         try:
             _tokens(await sandbox.ask(_request("load", {"folder": str(folder)})))
             yield sandbox, CleanFolder(folder)
+        except SandboxFailed as error:
+            raise SandboxFailed(naming(error, folder)) from error
         except BaseException:
             sandbox.end()
             raise

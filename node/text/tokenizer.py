@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mlx_lm import tokenizer_utils
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, naming
 from node.text.dialect import Dialect
 from node.text.encoder import Encoder, panics_as_errors
 from node.text.template import ControlString
@@ -40,7 +40,7 @@ class Tokenizer(Encoder):
         except ModelBroken:
             raise
         except BaseException as error:  # tokenizers raises bare Exceptions, and panics that are BaseExceptions
-            reason = f"{type(error).__name__}: {error}"[:500]
+            reason = f"{type(error).__name__}: {naming(error, folder)}"[:500]
             raise ModelBroken(f"The model's tokenizer can't be read: {reason}") from error
 
     def _read(self, folder: CleanFolder) -> None:

@@ -38,6 +38,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut_short(copy_of_model(directory / "someone" / "short"))
     max(copy_of_model(directory / "garbled").glob("*.safetensors")).write_bytes(b"\xff" * 5000)
     (copy_of_model(directory / "alien") / "config.json").write_text('{"model_type": "alien", "num_hidden_layers": 8}')
+    (copy_of_model(directory / "no-config") / "config.json").write_text("{")
+    (copy_of_model(directory / "no-template") / "chat_template.jinja").write_bytes(b"\xff")
+    (copy_of_model(directory / "no-tokenizer") / "tokenizer.json").write_text("[")
     return directory
 
 
@@ -90,6 +93,20 @@ def test_broken_files(node: Node, models: Path, model: str) -> None:
     answer = node.post("/v1/chat/completions", chat_body("Hello") | {"model": model})
     assert (answer.status, answer.error["code"]) == (500, "model_broken"), answer.body
     assert file in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    "model", ["short", "garbled", "someone/short", "alien", "no-config", "no-template", "no-tokenizer"]
+)
+def test_no_answer_tells_whose_mac_it_is(node: Node, models: Path, pair: Cluster, model: str) -> None:
+    """Clients and peers are told a model's name, the log its path."""
+    asked = {"model": model}
+    answers = [node.post("/v1/chat/completions", chat_body("Hello") | asked), node.post("/api/show", asked)]
+    answers += [node._ask("DELETE", "/api/delete", asked), node.get("/cluster/status")]
+    bodies = [answer.body.decode() for answer in answers]
+    assert [answer.status for answer in answers[:1]] != [200], bodies
+    for secret in (str(models), str(pair.directory), str(Path.home() / ".")):
+        assert secret == "/" or not any(secret in body for body in bodies), bodies
 
 
 def test_unknown_architecture(node: Node) -> None:

@@ -177,7 +177,7 @@ def test_a_truncated_file_is_named(keep, tmp_path):
 def test_a_corrupt_header_is_named(garbage, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     (directory / "model.safetensors").write_bytes(garbage)
-    with pytest.raises(ModelBroken, match=r"model\.safetensors: "):
+    with pytest.raises(ModelBroken, match=r"model\.safetensors of "):
         load(directory, 0, 4)
 
 

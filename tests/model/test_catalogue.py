@@ -1,3 +1,4 @@
+import logging
 import shutil
 
 import pytest
@@ -244,7 +245,7 @@ def test_a_name_of_something_else_is_told_what_to_write(name, hint, catalogue):
     assert hint in caught.value.hint
 
 
-def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model):
+def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model, caplog):
     make_model(places / "mine" / "org" / "mine")
     make_model(places / "data" / "fetched" / COMMIT / "org" / "model")
     make_model(snapshot(places, "models--org--model", COMMIT))
@@ -253,9 +254,11 @@ def test_fetched_models_are_removed_and_no_others(places, catalogue, make_model)
     assert catalogue.remove("org/model") > 2 * 10_000
     catalogue.refresh()
     assert ids(catalogue) == ("org/mine", "org/other")
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(ModelNotFound) as caught, caplog.at_level(logging.INFO):
         catalogue.remove("org/mine")
-    assert f"Its folder is {places / 'mine' / 'org' / 'mine'}" in caught.value.hint
+    assert "named in that node's log" in caught.value.hint
+    assert str(places) not in caught.value.hint
+    assert str(places / "mine" / "org" / "mine") in caplog.text
     make_model(places / "data" / "fetched" / COMMIT / "org" / "model")
     for name in ("org", "org/none", "../mine/org", "none"):
         with pytest.raises(ModelNotFound):
