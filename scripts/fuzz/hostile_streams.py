@@ -12,6 +12,7 @@ from typing import Any, Self
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message_factory import GetMessageClass
 from messages import Known, change, fill
 from target import Target
 
@@ -26,19 +27,18 @@ CALL_S = 5.0
 """Seconds after which the caller hangs up."""
 IDLE_S = 0.5
 BATCH = 500
+SERVICES = [*control_pb2.DESCRIPTOR.services_by_name.values(), *serving_pb2.DESCRIPTOR.services_by_name.values()]
 METHODS: dict[str, Any] = {
-    "/pippin.control.Control/Exchange": control_pb2.Heartbeat,
-    "/pippin.control.Control/Leave": control_pb2.Departure,
-    "/pippin.control.Control/Probe": control_pb2.ProbeRequest,
-    "/pippin.control.Control/Want": control_pb2.ModelRequest,
-    "/pippin.control.Control/Drain": control_pb2.DrainRequest,
-    "/pippin.control.Control/SetDraining": control_pb2.DrainRequest,
-    "/pippin.control.Control/Describe": control_pb2.ModelRequest,
-    "/pippin.serving.Files/List": serving_pb2.FileRequest,
-    "/pippin.serving.Files/Read": serving_pb2.FileRequest,
-    "/pippin.serving.Serving/Generate": serving_pb2.GenerateRequest,
-    "/pippin.serving.Serving/Evaluate": serving_pb2.EvaluateRequest,
-    FRAMES_METHOD: frame_pb2.Header,
+    f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
+    for service in SERVICES
+    for method in service.methods
+} | {FRAMES_METHOD: frame_pb2.Header}
+"""The request of each method that a node has."""
+STREAMED = {
+    f"/{service.full_name}/{method.name}"
+    for service in SERVICES
+    for method in service.methods
+    if method.server_streaming
 }
 FRAGMENTS = (
     b"\x16\x03\x01",
@@ -231,7 +231,7 @@ async def _call(channel: Any, attack: Attack) -> str:
         async with asyncio.timeout(attack.patience_s):
             if attack.method == FRAMES_METHOD:
                 await channel.stream_unary(attack.method)(sent(), timeout=CALL_S)
-            elif attack.method.endswith(("Generate", "Read", "Evaluate")):
+            elif attack.method in STREAMED:
                 async for _ in channel.unary_stream(attack.method)(attack.sent[0], timeout=CALL_S):
                     pass
             else:

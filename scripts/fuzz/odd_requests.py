@@ -11,7 +11,8 @@ from drawing import batches
 from hypothesis import strategies as st
 from target import Target
 
-from tests.api.fuzz import GOOD, JSON_PIECES, bodies, damaged, raw_requests, written
+from api.limits import MAX_WAITING
+from tests.api.fuzz import GOOD, JSON_PIECES, Request, answers_to, bodies, damaged, pipelines, raw_requests, written
 from tests.conftest import MODEL, Node
 
 PATHS = sorted(GOOD)
@@ -27,6 +28,8 @@ HEADERS = (
     *("Content-Encoding: gzip", "Content-Encoding: br", "Transfer-Encoding: chunked", "Accept: */*", "Range: bytes=0-"),
     *("X-Forwarded-For: 8.8.8.8", "Upgrade: websocket", "Connection: upgrade", "Content-Type: text/plain"),
 )
+Sent = tuple[str, bytes | list[Request]]
+"""Kind of an attack, and the bytes or requests that are sent on one connection."""
 SIZES = (10, 300, 5_000, 40_000, 200_000)
 
 
@@ -35,8 +38,10 @@ async def attack(target: Target, count: int, seed: int) -> None:
         await target.each("request", batch, lambda node, sent: _send(target, node, sent))
 
 
-async def _send(target: Target, node: Node, sent: tuple[str, bytes]) -> str:
+async def _send(target: Target, node: Node, sent: Sent) -> str:
     kind, data = sent
+    if not isinstance(data, bytes):
+        return await _send_at_once(target, node, data)
     quiet_s = QUIET_S if kind == "bytes" else None
     status, body = await wire_http.exchange(node.port, data, quiet_s)
     if not status:
@@ -46,8 +51,26 @@ async def _send(target: Target, node: Node, sent: tuple[str, bytes]) -> str:
     return f"{kind}: {target.check_answer('request', (kind, data[:600]), status, body)}"
 
 
-def _requests() -> st.SearchStrategy[tuple[str, bytes]]:
-    return st.integers(0, 99).flatmap(_kind)
+async def _send_at_once(target: Target, node: Node, requests: list[Request]) -> str:
+    """Each request has one answer, and HEAD's has no body: else a proxy would take its rest for the next answer."""
+    whole = b"".join(data for _, data in requests)
+    answer = await wire_http.received(node.port, whole)
+    try:
+        answers = answers_to([method for method, _ in requests], answer)
+    except ValueError as error:
+        target.findings.complain(f"request: {error} to {whole[:600]!r}")
+        return "pipeline: out of step"
+    if not answers and len(requests) <= MAX_WAITING:  # the connection is closed when more wait
+        target.findings.complain(f"request: no answer to pipeline {whole[:300]!r}")
+    for status, body in answers:
+        target.check_answer("request", ("pipeline", whole[:600]), status, body)
+    return f"pipeline: {'all' if len(answers) == len(requests) else 'some'} answered"
+
+
+def _requests() -> st.SearchStrategy[Sent]:
+    one = st.integers(0, 99).flatmap(_kind)
+    several = st.sampled_from(PATHS).flatmap(lambda path: pipelines(path, MODEL)).map(lambda sent: ("pipeline", sent))
+    return st.integers(0, 19).flatmap(lambda number: one if number else several)
 
 
 def _kind(number: int) -> st.SearchStrategy[tuple[str, bytes]]:

@@ -21,6 +21,15 @@ def post(path: str, body: Any) -> bytes:
 
 async def exchange(port: int, data: bytes, quiet_s: float | None = None) -> tuple[int, bytes]:
     """Send bytes; return the first answer's status (0 for none) and body. `quiet_s` without a byte ends it."""
+    answer = await received(port, data, quiet_s)
+    status = _STATUS.match(answer)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    whole = re.search(rb"\r\nContent-Length: (\d+)", head, re.IGNORECASE)
+    return int(status[1]) if status else 0, body[: int(whole[1])] if whole else body
+
+
+async def received(port: int, data: bytes, quiet_s: float | None = None) -> bytes:
+    """Send bytes; return all that comes back."""
     answer = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -36,7 +45,4 @@ async def exchange(port: int, data: bytes, quiet_s: float | None = None) -> tupl
                 answer += part
         finally:
             writer.transport.abort()
-    status = _STATUS.match(answer)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    whole = re.search(rb"\r\nContent-Length: (\d+)", head, re.IGNORECASE)
-    return int(status[1]) if status else 0, body[: int(whole[1])] if whole else body
+    return answer

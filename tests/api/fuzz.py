@@ -1,6 +1,8 @@
 """Requests that no client should send: invalid bodies by schema and by JSON, invalid HTTP."""
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -388,3 +390,84 @@ def raw_requests(draw: st.DrawFn, path: str, model: str = MODEL) -> bytes:
         framing = f"Content-Length: {len(body)}"
     head = f"{method} {target} HTTP/1.1\r\nHost: x\r\n{framing}\r\nConnection: close\r\n\r\n"
     return draw(damaged(head.encode() + body, HTTP_PIECES))
+
+
+# --- several requests on one connection ---
+
+Request = tuple[str, bytes]
+"""Method, and the bytes of the whole request."""
+ASKED = (
+    "/",
+    "/v1/models",
+    "/v1/models/x",
+    "/health",
+    "/metrics",
+    "/version",
+    "/cluster/status",
+    "/api/tags",
+    "/nothing",
+)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, path: str, model: str = MODEL) -> list[Request]:
+    """Requests that are all sent before the first answer is read; the last one closes the connection."""
+    asked = st.tuples(st.sampled_from(["GET", "HEAD", "HEAD", "OPTIONS", "DELETE"]), st.sampled_from(ASKED))
+    posted = st.tuples(st.sampled_from(["POST", "HEAD"]), st.just(path))
+    requests = draw(st.lists(st.one_of(asked, asked, posted), min_size=1, max_size=12))
+    refused = draw(st.sampled_from(["", "", "X: " + "a" * 9000, "Content-Length: -1", "Host: evil.example"]))
+    return [
+        (method, _whole(method, target, body, refused if number == len(requests) else None))
+        for body in [written({"model": model, **GOOD[path]})]
+        for number, (method, target) in enumerate(requests, 1)
+    ]
+
+
+def _whole(method: str, target: str, body: bytes, last: str | None) -> bytes:
+    """`last`: one more header of the last request; None for the others."""
+    content = body if method == "POST" else b""
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(content)}"] if content else []
+    lines += [] if last is None else ["Connection: close", *filter(None, [last])]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+_HEAD = re.compile(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+
+
+def answers_to(methods: Sequence[str], data: bytes) -> list[tuple[int, bytes]]:
+    """Status and body of the answers in `data`, as a proxy tells them apart: one a request, in order, and nothing else.
+
+    There are fewer if the server closed the connection after an error. Raises ValueError.
+    """
+    found = []
+    for method in methods:
+        if not data:
+            break
+        head = _HEAD.match(data)
+        if head is None:
+            raise ValueError(f"{data[:100]!r} is no answer to {method}, after {found}")
+        status, data = int(head[1]), data[head.end() :]
+        body, data = (b"", data) if method == "HEAD" or status in (204, 304) else _body(head[0], data)
+        found.append((status, body))
+    if data:
+        raise ValueError(f"{data[:100]!r} follows the answers to {', '.join(methods)}")
+    return found
+
+
+def _body(head: bytes, data: bytes) -> tuple[bytes, bytes]:
+    """The body of an answer, and what follows it."""
+    if length := re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE):
+        size = int(length[1])
+        if len(data) < size:
+            raise ValueError(f"a body of {size} bytes ends after {len(data)}")
+        return data[:size], data[size:]
+    if b"chunked" not in head.lower():
+        return data, b""
+    body = b""
+    while True:
+        size, _, rest = data.partition(b"\r\n")
+        end = int(size, 16)
+        body, data = body + rest[:end], rest[end + 2 :]
+        if end == 0:
+            return body, data

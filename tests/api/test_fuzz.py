@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.app import create_app
+from api.limits import MAX_WAITING
 from api.server import ApiServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
 from node.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL, ScriptedBackend, ScriptedModel
-from tests.api.fuzz import GOOD, JSON_PIECES, bodies, damaged, raw_requests, written
+from tests.api.fuzz import GOOD, JSON_PIECES, answers_to, bodies, damaged, pipelines, raw_requests, written
 from tests.conftest import until
 from tests.strict import check_answer
 
@@ -81,10 +82,10 @@ class Served:
         check_answer(method, path, response.status, response.headers.get("Content-Type", ""), body)
         return response.status
 
-    def send(self, data: bytes) -> bytes:
+    def send(self, data: bytes, quiet_s: float = QUIET_S) -> bytes:
         """Send bytes; return the response."""
         answer = b""
-        with socket.create_connection(self.address, timeout=QUIET_S) as client:
+        with socket.create_connection(self.address, timeout=quiet_s) as client:
             try:
                 client.sendall(data)
                 while part := client.recv(65536):
@@ -165,6 +166,28 @@ def test_bytes_around_http(served: Served, data: st.DataObject) -> None:
             assert b"\r\nContent-Type: application/json" in head
             error = json.loads(body)["error"]
             assert (isinstance(error, str) and error) or set(error) >= {"message", "type"}
+
+
+@given(st.data())
+def test_each_request_of_a_connection_has_one_answer(served: Served, data: st.DataObject) -> None:
+    sent = data.draw(pipelines(data.draw(st.sampled_from(endpoints(served)))))
+    answer = served.send(b"".join(request for _, request in sent), WITHIN_S)
+    answers = answers_to([method for method, _ in sent], answer)
+    assert answers or len(sent) > MAX_WAITING, "the first request is answered, unless too many wait behind it"
+    assert all(status in EXPECTED for status, _ in answers)
+    assert b"Traceback" not in answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nbody",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 2,
+    ],
+)
+def test_an_answer_that_confuses_a_proxy_is_seen(answer: bytes) -> None:
+    with pytest.raises(ValueError, match="follows the answers to HEAD"):
+        answers_to(["HEAD"], answer)
 
 
 @given(st.binary(min_size=1, max_size=200))
