@@ -1,6 +1,8 @@
 """`pippin node` and `pippin cluster`: both programs under one name, as Node.js's program is also called `node`."""
 
+import signal
 import sys
+from typing import NoReturn
 
 from node import __version__
 
@@ -24,9 +26,7 @@ def main() -> None:
 
         start()
     elif program == "cluster":
-        from node.cli.__main__ import main as cluster  # noqa: PLC0415
-
-        sys.exit(cluster())
+        cluster()
     elif program in ("-h", "--help"):
         sys.stdout.write(USAGE)
     elif program in ("-v", "--version"):
@@ -34,3 +34,14 @@ def main() -> None:
     else:
         sys.stderr.write(USAGE if not program else f"pippin: there is no {program!r}\n{USAGE}")
         sys.exit(EXIT_USAGE)
+
+
+def cluster() -> NoReturn:
+    """The program `cluster`. Ctrl-C raises an exception only in a command: imports, and Python's end, would tell it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from node.cli.__main__ import main as run  # noqa: PLC0415
+
+    code = run()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)

@@ -1,9 +1,12 @@
 """Starts one node with the built-in model, or several on this machine that split it, and prints how to use them."""
 
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there are nodes to stop: the imports take a while
+
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -66,14 +69,11 @@ def main() -> int:
         return 1
     guard = ["--api-key-file", options.api_key_file] if key else []
     common = [*(["--host", host] if host else []), *guard, *rest]
-    raise_on_signals()
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
-        nodes = start(options.nodes, stages, port, common, Path(directory))
-        try:
-            follow(nodes, Api("http", host or "127.0.0.1", port, key), stages, guard)
-        except KeyboardInterrupt:
-            return stop(nodes)
-        return max(abs(node.process.wait()) for node in nodes)
+        stopping = Stopping()
+        stopping.pass_on_to(start(options.nodes, stages, port, common, Path(directory)))
+        follow(stopping, Api("http", host or "127.0.0.1", port, key), stages, guard)
+        return 130 if stopping.killed else max(abs(node.process.wait()) for node in stopping.nodes)
 
 
 def free_port() -> int:
@@ -81,18 +81,41 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def raise_on_signals() -> None:
-    """Have Ctrl-C, SIGTERM and the end of the terminal raise KeyboardInterrupt."""
-    numbers = [signal.SIGINT, signal.SIGTERM]  # SIGINT also if a shell started this in the background
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        numbers.append(signal.SIGHUP)
-    for number in numbers:
-        signal.signal(number, interrupt)
+class Stopping:
+    """Passes Ctrl-C, SIGTERM and the end of the terminal on to the nodes: the first drains them, the second ends them,
+    the third kills them.
 
+    It raises nothing, so that no moment is a wrong one. What comes while the nodes are started is passed on afterwards.
+    """
 
-def interrupt(*_: object) -> NoReturn:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent twice, by the system and by the shell: no second Ctrl-C
-    raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.nodes: list[Started] = []
+        self.asked = 0
+        numbers = [signal.SIGINT, signal.SIGTERM]  # SIGINT also if a shell started this in the background
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            signal.signal(number, self._ask)
+
+    @property
+    def killed(self) -> bool:
+        return self.asked > 2
+
+    def pass_on_to(self, nodes: Sequence[Started]) -> None:
+        """Pass on what comes, and what has come already, to these nodes."""
+        self.nodes = list(nodes)
+        if self.asked:
+            self._pass_on()
+
+    def _ask(self, *_: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent twice, by the system and by the shell
+        self.asked += 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for node in self.nodes:
+            # A Python that has no handler yet ends by SIGTERM without a traceback, by SIGINT with one.
+            node.process.send_signal(signal.SIGKILL if self.killed else signal.SIGTERM)
 
 
 # --- the processes --------------------------------------------------------------------------------------------------
@@ -139,34 +162,20 @@ def copy_lines(name: str, process: subprocess.Popen[bytes]) -> None:
             os.write(sys.stderr.fileno(), f"{name} | ".encode() + line)
 
 
-def stop(nodes: Sequence[Started]) -> int:
-    """Drain the nodes on the first Ctrl-C, end them on the second."""
-    for _ in range(2):
-        for node in nodes:
-            if node.runs:
-                node.process.send_signal(signal.SIGINT)
-        try:
-            return max(abs(node.process.wait()) for node in nodes)
-        except KeyboardInterrupt:
-            continue
-    for node in nodes:
-        node.process.kill()
-    return 130
-
-
 # --- what is told ---------------------------------------------------------------------------------------------------
 
 
-def follow(nodes: Sequence[Started], api: Api, stages: int, guard: list[str]) -> None:
+def follow(stopping: Stopping, api: Api, stages: int, guard: list[str]) -> None:
     """Tell what the nodes wait for, then that they are ready, and which of them end. Return when all have ended."""
-    running = list(nodes)
-    awaited = tell_awaited(nodes, api, stages, guard)
+    running = stopping.nodes
+    awaited = tell_awaited(running, api, stages, guard)
     while running:
-        next(awaited, None)
+        if not stopping.asked:
+            next(awaited, None)
         time.sleep(POLL_S)
         ended = [node for node in running if not node.runs]
         running = [node for node in running if node.runs]
-        for node in ended if running else ():
+        for node in ended if running and not stopping.asked else ():
             rest = ", ".join(node.name for node in running)
             tell(f"{node.name} has ended with exit code {node.process.returncode}. Still running: {rest}.")
 

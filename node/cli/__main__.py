@@ -9,6 +9,7 @@ It uses only a small part of the standard library: it is run in loops and prompt
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return _COMMANDS[args.command](args)
     except StatusFailed as error:
         complain(str(error))
