@@ -6,7 +6,6 @@ Each function takes the text, and raises ArgumentTypeError with the mistake and 
 import argparse
 import ipaddress
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +28,14 @@ def name(text: str) -> str:
     if len(text) > MAX_NAME_CHARS:
         raise argparse.ArgumentTypeError(f"has {len(text):,} characters; the maximum is {MAX_NAME_CHARS}")
     return nonempty(text)
+
+
+def node_name(text: str) -> str:
+    """A name that people type into a shell: without characters on which it acts."""
+    found = name(text)
+    if not re.fullmatch(r"\w[\w./:@+ -]*", found):
+        raise argparse.ArgumentTypeError(f"{text!r} must be letters, digits, blanks and ./:@+-_, like mini-1")
+    return found
 
 
 def model(text: str) -> str:
@@ -173,8 +180,3 @@ def peer(text: str) -> tuple[str, int]:
             f"{text!r} lacks this machine's interface; write it like [{address}%en5]:{number}"
         )
     return str(parsed), number
-
-
-def hostname() -> str:
-    """Name of this machine without its domain: "mini-1", not "mini-1.local"."""
-    return socket.gethostname().partition(".")[0] or "node"

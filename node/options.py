@@ -14,6 +14,7 @@ from node import option_values as values
 from node.cluster.membership import FAIL_AFTER_S
 from node.core.models import KV_BITS
 from node.core.usage import Parser
+from node.host.machine_name import machine_name
 from node.settings import as_toml, given_in, misspelt, nothing_given, read_settings, value_of
 
 DEFAULT_API_PORT = 52415
@@ -149,7 +150,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     for warning in misspelt(parser):
         sys.stderr.write(f"node: {warning}\n")
     if is_to_print:
-        sys.stdout.write(as_toml(parser, args, settings, Options(name=values.hostname())) + "\n")
+        sys.stdout.write(as_toml(parser, args, settings, Options(name=machine_name())) + "\n")
         raise SystemExit(0)
     return options
 
@@ -166,7 +167,7 @@ def _options(given: dict[str, Any]) -> Options:
     given |= {"models": models, "models_dirs": [*given.get("models_dirs", ()), *folders]}
     lists = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list)}
     lists["drafts"] = tuple((model, draft) for of, draft in drafts for model in ([of] if of else models))
-    return Options(**{"name": values.hostname(), **given, **lists})
+    return Options(**{"name": machine_name(), **given, **lists})
 
 
 def knows(option: str) -> bool:
@@ -247,7 +248,7 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
     add("--cluster", metavar="NAME", default="home", type=values.cluster, help=cluster)
     shared = "file of the cluster's secret, the same on all its nodes; or set PIPPIN_SECRET"
     add("--secret-file", metavar="FILE", type=values.path, help=shared)
-    add("--name", default=values.hostname(), type=values.name, help="name shown to users (default: %(default)s)")
+    add("--name", default=machine_name(), type=values.node_name, help="name shown to users (default: %(default)s)")
     peer = "address of another node's gRPC port; repeatable"
     add_list("--peer", dest="peers", metavar="HOST:PORT", type=values.peer, help=peer)
     no_mdns = "neither advertise this node nor search for others; use --peer"

@@ -5,14 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from node.cli.client import Api, StatusFailed
 from node.cli.table import node_names
+from node.core.node_names import is_plain
 
 TIMEOUT_S = 1.0
 """A shell waits for the answer."""
 SCRIPTS = {
     "bash": """\
 _cluster() {
-  local IFS=$'\\n'
-  COMPREPLY=($(cluster complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+  local word
+  COMPREPLY=()
+  while IFS= read -r word; do
+    COMPREPLY+=("$word")
+  done < <(cluster complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _cluster cluster
 """,
@@ -40,7 +44,7 @@ def candidates(commands: Mapping[str, argparse.ArgumentParser], words: Sequence[
         found = []
     else:
         found = _of_command(commands[before[0]], before[1:], current, api)
-    return [word for word in found if word.startswith(current)]
+    return [word for word in found if word.startswith(current) and is_plain(word)]
 
 
 def _of_command(command: argparse.ArgumentParser, before: Sequence[str], current: str, api: Api) -> list[str]:

@@ -1,10 +1,16 @@
 """Names of nodes, as tables show them and as people type them."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from node.core.errors import NodeNotFound
 
 SHOWN_DIGITS = 4
+
+
+def is_plain(name: str) -> bool:
+    """Whether it is one word for a shell, which does nothing but name something: it is never quoted."""
+    return re.fullmatch(r"[\w./:@+-]+", name) is not None
 
 
 def shown_names(names: Mapping[str, str]) -> dict[str, str]:

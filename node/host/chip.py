@@ -1,23 +1,16 @@
 """Name of this machine's chip, as shown to users: "Apple M4 Pro"."""
 
 import platform
-import subprocess
 from pathlib import Path
+
+from node.host.command import output_of
 
 
 def chip_name() -> str:
     """Name of the chip. Call it once, before gRPC is started: on macOS it starts a subprocess."""
     if platform.system() == "Darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.machine()
+        return output_of("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return _cpuinfo(Path("/proc/cpuinfo")) or platform.machine()
-
-
-def _sysctl(name: str) -> str:
-    command = ["/usr/sbin/sysctl", "-n", name]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def _cpuinfo(path: Path) -> str:

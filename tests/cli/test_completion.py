@@ -1,12 +1,18 @@
 import json
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from node.cli.__main__ import main
 from node.cli.completion import SCRIPTS
+from tests.conftest import BIN
 
 MODELS = json.loads((Path(__file__).parent / "golden" / "models.json").read_text())
 QWEN = "mlx-community/Qwen3-32B-4bit"
@@ -43,6 +49,44 @@ def test_names_of_nodes(node, status, capsys):
     assert completed(node, capsys, "logs", "-f", "mini-3") == ["mini-3"]
 
 
+HOSTILE = [
+    "mini-2$(touch x)",
+    "`touch x`",
+    "a;touch x",
+    "a b",
+    "a'b",
+    'a"b',
+    "*",
+    "?",
+    "[a]",
+    "~",
+    "a\nb",
+    "$HOME",
+    "a\\",
+    "",
+]
+
+
+def named(status, names):
+    """A status of nodes with these names, and those that they have."""
+    nodes = [status["nodes"][0] | {"id": f"{number:04}", "name": name} for number, name in enumerate(names)]
+    return status | {"nodes": nodes}
+
+
+def test_names_on_which_a_shell_acts_are_shown_and_not_completed(node, status, capsys):
+    node.answers = [named(status, [*HOSTILE, "mini-1", "büro_2.lan:80/a@b+c"])]
+    assert completed(node, capsys, "drain", "") == ["mini-1", "büro_2.lan:80/a@b+c"]
+    node.answers = [named(status, HOSTILE)]
+    main(["status", "--api", node.url])
+    assert "mini-2$(touch x)" in capsys.readouterr().out
+
+
+def test_ids_of_models_on_which_a_shell_acts_are_not_completed(node, capsys):
+    bad = [MODELS["models"][0] | {"id": f"org/{name}"} for name in HOSTILE if name]
+    node.answers = [MODELS | {"models": bad, "short_names": {}}]
+    assert completed(node, capsys, "load", "org") == []
+
+
 def test_without_a_node_there_are_no_names(node, capsys):
     node.answers = [(500, b"")]
     assert completed(node, capsys, "load", "") == []
@@ -73,3 +117,58 @@ def test_bash_asks_for_the_word_under_the_cursor(tmp_path, capsys):
         printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["complete", "--", "drain", "mi"]
+
+
+SHELLS = {
+    "bash": (["bash", "--norc", "-i"], "source <(cluster completion bash)"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -Uz compinit; compinit -u -D; source <(cluster completion zsh)"),
+    "fish": (["fish", "--no-config", "-i"], "cluster completion fish | source"),
+}
+
+
+class Terminal:
+    """A shell in a terminal of its own."""
+
+    def __init__(self, command, directory, **environment):
+        self.process, self.terminal = pty.fork()
+        if not self.process:
+            os.chdir(directory)
+            os.execvpe(command[0], command, os.environ | {"TERM": "dumb", "HOME": str(directory)} | environment)
+        self.shown = ""
+
+    def types(self, keys):
+        os.write(self.terminal, keys.encode())
+
+    def shows(self, text):
+        """Wait until it has shown this since the last time."""
+        deadline = time.monotonic() + 60
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} is not in {self.shown!r}"
+            if select.select([self.terminal], [], [], 1)[0]:
+                self.shown += os.read(self.terminal, 65536).decode(errors="replace")
+        self.shown = ""
+
+    def close(self):
+        os.close(self.terminal)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_tab_and_enter_run_nothing_that_a_node_is_called(shell, node, status, tmp_path):
+    command, setup = SHELLS[shell]
+    if not shutil.which(shell):
+        pytest.skip(f"there is no {shell}")
+    (tmp_path / "mini-2x").touch()  # the fallback to files' names must not be what is seen
+    node.answers = [named(status, ["mini-2$(touch x)", "maxi-7"])]
+    terminal = Terminal(command, tmp_path, PIPPIN_HOST=node.url, PATH=f"{BIN}:{os.environ['PATH']}")
+    try:
+        terminal.types(f"{setup}; echo RE''ADY\r")
+        terminal.shows("READY")
+        terminal.types("cluster drain max\t")
+        terminal.shows("maxi-7")
+        terminal.types("\x15cluster doctor --node mini-2\t; echo DO''NE\r")
+        terminal.shows("DONE")
+    finally:
+        terminal.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name in ("x", "mini-2x")) == ["mini-2x"]

@@ -13,7 +13,7 @@ def parsed(*argv):
 
 
 def test_defaults(monkeypatch):
-    monkeypatch.setattr("socket.gethostname", lambda: "mini-1.local")
+    monkeypatch.setattr("node.options.machine_name", lambda: "mini-1")
     monkeypatch.delenv("PIPPIN_DEVICE", raising=False)
     assert parsed() == Options(name="mini-1")
 
@@ -32,7 +32,7 @@ def test_defaults(monkeypatch):
         (["--host", "localhost"], "host", "127.0.0.1"),
         (["--host", "0.0.0.0"], "host", ""),
         (["--host", "::"], "host", ""),
-        (["--name", " Anna's Mac "], "name", "Anna's Mac"),
+        (["--name", " Anna-Ö Mac 2 "], "name", "Anna-Ö Mac 2"),
         (["--cluster", "Lab-2"], "cluster", "lab-2"),
         (["--data-dir", "~/x"], "data_dir", Path.home() / "x"),
         (["--secret-file", "~/x"], "secret_file", Path.home() / "x"),
@@ -171,6 +171,8 @@ def test_interface(monkeypatch):
         (["--host", "mini"], "'mini' is not an IP address of this machine"),
         (["--host", "198.51.100.7"], "this machine has no address 198.51.100.7"),
         (["--name", "a\x1bb"], "control characters"),
+        *((["--name", f"a{char}b"], "must be letters, digits, blanks and") for char in "$`\"'\\|&;<>(){}[]*?!#~=,%^"),
+        (["--name=-rf"], "must be letters, digits, blanks and"),
         (["--cluster", "a b"], "'a b' must be up to 63 letters"),
         (["--cluster", "a-"], "must be up to 63 letters"),
         (["--cluster", "a" * 64], "must be up to 63 letters"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def test_help_is_what_the_program_prints(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("PIPPIN_HOST", raising=False)
-    monkeypatch.setattr(socket, "gethostname", lambda: "mini-1.local")
+    monkeypatch.setattr("node.options.machine_name", lambda: "mini-1")
     with pytest.raises(SystemExit, match="0"):
         program(["--help"])
     name = "node" if program is parse_options else "cluster"

@@ -11,6 +11,7 @@ import pytest
 
 from node.host.chip import chip_name
 from node.host.interfaces import hardware_kinds, local_interfaces
+from node.host.machine_name import machine_name
 from node.upkeep import addresses
 
 MACS = Path(__file__).parents[1] / "data" / "macs"
@@ -122,3 +123,23 @@ def test_what_a_mac_tells_of_its_cable(on: Any) -> None:
     told = addresses(local_interfaces(kinds=hardware_kinds()))
     assert set(told[:3]) == {"192.168.1.11", "fd00:5e::11", "192.168.1.12"}
     assert told[3:] == ("169.254.33.44", "fe80::9dd")
+
+
+@pytest.mark.parametrize(
+    ("said", "host", "name"),
+    [
+        ("Annas-Mac-mini-2", "Mac", "Annas-Mac-mini-2"),
+        ("", "dhcp-7.lan", "dhcp-7"),
+        ("", "a$(b)", "a-b"),
+        ("", "", "node"),
+    ],
+)
+def test_a_mac_is_called_as_bonjour_calls_it(said: str, host: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert list(command) == ["/usr/sbin/scutil", "--get", "LocalHostName"]
+        return subprocess.CompletedProcess(command, 0, stdout=f"{said}\n")
+
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert machine_name.__wrapped__() == name
