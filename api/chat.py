@@ -39,7 +39,7 @@ async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str
         client=request[CLIENT],
         model=model,
         body=body,
-        sampling=body.sampling(body.wanted_logprobs),
+        sampling=body.sampling(body.wanted_logprobs, model.sampling),
         max_tokens=body.answer_tokens,
         param="messages",
         prediction=await read_prediction(model, body, body.answer_tokens),

@@ -31,7 +31,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
         client=request[CLIENT],
         model=model,
         body=body,
-        sampling=body.sampling(body.wanted_logprobs),
+        sampling=body.sampling(body.wanted_logprobs, model.sampling),
         max_tokens=body.max_tokens,
         param="prompt",
         prediction=await read_prediction(model, body, body.max_tokens),

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -25,7 +26,7 @@ from api.limits import (
 )
 from api.message import StrictModel, join_parts
 from node.core.errors import BadRequest
-from node.core.generation import Sampling
+from node.core.generation import RANGES, Sampling
 from node.core.types import MAX_NAME_CHARS
 
 MAX_INT = 2**31 - 1
@@ -61,6 +62,13 @@ def _bias_by_token(value: Any) -> dict[int, float]:
 
 
 Stop = Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))]
+
+
+def _within(name: str) -> Any:
+    low, high = RANGES[name]
+    return Field(default=None, ge=low, le=high)
+
+
 LogitBias = Annotated[dict[int, float], BeforeValidator(_bias_by_token)]
 
 
@@ -86,11 +94,25 @@ class PredictedContent(StrictModel):
     content: Annotated[str | list[int], PlainValidator(_predicted)]
 
 
-class GenerationRequest(BaseModel):
-    """Parameters that chat and legacy completions share."""
+class SamplingFields(BaseModel):
+    """How tokens are drawn, as far as it is said."""
 
     # OpenAI's names may begin with `model_`, which pydantic protects by default.
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    temperature: float | None = _within("temperature")
+    top_p: float | None = _within("top_p")
+    # Not OpenAI's, but common among local servers.
+    top_k: int | None = _within("top_k")
+    min_p: float | None = _within("min_p")
+    repetition_penalty: float | None = _within("repetition_penalty")
+
+    def said(self) -> dict[str, float]:
+        return self.model_dump(include=set(RANGES), exclude_none=True)
+
+
+class GenerationRequest(SamplingFields):
+    """Parameters that chat and legacy completions share."""
 
     model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     stream: bool = False
@@ -98,17 +120,14 @@ class GenerationRequest(BaseModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stop: Stop = []
     seed: int | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = {}
     prediction: PredictedContent | None = None
     # Not OpenAI's, but common among local servers.
-    top_k: int = Field(default=0, ge=-1, le=MAX_INT)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     ignore_eos: bool = False
+    # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
+    sampling_defaults: SamplingFields = SamplingFields()
 
     @property
     def include_usage(self) -> bool:
@@ -119,17 +138,18 @@ class GenerationRequest(BaseModel):
         """Number of answers generated for each prompt."""
         return self.n
 
-    def sampling(self, logprobs: int | None) -> Sampling:
-        """Sampling parameters. Without a seed, each request gets a random one."""
+    def sampling(self, logprobs: int | None, of_model: Mapping[str, float]) -> Sampling:
+        """Sampling parameters: of the request, else of the model, else of `sampling_defaults`, else OpenAI's.
+
+        Without a seed, each request gets a random one.
+        """
+        drawn: dict[str, Any] = {**self.sampling_defaults.said(), **of_model, **self.said()}
+        drawn["top_k"] = max(int(drawn.get("top_k", 0)), 0)  # other servers take -1 for none, too
         return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(self.top_k, 0),  # other servers take -1 for none, too
-            min_p=self.min_p,
+            **drawn,
             seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             logprobs=logprobs,
         )

@@ -31,7 +31,7 @@ from node.core.addresses import join_host_port
 from node.core.errors import PippinError
 from node.core.health import gpu_failed
 from node.core.logs import RecentLines
-from node.core.models import Alias, DraftChoice
+from node.core.models import Alias, DraftChoice, Preset
 from node.core.pool import Pools
 from node.core.types import Issue, Memory, NodeInfo, NodeReport, PeerView
 from node.engine.blas import has_slow_blas, tuned_blas
@@ -406,6 +406,7 @@ class Daemon:
             speeds=self._rings.speeds(),
             issues=(*self._upkeep.issues, *self._device_issues()),
             aliases=tuple(Alias(*given) for given in self._options.aliases),
+            presets=tuple(Preset(model, dict(given)) for model, given in self._options.presets),
         )
 
     def _device_issues(self) -> tuple[Issue, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from node.core.addresses import parse_host, split_host_port
+from node.core.generation import parse_sampling
 from node.core.types import MAX_NAME_CHARS
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
@@ -63,6 +64,22 @@ def alias(text: str) -> tuple[str, str]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL; write it like gpt-4o=qwen3-32b")
     return name(given), name(model)
+
+
+def preset(text: str) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """The model, and the sampling of its requests that do not say it."""
+    model, equals, given = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=NAME=VALUE; write it like qwen3-8b=temperature=0.6")
+    return name(model), tuple(_sampling_value(each) for each in given.split(","))
+
+
+def _sampling_value(text: str) -> tuple[str, float]:
+    option, _, written = (part.strip() for part in text.partition("="))
+    try:
+        return option, parse_sampling(option, written)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def cluster(text: str) -> str:

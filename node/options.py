@@ -87,6 +87,8 @@ class Options:
     """Models, and the draft models that guess their tokens."""
     aliases: tuple[tuple[str, str], ...] = ()
     """Names that requests may use for a model, and the model."""
+    presets: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    """Models, and the sampling of their requests that do not say it."""
     max_sessions: int | None = None
     """Sequences that a ring reserves memory for; None: the placement decides."""
     max_rings: int | None = None
@@ -227,6 +229,8 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     add_list("--draft", dest="drafts", metavar="[MODEL=]ID", type=values.draft, help=draft)
     alias = "let requests name MODEL by NAME, too, at every node, like gpt-4o=qwen3-32b; repeatable"
     add_list("--alias", dest="aliases", metavar="NAME=MODEL", type=values.alias, help=alias)
+    preset = "sample MODEL so where requests do not say it, at every node, like qwen3-8b=temperature=0.6,top_p=0.95; repeatable"
+    add_list("--sampling", dest="presets", metavar="MODEL=NAME=VALUE,...", type=values.preset, help=preset)
     reserved = "sequences to reserve memory for (default: what fits, up to 8)"
     add("--max-sessions", metavar="N", type=values.count(1), help=reserved)
     add("--max-rings", metavar="N", type=values.count(1), help="maximum copies of a model (default: what fits)")

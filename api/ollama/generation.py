@@ -91,7 +91,7 @@ class Generations:
             client=request[CLIENT],
             model=model,
             body=asked,
-            sampling=asked.sampling(body.wanted_logprobs),
+            sampling=asked.sampling(body.wanted_logprobs, model.sampling),
             max_tokens=body.options.max_tokens,
             param="prompt",
             grammar=grammar,

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from api.env import Env
 from api.ollama.lines import timestamp
-from api.ollama.schema import DEFAULTS, ModelRequest
+from api.ollama.schema import DEFAULTS, NAMES, ModelRequest
 from api.schema import parse
 from node.core.errors import BadRequest
 from node.core.models import ModelDescription, ModelEntry
@@ -58,7 +58,8 @@ async def ps(env: Env, _request: web.Request) -> web.Response:
 
 async def show(env: Env, request: web.Request) -> web.Response:
     model = await env.backend.describe(named(await env.bodies.read(request, partial(parse, ModelRequest))))
-    parameters = {"num_ctx": model.context, **DEFAULTS}
+    sampling = {NAMES.get(name, name): value for name, value in model.sampling.items()}
+    parameters = {"num_ctx": model.context, **DEFAULTS, **sampling}
     return web.json_response(
         {
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),

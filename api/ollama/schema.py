@@ -15,13 +15,14 @@ from node.core.types import MAX_NAME_CHARS
 Json = dict[str, Any]
 
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Sampling of requests that do not say it: Ollama's. It has a `repeat_penalty` as well, but over 64 tokens only."""
+"""Sampling where neither the request nor the model says it: Ollama's. It has a `repeat_penalty` as well, but over 64 tokens only."""
 SHARED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
     "seed": "seed",
     "repeat_penalty": "repetition_penalty",
 }
 """Options that chat and completions have, and their names there."""
+NAMES = {chat: own for own, chat in SHARED.items()}
 LEVELS = ("low", "medium", "high", "max")
 _DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|ms|s|m|h))+)")
 _DURATION_PART = re.compile(r"([0-9.]+)([a-zµ]+)")
@@ -98,12 +99,12 @@ class Options(_Strict):
 
     def shared(self) -> Json:
         """The options that chat and completions have, by their names there."""
-        given = {**DEFAULTS, **self.model_dump(include=set(SHARED), exclude_none=True)}
+        given = self.model_dump(include=set(SHARED), exclude_none=True)
         if self.seed == -1:  # Ollama's way to write that any will do
             del given["seed"]
         if self.repeat_last_n == 0:
             given.pop("repeat_penalty", None)
-        return {SHARED[name]: value for name, value in given.items()}
+        return {SHARED[name]: value for name, value in given.items()} | {"sampling_defaults": DEFAULTS}
 
 
 class ModelRequest(_Strict):

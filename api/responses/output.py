@@ -8,6 +8,7 @@ from typing import Any
 
 from api.responses.items import item_id
 from api.responses.schema import ResponseRequest
+from node.core.generation import Sampling
 
 Json = dict[str, Any]
 
@@ -22,6 +23,8 @@ class Output:
     id: str
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: list[Json] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    """How the answer is sampled; the defaults until its model is ready."""
     begun: bool = False
     """Whether `created` and `in_progress` were reported."""
     _events: int = 0
@@ -39,9 +42,9 @@ class Output:
     # --- changes; those that clients can follow yield the events that report them
     # ---------------------------------------
 
-    def open(self, model: str) -> None:
-        """Record that the model is ready."""
-        self.model, self._status = model, "in_progress"
+    def open(self, model: str, sampling: Sampling) -> None:
+        """Record that the model is ready, and how the answer is sampled."""
+        self.model, self.sampling, self._status = model, sampling, "in_progress"
 
     def begin(self) -> Iterator[Json]:
         self.begun = True
@@ -158,7 +161,7 @@ class Output:
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "temperature": body.temperature,
+            "temperature": self.sampling.temperature,
             "text": {
                 "format": body.text.format.model_dump(by_alias=True, exclude_none=True),
                 "verbosity": body.text.verbosity,
@@ -169,7 +172,7 @@ class Output:
                 for tool in body.tools
             ],
             "top_logprobs": body.top_logprobs,
-            "top_p": body.top_p,
+            "top_p": self.sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage,
             "user": body.user,

@@ -76,8 +76,6 @@ class ResponseRequest(WithoutNulls):
     stream: bool = False
     background: bool = False
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, ge=0, le=1)
     include: list[str] = Field(default=[], max_length=MAX_VARIABLES, fail_fast=True)
     top_logprobs: int = Field(default=0, ge=0, le=20)
     text: TextConfig = TextConfig()

@@ -31,7 +31,7 @@ class Turn:
 
     def open(self, job: Job, choices: list[Choice]) -> None:
         self.job, self.choices = job, choices
-        self.output.open(job.model.id)
+        self.output.open(job.model.id, job.sampling)
 
     async def run(self, inference: Inference) -> None:
         """Generate the response without reporting events."""

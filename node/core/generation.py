@@ -1,8 +1,44 @@
 """Requests that generate, in tokens, their sampling options, and the events of generated tokens."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+}
+"""Sampling options that a model, or a preset, may give to requests that do not say them; the lowest and the highest value."""
+
+
+CONVERSATION: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
+"""Sampling in `cluster run` and `cluster chat` where neither user nor model says it: at OpenAI's temperature of 1 small models
+derail. The page has the same.
+"""
+
+
+def in_range(name: str, value: Any) -> bool:
+    """Whether a stranger's value of one of `RANGES` can be used."""
+    low, high = RANGES[name]
+    is_number = type(value) in (int, float) and low <= value <= high  # NaN is in no range
+    return is_number and (name != "top_k" or value == int(value))
+
+
+def parse_sampling(name: str, written: str) -> float:
+    """A user's value of one of `RANGES`. Raises ValueError, which says what can be written."""
+    if name not in RANGES:
+        raise ValueError(f"there is no {name!r}, only {', '.join(RANGES)}")
+    try:
+        value = int(written) if name == "top_k" else float(written)
+    except ValueError:
+        value = math.nan
+    if not in_range(name, value):
+        raise ValueError(f"{name} must be a number from {RANGES[name][0]} to {RANGES[name][1]}, not {written!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,16 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """A node's wish, from --sampling, how requests for `model` are sampled that do not say it."""
+
+    model: str
+    """Id, short name or alias, as the user wrote it."""
+    sampling: Mapping[str, float]
+    """Values of `node.core.generation.RANGES`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """How a user wants a model to be placed, from `cluster load`."""
 
@@ -158,3 +168,5 @@ class ModelDescription:
     """Whether it gives embeddings."""
     parameters: int = 0
     """Number of its parameters; 0 if it is not known here."""
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Sampling of requests that do not say it, as far as the model or a preset does."""

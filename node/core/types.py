@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from node.core.models import Alias, DraftChoice, HeldModel, ModelSpec
+from node.core.models import Alias, DraftChoice, HeldModel, ModelSpec, Preset
 from node.core.units import format_download
 
 MAX_NAME_CHARS = 512
@@ -307,6 +307,7 @@ class NodeReport:
     issues: tuple[Issue, ...] = ()
     """Of its machine and of its options, found by itself."""
     aliases: tuple[Alias, ...] = ()
+    presets: tuple[Preset, ...] = ()
 
 
 class NodeState(StrEnum):

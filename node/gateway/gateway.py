@@ -1,9 +1,9 @@
 """Answers the API: models, tokens, evaluations, and the cluster's status."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
@@ -27,6 +27,7 @@ from node.gateway.model_index import ModelIndex, TokenizerFiles
 from node.gateway.model_names import ModelNames
 from node.gateway.router import OPEN_WAIT_S, Router
 from node.model.catalogue import Catalogue
+from node.model.config import read_sampling
 from node.model.short_names import SHORT_NAMES
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
@@ -40,6 +41,15 @@ BROKEN_S = 60.0
 TELL_S = 1.0
 """Maximum wait for the head to hear of a model that came just now. It takes some milliseconds."""
 LOOK_S = 0.02
+
+
+class _Opened(NamedTuple):
+    """A model that a request named."""
+
+    revision: str
+    encoder: SandboxedEncoder
+    sampling: Mapping[str, float]
+    """What its authors propose."""
 
 
 class Gateway:
@@ -88,8 +98,7 @@ class Gateway:
         self._router = Router(agent, book, rings, client, want)
         self._open_cluster = open_cluster
         self._other_secret = other_secret
-        self._open: dict[str, tuple[str, SandboxedEncoder]] = {}
-        """Revision and encoder of each model that a request named."""
+        self._open: dict[str, _Opened] = {}
         self._broken: dict[tuple[str, str], tuple[float, str]] = {}
         """Time and reason of a tokenizer's failure, by model and revision."""
         self._opening: dict[str, asyncio.Lock] = {}
@@ -190,7 +199,9 @@ class Gateway:
         model = await self._id_of(model_id)
         self._allowlist.check(model)
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
-        return OpenModel(model, ring.context, await self._encoder(ring), ring.revision)
+        opened = await self._opened(ring)
+        sampling = {**opened.sampling, **self._names.preset(model)}
+        return OpenModel(model, ring.context, opened.encoder, ring.revision, sampling)
 
     async def _id_of(self, name: str) -> str:
         """Raises ModelNotFound, ModelBroken."""
@@ -211,36 +222,39 @@ class Gateway:
         """How far the load of a model is; empty if it is not loading."""
         return " ".join(self._router.loading(self._names.match(model_id) or model_id))
 
-    async def _encoder(self, ring: Ring) -> SandboxedEncoder:
+    async def _opened(self, ring: Ring) -> _Opened:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
             failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
             if why and now() - failed_at < BROKEN_S:
                 raise ModelBroken(why)
-            if self._open.get(ring.model, ("", None))[0] != ring.revision:
-                await self._replace(ring)
-            _, encoder = self._open[ring.model]
+            opened = self._open.get(ring.model)
+            if opened is None or opened.revision != ring.revision:
+                opened = await self._replace(ring)
             try:
-                if not encoder.is_open:
-                    await encoder.open()
+                if not opened.encoder.is_open:
+                    await opened.encoder.open()
             except ModelBroken as error:
                 self._broken[ring.model, ring.revision] = now(), error.message
                 raise
-            return encoder
+            return opened
 
-    async def _replace(self, ring: Ring) -> None:
+    async def _replace(self, ring: Ring) -> _Opened:
         """Make the encoder of a ring's model. Close those of its other revision, and of models without a ring."""
         address = self._book.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
-                await entry[1].close()
-        self._open[ring.model] = ring.revision, SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
+                await entry.encoder.close()
+        sampling = await self._pools.files.run(read_sampling, directory)
+        encoder = SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
+        self._open[ring.model] = opened = _Opened(ring.revision, encoder, sampling)
+        return opened
 
     async def close(self) -> None:
         """End the processes of the open models."""
-        for _, encoder in self._open.values():
-            await encoder.close()
+        for opened in self._open.values():
+            await opened.encoder.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once, also when the ring is lost."""

@@ -14,7 +14,7 @@ from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
-from node.model.config import read_config, read_template
+from node.model.config import read_config, read_sampling, read_template
 from node.model.short_names import untagged
 
 TokenizerFiles = Callable[[HeldModel, Address | None], Awaitable[Path]]
@@ -86,7 +86,8 @@ class ModelIndex:
         embeds = config["model_type"] not in WITHOUT_EMBEDDINGS
         context = min(contexts, default=max_context(config))
         parameters = await self._files.run(self._parameters, model, entry.revision)
-        return ModelDescription(entry, context, config, template, embeds, parameters)
+        sampling = {**await self._files.run(read_sampling, directory), **self._names.preset(model)}
+        return ModelDescription(entry, context, config, template, embeds, parameters, sampling)
 
     def _parameters(self, model: str, revision: str) -> int:
         folder = self._catalogue.described(model, revision)

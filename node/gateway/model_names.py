@@ -1,9 +1,11 @@
 """Which model a request means by a name: an alias of --alias, an id, or a short name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from node.cluster.agent import Agent
 from node.core.errors import ModelNotFound
+from node.core.generation import RANGES, in_range
+from node.core.types import NodeReport
 from node.model.catalogue import Catalogue
 from node.model.short_names import untagged
 
@@ -41,10 +43,25 @@ class ModelNames:
                 found[name] = model
         return found
 
+    def preset(self, model: str) -> Mapping[str, float]:
+        """Sampling that --sampling of any node gives to the requests of a model that do not say it. `model`: its id."""
+        found: dict[str, float] = {}
+        for each in (preset for report in self._nodes() for preset in report.presets):
+            try:
+                is_meant = self.match(each.model) == model
+            except ModelNotFound:  # another node may tell any text
+                continue
+            if is_meant:
+                found |= each.sampling
+        return {name: found[name] for name in RANGES.keys() & found if in_range(name, found[name])}
+
     def _without_alias(self, name: str) -> str:
         return self._aliases().get(untagged(name), name)
 
     def _aliases(self) -> dict[str, str]:
+        return {untagged(alias.name): alias.model for report in self._nodes() for alias in report.aliases}
+
+    def _nodes(self) -> Sequence[NodeReport]:
+        """Those that are here, this node last, so that what it says counts."""
         own = self._agent.info.id
-        nodes = sorted(self._agent.alive(), key=lambda report: (report.info.id == own, report.info.id))
-        return {untagged(alias.name): alias.model for report in nodes for alias in report.aliases}
+        return sorted(self._agent.alive(), key=lambda report: (report.info.id == own, report.info.id))

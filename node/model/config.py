@@ -1,14 +1,19 @@
 """Reads a model's config.json, and checks the files that mlx-lm reads with it."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.utils import load_config
 
 from node.core.errors import ModelBroken, naming
+from node.core.generation import RANGES, in_range
 from node.core.mlx_errors import MLX_ERRORS
 from node.model.file_names import CONFIGS, check_size
 from node.model.json_parser import JsonParser
+
+log = logging.getLogger(__name__)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -24,6 +29,23 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelBroken(f"config.json of {directory.name} names no model_type.")
     return config
+
+
+def read_sampling(directory: Path) -> dict[str, float]:
+    """Sampling that the model's authors propose in its generation_config.json; empty if they propose none.
+
+    `do_sample` is ignored, as in vLLM: false is transformers' default, and no advice. Raises ModelBroken.
+    """
+    path = directory / "generation_config.json"
+    check_small(path)
+    try:
+        given = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelBroken(f"{path} cannot be read: {error}") from error
+    proposed = {name: given[name] for name in RANGES if given.get(name) is not None} if isinstance(given, dict) else {}
+    if absurd := {name: value for name, value in proposed.items() if not in_range(name, value)}:
+        log.warning("%s: ignored %.200s, which no request may have", path, absurd)
+    return {name: value for name, value in proposed.items() if name not in absurd}
 
 
 def read_template(directory: Path, parser: JsonParser) -> str:

@@ -159,6 +159,10 @@ def _check_report(report: pb.NodeReport) -> None:
     _check_count("aliases", report.aliases, MAX_ITEMS)
     for alias in report.aliases:
         _check_names(alias.name, alias.model)
+    _check_count("presets", report.presets, MAX_ITEMS)
+    for preset in report.presets:
+        _check_count("values of a preset", preset.sampling, MAX_ITEMS)
+        _check_names(preset.model, *preset.sampling)
     for held in report.models:
         _check_names(held.id, held.revision)
     _check_count("stages", report.stages, MAX_ITEMS)

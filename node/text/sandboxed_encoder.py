@@ -6,7 +6,7 @@ import marshal
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,8 @@ class OpenModel:
     encoder: SandboxedEncoder
     revision: str
     """Revision of the ring's and the tokenizer's files; requests carry it."""
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Sampling of requests that do not say it, as far as the model or a preset does."""
 
     @property
     def tokenizer(self) -> Tokenizer:

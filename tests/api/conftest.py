@@ -43,6 +43,8 @@ class ScriptedModel:
     context: int
     tokenizer: Tokenizer
     revision: str = ""
+    sampling: dict[str, float] = field(default_factory=dict)
+    """What its authors propose."""
     pool: Pool = field(default_factory=lambda: Pool("text", 4, 256))
 
     @property
@@ -125,7 +127,10 @@ class ScriptedBackend:
         config = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 8, "torch_dtype": "float32"}
         template = "{% for tool in tools %}…{% endfor %}<think>" if entry.id == MODEL else ""
         is_demo = entry.id == MODEL
-        return ModelDescription(entry, self.model.context, config, template, is_demo, 1_836_000 if is_demo else 0)
+        parameters = 1_836_000 if is_demo else 0
+        return ModelDescription(
+            entry, self.model.context, config, template, is_demo, parameters, self.model.sampling if is_demo else {}
+        )
 
     def loading(self, model_id: str) -> str:
         return self.awaited

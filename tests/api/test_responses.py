@@ -18,6 +18,7 @@ from api.responses.store import Store, StoredResponse
 from api.schema import parse
 from api.stream import StreamTiming
 from node.core.errors import NotReady, Overloaded, PippinError, RingLost
+from node.core.generation import Sampling
 from tests.strict import strictly
 
 MODEL = "pippin/demo"
@@ -678,7 +679,7 @@ async def test_efforts_are_those_of_openai(server, effort):
 def test_thoughts_and_calls_have_items_of_their_own():
     body = parse(ResponseRequest, {"model": MODEL, "input": "x"})
     output = Output(body, "demo", "resp_1")
-    output.open(MODEL)
+    output.open(MODEL, Sampling())
     events = [
         *output.begin(),
         *output.reasoning("Hm"),

@@ -50,6 +50,7 @@ def test_defaults(monkeypatch):
         (["--no-guesses"], "guesses", False),
         (["--model", "a", "--model", "b", "--draft", "c"], "drafts", (("a", "c"), ("b", "c"))),
         (["--draft", "org/a=org/c", "--draft", "b = d"], "drafts", (("org/a", "org/c"), ("b", "d"))),
+        (["--sampling", "a=temperature=0.6, top_k=20"], "presets", (("a", (("temperature", 0.6), ("top_k", 20))),)),
         (["--alias", "gpt-4o=org/a", "--alias", "b=qwen3:8b"], "aliases", (("gpt-4o", "org/a"), ("b", "qwen3:8b"))),
         (["--max-body", "1MB"], "max_body", 2**20),
         (["--cors-origin", "HTTPS://chat.example/", "--cors-origin", "app://obsidian.md"], "cors_origins", ORIGINS),

@@ -87,6 +87,11 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "too many draft models": lambda m: [m.report.drafts.add() for _ in range(MAX_ITEMS + 1)],
     "a draft model that moves the cursor": lambda m: m.report.drafts.add(model="m", draft="\x1b[2J"),
     "too many aliases": lambda m: [m.report.aliases.add() for _ in range(MAX_ITEMS + 1)],
+    "too many presets": lambda m: [m.report.presets.add() for _ in range(MAX_ITEMS + 1)],
+    "a preset of too many values": lambda m: m.report.presets.add().sampling.update(
+        {str(number): 1.0 for number in range(MAX_ITEMS + 1)}
+    ),
+    "a preset that moves the cursor": lambda m: m.report.presets.add(model="\x1b[2J"),
     "an alias that moves the cursor": lambda m: m.report.aliases.add(name="\x1b[2J", model="m"),
     "too many layers": lambda m: m.report.stages.add(shard=pb.Shard(model="m", end=MAX_LAYERS + 1)),
     "a term after which none can come": lambda m: setattr(m.report, "term", (1 << 64) - 1),

@@ -23,7 +23,7 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
-from node.gateway.gateway import Gateway
+from node.gateway.gateway import Gateway, _Opened
 from node.text.sandbox import SandboxServer
 from tests.text.test_constraint import DEMO
 
@@ -78,22 +78,22 @@ async def until(condition) -> None:
 @pytest.mark.slow
 async def test_who_hangs_up_while_a_tokenizer_is_read_leaves_no_process(gateway, processes):
     for _ in range(3):
-        opening = asyncio.create_task(gateway._encoder(ring("a")))
+        opening = asyncio.create_task(gateway._opened(ring("a")))
         await asyncio.sleep(0.01)
         opening.cancel()
         await asyncio.wait([opening])
-    encoder = await gateway._encoder(ring("a"))
-    assert await gateway._encoder(ring("a")) is encoder
+    encoder = (await gateway._opened(ring("a"))).encoder
+    assert (await gateway._opened(ring("a"))).encoder is encoder
     assert await encoder.encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
 
 async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, processes):
     for each in (ring("a"), ring("b"), ring("a", "2")):
-        await gateway._encoder(each)
+        await gateway._opened(each)
     await until(lambda: processes() == 2)
     gateway._agent.placement = Placement(rings=(ring("c"),))
-    encoder = await gateway._encoder(ring("c"))
+    encoder = (await gateway._opened(ring("c"))).encoder
     assert await encoder.encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
@@ -107,8 +107,8 @@ async def test_two_models_that_open_at_once_close_each_unused_one_once(gateway):
             await asyncio.sleep(0)  # as when a client is still being answered
 
     unused = [Unused(), Unused()]
-    gateway._open = {f"unused-{number}": ("1", encoder) for number, encoder in enumerate(unused)}
-    await asyncio.gather(gateway._encoder(ring("a")), gateway._encoder(ring("b")))
+    gateway._open = {f"unused-{number}": _Opened("1", encoder, {}) for number, encoder in enumerate(unused)}
+    await asyncio.gather(gateway._opened(ring("a")), gateway._opened(ring("b")))
     assert set(gateway._open) == {"a", "b"}
     assert [encoder.closed for encoder in unused] == [1, 1]
 
@@ -123,13 +123,13 @@ async def test_a_client_that_hangs_up_while_a_model_opens_leaves_no_unused_one_o
             await self.go_on.wait()
 
     first, second = Unused(), Unused()
-    gateway._open = {"first": ("1", first), "second": ("1", second)}
-    opening = asyncio.create_task(gateway._encoder(ring("a")))
+    gateway._open = {"first": _Opened("1", first, {}), "second": _Opened("1", second, {})}
+    opening = asyncio.create_task(gateway._opened(ring("a")))
     await first.closing.wait()
     opening.cancel()
     await asyncio.wait([opening])
     second.go_on.set()
-    await gateway._encoder(ring("a"))
+    await gateway._opened(ring("a"))
     assert second.closing.is_set()
 
 

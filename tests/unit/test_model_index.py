@@ -23,7 +23,7 @@ def index(
     tmp_path, *models: HeldModel, aliases: tuple[Alias, ...] = (), placement: Placement = NOTHING_LOADED
 ) -> ModelIndex:
     """The index of a cluster of one node, which holds these models."""
-    report = SimpleNamespace(info=SimpleNamespace(id="n1"), models=models, aliases=aliases)
+    report = SimpleNamespace(info=SimpleNamespace(id="n1"), models=models, aliases=aliases, presets=())
     agent: Any = SimpleNamespace(placement=placement, info=report.info, alive=lambda: [report])
     catalogue = Catalogue(tmp_path, (), tmp_path, tmp_path)
     book: Any = SimpleNamespace(address_of=lambda node: None)

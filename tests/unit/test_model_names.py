@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from node.core.errors import ModelNotFound
-from node.core.models import Alias, HeldModel
+from node.core.models import Alias, HeldModel, Preset
 from node.core.types import Placement
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
@@ -15,11 +15,16 @@ def catalogue(tmp_path) -> Catalogue:
     return Catalogue(tmp_path, (), tmp_path, tmp_path)
 
 
-def names(catalogue: Catalogue, **aliases: list[Alias]) -> ModelNames:
-    """Names as the node `me` knows them. `aliases`: by node."""
+def names(catalogue: Catalogue, **told: list[Alias | Preset]) -> ModelNames:
+    """Names as the node `me` knows them. `told`: aliases and presets by node."""
     reports = [
-        SimpleNamespace(info=SimpleNamespace(id=node), models=(HeldModel("org/held"),), aliases=tuple(given))
-        for node, given in aliases.items()
+        SimpleNamespace(
+            info=SimpleNamespace(id=node),
+            models=(HeldModel("org/held"),),
+            aliases=tuple(each for each in given if isinstance(each, Alias)),
+            presets=tuple(each for each in given if isinstance(each, Preset)),
+        )
+        for node, given in told.items()
     ]
     agent: Any = SimpleNamespace(placement=Placement(), info=SimpleNamespace(id="me"), alive=lambda: reports)
     return ModelNames(agent, catalogue)
@@ -55,3 +60,23 @@ def test_an_alias_of_no_model_is_not_listed_and_its_model_is_named_in_the_error(
     assert known.aliases() == {}
     with pytest.raises(ModelNotFound, match="qwn3"):
         known.find("gpt-4o")
+
+
+def test_presets_of_any_node_count_by_any_name_of_the_model_and_those_of_the_asked_node_first(catalogue):
+    known = names(
+        catalogue,
+        me=[Preset("held", {"temperature": 0.2})],
+        other=[
+            Alias("mine", "org/held"),
+            Preset("mine", {"temperature": 0.9, "top_k": 20.0}),
+            Preset("x", {"min_p": 0.1}),
+        ],
+    )
+    assert known.preset("org/held") == {"temperature": 0.2, "top_k": 20}
+    assert known.preset("org/another") == {}
+
+
+def test_a_peers_preset_that_no_request_may_have_is_ignored(catalogue):
+    strange = {"temperature": float("nan"), "top_p": -1.0, "top_k": 2.5, "min_p": float("inf"), "seed": 1.0}
+    known = names(catalogue, other=[Preset("held", strange), Preset("a/b/c", {"top_p": 0.5})])
+    assert known.preset("org/held") == {}
