@@ -79,7 +79,8 @@ def _run(args: argparse.Namespace) -> int:
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages += [{"role": "user", "content": answers.whole_prompt(args.prompt)}]
     more = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    is_whole = answers.run(args.api, {"model": args.model, "messages": messages, **more}, as_json=args.json)
+    body = {"model": args.model, "messages": messages, **more}
+    is_whole = answers.run(args.api, body, as_json=args.json, verbose=args.verbose)
     return EXIT_READY if is_whole else EXIT_INTERRUPTED
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from node.cli.client import Api, Json, StatusFailed
 from node.cli.terminal import dim, progress, without_controls
+from node.core.generation import CONVERSATION
 
 CHAT = "/v1/chat/completions"
 WHOLE_ANSWER_S = 3600.0
@@ -21,6 +23,8 @@ class Shown(NamedTuple):
     text: str = ""
     finish: str = ""
     """Why it ended, as in the API; empty if Ctrl-C stopped it."""
+    stats: str = ""
+    """How many tokens it had, and how quick they were; empty if it has not ended."""
 
 
 def show(api: Api, body: Json) -> Shown:
@@ -28,28 +32,45 @@ def show(api: Api, body: Json) -> Shown:
 
     Raises NoNode, StatusFailed, Refused.
     """
-    text, finish, has_begun, write = "", "", False, _writer()
+    text, finish, stats, has_begun, write = "", "", "", False, _writer()
+    asked_at, first_at = time.monotonic(), 0.0
     try:
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_choices(api, body)) as choices:
-            for choice in choices:
-                delta = choice["delta"]
-                write(delta.get("reasoning_content") or "", True)
-                write(delta.get("content") or "", False)
-                text += delta.get("content") or ""
-                finish = choice["finish_reason"] or finish
-                has_begun = True
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_chunks(api, body)) as chunks:
+            for chunk in chunks:
+                for choice in chunk["choices"]:
+                    delta = choice["delta"]
+                    write(delta.get("reasoning_content") or "", True)
+                    write(delta.get("content") or "", False)
+                    text += delta.get("content") or ""
+                    finish = choice["finish_reason"] or finish
+                    has_begun = True
+                if text and not first_at:
+                    first_at = time.monotonic()
+                if usage := chunk.get("usage"):
+                    now = time.monotonic()
+                    stats = _stats(usage, (first_at or now) - asked_at, now - asked_at)
     finally:
         if has_begun:  # an error stands on a line of its own
             print(flush=True)
     if finish == "length":
         print(dim("The answer has reached its maximum length.", sys.stderr), file=sys.stderr)
-    return Shown(text, finish)
+    return Shown(text, finish, stats)
 
 
-def _choices(api: Api, body: Json) -> Generator[Json, None, None]:
-    """The choices of a stream's chunks. What it waits for before its first chunk is shown as progress."""
+def _stats(usage: Json, first_s: float, whole_s: float) -> str:
+    """`first_s`, `whole_s`: seconds until the first text and until the end."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return (
+        f"prompt: {usage['prompt_tokens']} tokens, {cached} of them known; answer: {usage['completion_tokens']} tokens; "
+        f"first text after {first_s:.2f} s, end after {whole_s:.2f} s"
+    )
+
+
+def _chunks(api: Api, body: Json) -> Generator[Json, None, None]:
+    """A stream's chunks. What it waits for before its first chunk is shown as progress."""
     wait, is_waiting, has_begun = progress(), False, False
-    with contextlib.closing(api.events(CHAT, body | {"stream": True})) as events:
+    more = {"stream": True, "stream_options": {"include_usage": True}, "sampling_defaults": CONVERSATION}
+    with contextlib.closing(api.events(CHAT, body | more)) as events:
         for event in events:
             if isinstance(event, str):
                 if event != _KEEP_ALIVE and not has_begun:
@@ -59,7 +80,7 @@ def _choices(api: Api, body: Json) -> Generator[Json, None, None]:
             if is_waiting:
                 wait("")
             is_waiting, has_begun = False, True
-            yield from event["choices"]
+            yield event
 
 
 def _writer() -> Callable[[str, bool], None]:
@@ -78,15 +99,21 @@ def _writer() -> Callable[[str, bool], None]:
     return write
 
 
-def run(api: Api, body: Json, *, as_json: bool) -> bool:
+def run(api: Api, body: Json, *, as_json: bool, verbose: bool = False) -> bool:
     """`cluster run`: one answer, printed as it arrives, or as JSON when it is whole. False if Ctrl-C stopped it.
+
+    `verbose`: its numbers follow on stderr.
 
     Raises NoNode, StatusFailed, Refused.
     """
     if as_json:
-        print(json.dumps(api.ask("POST", CHAT, body, WHOLE_ANSWER_S), indent=2))
+        more = {"sampling_defaults": CONVERSATION}
+        print(json.dumps(api.ask("POST", CHAT, body | more, WHOLE_ANSWER_S), indent=2))
         return True
-    return bool(show(api, body).finish)
+    shown = show(api, body)
+    if verbose and shown.stats:
+        print(dim(shown.stats, sys.stderr), file=sys.stderr)
+    return bool(shown.finish)
 
 
 def whole_prompt(words: Sequence[str]) -> str:

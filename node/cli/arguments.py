@@ -67,7 +67,15 @@ def _add_answers(commands: "Commands[Parser]") -> None:
     run.add_argument("prompt", metavar="PROMPT", nargs="*", help="the prompt, after what comes from a pipe")
     _add_system(run)
     run.add_argument("--max-tokens", metavar="N", type=int, help="maximum length of the answer (default: the context)")
-    run.add_argument("--temperature", metavar="T", type=float, help="0 for the likeliest answer (default: 1)")
+    run.add_argument(
+        "--temperature",
+        metavar="T",
+        type=float,
+        help="0 for the likeliest answer (default: what the model's authors propose, else 0.7)",
+    )
+    run.add_argument(
+        "--verbose", action="store_true", help="then print how many tokens it had, and how quick they were"
+    )
     run.add_argument("--json", action="store_true", help="print the node's JSON when the answer is whole")
 
 

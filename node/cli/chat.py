@@ -9,15 +9,19 @@ from pathlib import Path
 from node.cli.answers import show
 from node.cli.client import Api, Refused, StatusFailed
 from node.cli.terminal import complain, printable
+from node.core.generation import parse_sampling
 
 HELP = '''\
-/model [ID]      go on with another model, or list the models
+/model [ID]      go on with another model, or list the models; /load does the same
 /system [TEXT]   tell the model who it is; without TEXT nothing is told
+/set NAME VALUE  sample so, like /set temperature 0.2; without VALUE as the model's authors propose; /set shows what is set
+/stats           show how many tokens the last answer had, and how quick they were
 /reset           forget the conversation
 /save FILE       write the conversation as JSON, as the API takes it
-/quit            end; so does Ctrl-D
+/quit            end; so do /bye, /exit and Ctrl-D
 """              begin and end a text of several lines
 Ctrl-C stops an answer.'''
+_ENDS = ("/quit", "/bye", "/exit")
 _FENCE = '"""'
 
 
@@ -30,13 +34,15 @@ class Chat:
         self._system = system
         self._read = read
         self._turns: list[dict[str, str]] = []
+        self._sampling: dict[str, float] = {}
+        self._stats = ""
         self._saved: Path | None = None
         """The file that this conversation has written, which it may replace."""
 
     def run(self) -> None:
         """Take lines until /quit or Ctrl-D. Errors of single answers are shown, and the conversation goes on."""
         with contextlib.suppress(EOFError):
-            while (line := self._line()) != "/quit":
+            while (line := self._line()) not in _ENDS:
                 try:
                     self._take(line)
                 except StatusFailed as error:
@@ -67,10 +73,14 @@ class Chat:
         match name:
             case "":
                 pass
-            case "/model" | "/models":
+            case "/model" | "/models" | "/load":
                 self._choose(value)
             case "/system":
                 self._system = value
+            case "/set":
+                self._set(*value.split(maxsplit=1))
+            case "/stats":
+                print(self._stats or "There is no answer yet.")
             case "/reset" | "/clear":
                 self._turns = []
             case "/save":
@@ -91,10 +101,21 @@ class Chat:
         for entry in self._api.ask("GET", "/v1/models")["data"]:
             print("*" if entry["id"] == self._model else " ", printable(entry["id"]))
 
+    def _set(self, name: str = "", written: str = "") -> None:
+        try:
+            if written:
+                self._sampling[name] = parse_sampling(name, written)
+            elif name:
+                self._sampling.pop(name, None)
+        except ValueError as error:
+            raise Refused(f"Can't be set: {error}.") from error
+        for each, value in self._sampling.items():
+            print(f"{each} {value:g}")
+
     def _save(self, name: str) -> None:
         if not name:
             raise Refused("Name the file: /save FILE")
-        body = {"model": self._model, "messages": self._messages()}
+        body = {"model": self._model, **self._sampling, "messages": self._messages()}
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
         try:
             path = Path(name).expanduser()
@@ -109,8 +130,9 @@ class Chat:
 
     def _say(self, text: str) -> None:
         """An answer that was stopped stays in the conversation as far as it came; a failed one leaves nothing."""
-        body = {"model": self._model, "messages": [*self._messages(), {"role": "user", "content": text}]}
-        answer = show(self._api, body)
+        messages = [*self._messages(), {"role": "user", "content": text}]
+        answer = show(self._api, {"model": self._model, **self._sampling, "messages": messages})
+        self._stats = answer.stats or self._stats
         if answer.text or answer.finish:
             self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer.text}]
 

@@ -40,6 +40,27 @@ def test_run_prints_the_answer_without_control_characters(node, capsys):
     assert (sent["model"], sent["temperature"], sent["max_tokens"], sent["stream"]) == ("demo", 0, None, True)
 
 
+USAGE = {"prompt_tokens": 37, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 30}}
+COUNTED = sse(chunk("Paris."), chunk(finish="stop"), {"choices": [], "usage": USAGE})
+
+
+def test_run_leaves_sampling_to_the_model_and_tells_what_counts_if_that_is_silent(node, capsys):
+    node.answers = [HELLO, (200, b"{}")]
+    assert main(["run", "demo", "Hi", "--api", node.url]) == 0
+    assert main(["run", "demo", "Hi", "--json", "--api", node.url]) == 0
+    for sent in node.bodies:
+        assert sent["temperature"] is None
+        assert sent["sampling_defaults"] == {"temperature": 0.7, "top_p": 0.95}
+
+
+def test_run_tells_how_quick_an_answer_was(node, capsys):
+    node.answers = [COUNTED]
+    assert main(["run", "demo", "Hi", "--verbose", "--api", node.url]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Paris.\n"
+    assert err.startswith("prompt: 37 tokens, 30 of them known; answer: 7 tokens; first text after ")
+
+
 def test_options_may_stand_between_model_and_prompt(node, capsys):
     node.answers = [HELLO]
     assert main(["run", "demo", "--api", node.url, "Hi", "there"]) == 0
@@ -186,6 +207,33 @@ def test_chat_saves_what_the_api_takes_and_overwrites_nothing(node, tmp_path, ca
         "cluster: ~nobody-here/x can't be written: there is no such user.",
         f"cluster: {mine} can't be written: File exists.",
     ]
+
+
+def test_chat_samples_as_it_is_set(node, capsys):
+    node.answers = [HELLO]
+    chat(node, "/set temperature 0.2", "/set top_k 20", "one", "/set", "/set top_k", "/set top_p 7", "/set x 1", "two")
+    assert [(body.get("temperature"), body.get("top_k")) for body in node.bodies] == [(0.2, 20), (0.2, None)]
+    assert all(body["sampling_defaults"] == {"temperature": 0.7, "top_p": 0.95} for body in node.bodies)
+    out, err = capsys.readouterr()
+    assert "temperature 0.2\ntop_k 20\n" in out
+    assert err.splitlines() == [
+        "cluster: Can't be set: top_p must be a number from 0 to 1, not '7'.",
+        "cluster: Can't be set: there is no 'x', only temperature, top_p, top_k, min_p, repetition_penalty.",
+    ]
+
+
+def test_chat_shows_how_quick_the_last_answer_was(node, capsys):
+    node.answers = [COUNTED]
+    chat(node, "/stats", "one", "/stats")
+    out = capsys.readouterr().out
+    assert out.startswith("There is no answer yet.\nParis.\nprompt: 37 tokens")
+
+
+@pytest.mark.parametrize("end", ["/quit", "/bye", "/exit"])
+def test_chat_ends(node, end):
+    node.answers = [HELLO]
+    assert chat(node, "/load org/other", "one", end, "two") == [["one"]]
+    assert node.bodies[0]["model"] == "org/other"
 
 
 def test_an_unknown_command_is_not_sent(node, capsys):

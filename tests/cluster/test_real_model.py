@@ -12,6 +12,16 @@ pytestmark = pytest.mark.slow
 QUESTION = "What is the capital of France?"
 PROMPTS = {QUESTION: 8, "What is 17 plus 25?": 8, "Write hello world in Python.": 8}
 
+MESSAGES = [{"role": "user", "content": QUESTION}]
+SILENT = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": QUESTION},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 16},
+    "/api/chat": {"messages": MESSAGES, "stream": False},
+    "/api/generate": {"prompt": QUESTION, "stream": False},
+}
+"""Requests that do not say how they are sampled, so that the preset of another node counts."""
+
 
 def answers(node: Node, model: Path) -> dict[str, str]:
     def ask(content: str) -> str:
@@ -26,9 +36,15 @@ def test_its_text_is_stock_text_on_three_two_and_one_nodes(cluster: Cluster, rea
         real_model, [(text, most, [{"role": "user", "content": text}]) for text, most in PROMPTS.items()]
     )
     assert "Paris" in stock[QUESTION]
-    nodes = cluster.start(3, "--model", str(real_model), "--stages", "3", "--context", "512")
+    options = ("--model", str(real_model), "--stages", "3", "--context", "512")
+    nodes = [cluster.launch(*options), cluster.launch(*options, "--sampling", f"{real_model.name}=temperature=0")]
+    nodes = [node.started() for node in (*nodes, cluster.launch(*options))]
     for left in (3, 2, 1):
         (ring,) = cluster.ready(*nodes[:left])["models"][0]["rings"]
         assert len(ring["stages"]) == left
         assert answers(nodes[0], real_model) == stock
+        if left == 3:
+            for path, body in SILENT.items():
+                answer = nodes[0].post(path, {"model": real_model.name, **body})
+                assert stock[QUESTION] in answer.body.decode(), path
         nodes[left - 1].kill()
