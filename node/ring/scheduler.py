@@ -22,10 +22,10 @@ from dataclasses import replace
 from operator import itemgetter
 
 from node.core.errors import BadRequest, ContextExceeded, Overloaded
+from node.core.fair_queue import FairQueue
 from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
 from node.core.guesses import Earlier
 from node.engine.runner import Behind
-from node.ring.fair_queue import FairQueue
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
@@ -88,7 +88,7 @@ class Scheduler:
         self._lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
         self._prefills: deque[Prefill] = deque()
         self._chunk_size = ChunkSize(limits.chunk, stages)
-        self._waiting = FairQueue()
+        self._waiting = FairQueue[Session]()
         self._prefixes = Prefixes(limits.charge, trimmable=trimmable)
         self._ops: list[CacheOp] = []
         self._numbers = numbers
@@ -130,7 +130,7 @@ class Scheduler:
         # A session that resumes has begun on another ring: refusing it would break its stream.
         replaced = None
         if not session.request.resume and len(self._waiting) >= self._limits.max_queue:
-            replaced = self._waiting.replaceable(session)
+            replaced = self._waiting.replaceable(session, lambda each: not each.generated)
             if replaced is None:
                 raise Overloaded(f"The queue of {len(self._waiting)} requests is full.", hint="Try again in a moment.")
         self._waiting.add(session)

@@ -53,6 +53,10 @@ class Session:
         return cls(prompt, evaluate_request=request)
 
     @property
+    def client(self) -> str:
+        return self.request.client
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from node.core.fair_queue import MAX_COUNTS, FairQueue
 from node.core.generation import GenerateRequest
-from node.ring.fair_queue import MAX_COUNTS, FairQueue
 from node.ring.session import Session
 
 
@@ -14,8 +14,12 @@ def session(client: str = "", name: str = "x", resume: tuple[int, ...] = ()) -> 
     return Session(GenerateRequest(name, "m", (1, 2), 10, resume=resume, client=client))
 
 
-def waiting_with(*clients: str) -> FairQueue:
-    waiting = FairQueue()
+def unbegun(session: Session) -> bool:
+    return not session.generated
+
+
+def waiting_with(*clients: str) -> FairQueue[Session]:
+    waiting = FairQueue[Session]()
     for number, client in enumerate(clients):
         waiting.add(session(client, f"{client}{number}"))
     return waiting
@@ -109,29 +113,29 @@ def test_only_sessions_that_fit_are_considered() -> None:
 
 def test_a_newcomer_replaces_the_last_session_of_the_client_with_most() -> None:
     waiting = waiting_with(*"aaaab")
-    replaced = waiting.replaceable(session("c"))
+    replaced = waiting.replaceable(session("c"), unbegun)
     assert replaced
     assert replaced.request.id == "a3"
-    assert waiting.replaceable(session("a")) is None
-    assert waiting_with(*"aab").replaceable(session("b")) is None, "they would replace each other for ever"
-    assert waiting_with(*"abc").replaceable(session("d")) is None
-    assert waiting_with("a").replaceable(session("b")) is None
-    assert FairQueue().replaceable(session("b")) is None
+    assert waiting.replaceable(session("a"), unbegun) is None
+    assert waiting_with(*"aab").replaceable(session("b"), unbegun) is None, "they would replace each other for ever"
+    assert waiting_with(*"abc").replaceable(session("d"), unbegun) is None
+    assert waiting_with("a").replaceable(session("b"), unbegun) is None
+    assert FairQueue[Session]().replaceable(session("b"), unbegun) is None
 
 
 def test_a_session_that_has_begun_is_not_replaced() -> None:
     waiting = waiting_with("a")
     for number in range(3):
         waiting.add(session("a", f"resumed{number}", resume=(7,)))
-    found = waiting.replaceable(session("b"))
+    found = waiting.replaceable(session("b"), unbegun)
     assert found
     assert found.request.id == "a0"
     waiting.remove(found)
-    assert waiting.replaceable(session("b")) is None
+    assert waiting.replaceable(session("b"), unbegun) is None
 
 
 def test_counts_of_idle_clients_are_bounded() -> None:
-    waiting = FairQueue()
+    waiting = FairQueue[Session]()
     for number in range(3 * MAX_COUNTS):
         waiting.add(session(f"client-{number}"))
         admitted(waiting)
@@ -144,7 +148,7 @@ def test_every_history_is_fair_and_loses_no_session() -> None:
     """While two clients wait all the time, neither is ahead of the other by more than some requests."""
     for seed in range(200):
         seeded = random.Random(seed)
-        waiting, inside = FairQueue(), set[Session]()
+        waiting, inside = FairQueue[Session](), set[Session]()
         came, went = 0, 0
         served = Counter[str]()
         for client in "ab":
