@@ -5,6 +5,7 @@ from functools import partial
 
 from aiohttp import web
 
+from api.callers import CLIENT
 from api.env import STREAM, Env
 from api.in_flight import IN_FLIGHT
 from api.schema import LoadRequest, parse
@@ -48,7 +49,10 @@ async def unload(env: Env, request: web.Request) -> web.Response:
 async def pull(env: Env, request: web.Request) -> web.StreamResponse:
     """Stream the progress of a download. Raises ShuttingDown as soon as the node is stopping: the next one goes on there."""
     events = request[STREAM] = EventStream(request, env.timing)
-    async with events.kept_alive(), aclosing(env.backend.pull(request.match_info["model"])) as progress:
+    async with (
+        events.kept_alive(),
+        aclosing(env.backend.pull(request.match_info["model"], request[CLIENT])) as progress,
+    ):
         async for each in progress:
             if request.app[IN_FLIGHT].stopping:
                 raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")

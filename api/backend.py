@@ -34,8 +34,8 @@ class Backend(Inference, Protocol):
     async def describe(self, name: str) -> ModelDescription:
         """What is known of one of `models`. Raises ModelNotFound, ModelBroken, and the errors of a transfer."""
 
-    async def open(self, model_id: str) -> OpenModel:
-        """Wait until the model is ready. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
+    async def open(self, model_id: str, client: str) -> OpenModel:
+        """Wait until the model is ready for a client. Raises ModelNotFound, NotReady, NoCapacity and similar errors."""
 
     def loading(self, model_id: str) -> str:
         """How far the load of a model is, for people; empty if it is not loading."""
@@ -55,8 +55,8 @@ class Backend(Inference, Protocol):
     async def unload(self, name: str) -> dict[str, Any]:
         """Have a model unloaded. Raises ModelNotFound, ModelBusy, NotReady."""
 
-    def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Fetch a model to this node's disk. Yields the progress, ready for JSON; closing it ends the fetch.
+    def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Fetch a model to this node's disk, in the client's turn. Yields the progress, ready for JSON; closing it ends the fetch.
 
         Raises ModelNotFound, HubUnavailable, NoCapacity (disk full), ….
         """

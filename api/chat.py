@@ -31,7 +31,7 @@ async def create(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def prepare(env: Env, request: web.Request, body: ChatRequest, job_id: str) -> tuple[Job, list[Choice]]:
     """Prepare the choices of a chat request."""
-    constraint = await _constraint(env, body)
+    constraint = await _constraint(env, body, request[CLIENT])
     model = await open_model(env, request, body)
     prompt = await _encode(model, body, constraint, context=model.context)
     job = Job(
@@ -55,14 +55,14 @@ async def count_tokens(env: Env, request: web.Request, body: ChatRequest, *, mos
 
 async def encode(env: Env, request: web.Request, body: ChatRequest, *, most: int) -> tuple[OpenModel, list[int]]:
     """The model, and the tokens of a chat's prompt. Raises ContextExceeded for more than `most` and the model's context."""
-    constraint = await _constraint(env, body)
+    constraint = await _constraint(env, body, request[CLIENT])
     model = await open_model(env, request, body)
     return model, await _encode(model, body, constraint, context=max(model.context, most))
 
 
-async def _constraint(env: Env, body: ChatRequest) -> AnswerConstraint:
+async def _constraint(env: Env, body: ChatRequest, client: str) -> AnswerConstraint:
     use = body.tool_use
-    return AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format))
+    return AnswerConstraint(use, await make_grammar(env.backend.grammars, use, body.json_format, client))
 
 
 async def _encode(model: OpenModel, body: ChatRequest, constraint: AnswerConstraint, *, context: int) -> list[int]:

@@ -65,7 +65,7 @@ async def _echo(
     text = prompt if isinstance(prompt, str) else None
     if text is not None and wanted is None:
         return Echo((), text, wanted)  # nothing asks for the text of each token
-    return Echo(await model.encoder.pool.run(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
+    return Echo(await model.encoder.work(prompt_pieces, model.tokenizer, tokens, text), text, wanted)
 
 
 async def encode(model: OpenModel, prompt: str | list[int], *, param: str) -> Sequence[int]:

@@ -44,24 +44,25 @@ class AnswerConstraint:
         return FamilyReader(tokenizer, channel=channel, tools=use.for_template, names=use.names, many=use.many)
 
 
-async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None) -> str:
-    """Make the grammar of an answer; empty: none is needed. Raises BadRequest for a schema that has no grammar.
+async def make_grammar(grammars: Grammars, use: ToolUse, form: JsonFormat | None, client: str) -> str:
+    """Make the grammar of an answer for a client; empty: none is needed. Raises BadRequest for a schema that has no grammar.
 
     Required calls take precedence over a required format; if both are possible, the model chooses.
     """
-    answer = await grammars.json(form.schema, strict=form.strict, param="response_format") if form else ""
+    answer = (
+        await grammars.json(form.schema, strict=form.strict, param="response_format", client=client) if form else ""
+    )
     if use.mode != "required" and not (use.tools and form):
         return answer
     param = "functions" if use.legacy else "tools"
     for index, function in use.callable:
         place = f"{param}[{index}].parameters" if use.legacy else f"{param}[{index}].function.parameters"
-        arguments = await grammars.json(function.parameters, strict=function.strict, param=place)
+        arguments = await grammars.json(function.parameters, strict=function.strict, param=place, client=client)
     if _has_no_head(use):
         return arguments
     functions = [function for _, function in use.callable]
-    return await grammars.calls(
-        functions, many=use.many, param=param, answer=form.schema if form and use.mode == "auto" else None
-    )
+    schema = form.schema if form and use.mode == "auto" else None
+    return await grammars.calls(functions, many=use.many, param=param, client=client, answer=schema)
 
 
 def _has_no_head(use: ToolUse) -> bool:

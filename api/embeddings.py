@@ -20,7 +20,7 @@ from node.text.sandboxed_encoder import OpenModel
 
 async def create(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
-    model = await env.backend.open(body.model)
+    model = await env.backend.open(body.model, request[CLIENT])
     texts = [await tokens_to_embed(model, text) for text in body.input]
     written = _base64 if body.encoding_format == "base64" else list
     data = [

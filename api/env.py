@@ -8,6 +8,7 @@ from aiohttp import web
 
 from api.backend import Backend, Inference
 from api.body import Bodies
+from api.callers import CLIENT
 from api.schema import GenerationRequest
 from api.stream import EventStream, StreamTiming
 from node.core.errors import NotReady
@@ -34,7 +35,7 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
     Raises what `Backend.open` raises.
     """
     if not body.stream:
-        return await env.backend.open(body.model)
+        return await env.backend.open(body.model, request[CLIENT])
     if STREAM not in request:  # a surface with a format of its own has made it
         request[STREAM] = EventStream(request, env.timing, partial(env.backend.loading, body.model))
     events = request[STREAM]
@@ -42,7 +43,7 @@ async def open_model(env: Env, request: web.Request, body: GenerationRequest) ->
     async with events.kept_alive():
         while True:
             try:
-                return await env.backend.open(body.model)
+                return await env.backend.open(body.model, request[CLIENT])
             except NotReady:
                 # Before the first keep-alive comment a plain 503 is better: clients retry by themselves.
                 if not events.response.prepared or time.monotonic() > deadline:

@@ -186,7 +186,7 @@ async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens:
     else:
         check_tokens(model, content, param="prediction")
         tokens = content[:most]
-    return await model.encoder.pool.run(Prediction, tokens)  # in a thread: it may be as long as the context
+    return await model.encoder.work(Prediction, tokens)  # in a thread: it may be as long as the context
 
 
 def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:

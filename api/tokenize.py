@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from api import chat
+from api.callers import CLIENT
 from api.chat_schema import ChatRequest
 from api.env import Env
 from api.generation import check_tokens
@@ -69,17 +70,17 @@ async def tokenize(env: Env, request: web.Request) -> web.Response:
     if isinstance(body, ChatTokenizeRequest):
         model, tokens = await chat.encode(env, request, body, most=MAX_COUNTED)
     else:
-        model = await env.backend.open(body.model)
+        model = await env.backend.open(body.model, request[CLIENT])
         most = max(model.context, MAX_COUNTED)
         tokens = await model.encoder.encode(body.prompt, context=most, param="prompt", bos=body.add_special_tokens)
-    data = await model.encoder.pool.run(_counted, model, tokens, body.return_token_strs)
+    data = await model.encoder.work(_counted, model, tokens, body.return_token_strs)
     return web.Response(body=data, content_type=JSON)
 
 
 async def detokenize(env: Env, request: web.Request) -> web.Response:
     body = await env.bodies.read(request, partial(parse, DetokenizeRequest))
-    model = await env.backend.open(body.model)
-    data = await model.encoder.pool.run(_spelled, model, body.tokens)
+    model = await env.backend.open(body.model, request[CLIENT])
+    data = await model.encoder.work(_spelled, model, body.tokens)
     return web.Response(body=data, content_type=JSON)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from api.callers import CLIENT
 from api.env import STREAM, Env
 from api.errors import Unsupported
 from api.in_flight import IN_FLIGHT
@@ -51,7 +52,7 @@ async def pull(env: Env, request: web.Request) -> web.StreamResponse:
 
 async def _progress(env: Env, request: web.Request, model: str) -> AsyncGenerator[Json, None]:
     """Raises ShuttingDown as soon as the node is stopping, and what `Backend.pull` raises."""
-    async with aclosing(env.backend.pull(model)) as progress:
+    async with aclosing(env.backend.pull(model, request[CLIENT])) as progress:
         async for each in progress:
             if request.app[IN_FLIGHT].stopping:
                 raise ShuttingDown("This node is stopping.", hint="Fetch the model again later: what has come is kept.")

@@ -83,7 +83,7 @@ class Generations:
         self, request: web.Request, body: GenerateBody, asked: CompletionRequest
     ) -> tuple[Job, list[Choice]]:
         form = ResponseFormat.model_validate(body.response_format).json_format
-        grammar = await make_grammar(self.env.backend.grammars, ToolUse(), form)
+        grammar = await make_grammar(self.env.backend.grammars, ToolUse(), form, request[CLIENT])
         model = await open_model(self.env, request, asked)
         prompt = await encode(model, body.prompt, param="prompt")
         job = Job(

@@ -5,11 +5,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from node.core.errors import Overloaded
+
+FULL_S = 30.0
+"""Seconds for which a job has to wait for a thread before its pool counts as full."""
+PULLS = 2
+"""Models that are fetched for users at once: more would only share the line."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +66,12 @@ class Pool(Executor):
         """Seconds since the oldest unfinished job was submitted; 0 if there is none."""
         with self._changed:
             return time.monotonic() - min(self._asked_at.values()) if self._asked_at else 0.0
+
+    def waiting_s(self) -> float:
+        """Seconds since the oldest job that waits for a thread was submitted; 0 if none waits."""
+        with self._changed:
+            oldest = next(iter(self._waiting), None)
+            return time.monotonic() - self._asked_at[oldest] if oldest else 0.0
 
     def is_stuck(self) -> bool:
         return self._stuck_after_s is not None and self.oldest_s() > self._stuck_after_s
@@ -118,10 +129,21 @@ class Pools:
     """Reads files for peers."""
     hub: Pool = field(default_factory=lambda: Pool("hub", 4, 64, 120))
     """Look-ups at the hub, each with a timeout."""
-    downloads: Pool = field(default_factory=lambda: Pool("download", 16, 256))
-    """Downloads from the hub and from peers. A download from the hub keeps its thread until the load ends."""
+    downloads: Pool = field(default_factory=lambda: Pool("download", 64, 256))
+    """Downloads from the hub for loads: as many as the head looks for at once. Each keeps its thread until the load ends."""
+    pulls: Pool = field(default_factory=lambda: Pool("pull", PULLS, 256))
+    """Downloads from the hub for users. One that was ended keeps its thread until bytes come, or 10 s have passed."""
+    writes: Pool = field(default_factory=lambda: Pool("write", 4, 1024, 60))
+    """Writes what peers send."""
 
     def stuck(self) -> list[str]:
         """Names of the pools whose jobs do not end."""
-        pools = (self.texts, self.files, self.upkeep, self.offers, self.hub, self.downloads)
-        return [pool.name for pool in pools if pool.is_stuck()]
+        return [pool.name for pool in self._all() if pool.is_stuck()]
+
+    def full(self) -> list[tuple[str, float]]:
+        """Names of the pools in which a job has waited for a thread for long, and for how many seconds."""
+        waits = [(pool.name, pool.waiting_s()) for pool in self._all()]
+        return [(name, seconds) for name, seconds in waits if seconds >= FULL_S]
+
+    def _all(self) -> list[Pool]:
+        return [getattr(self, each.name) for each in fields(self)]

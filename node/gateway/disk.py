@@ -5,14 +5,21 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 
 from node.cluster.model_specs import ModelSpecs
+from node.core.clock import now
 from node.core.errors import ModelBusy
-from node.core.pool import Pools
+from node.core.fair_turns import FairTurns
+from node.core.pool import PULLS, Pools
 from node.core.types import Download, Shard
 from node.model.catalogue import Catalogue
 from node.model.files import Files
+from node.model.stage_fetch import Progress
 
 TELL_S = 0.5
 """Interval at which the progress of a download is told."""
+TURN_S = 10.0
+"""Time after which a fetch makes room for that of another client which waits."""
+_MAX_WAITING = 64
+"""Maximum fetches of one client that wait."""
 
 
 class Disk:
@@ -32,25 +39,29 @@ class Disk:
         self._pools = pools
         self._in_use = in_use
         self._changed = changed
+        self._turns = FairTurns("a model to be fetched", PULLS, _MAX_WAITING)
         self._pulled: list[str] = []
         """Models that are being fetched, once for each user who waits for it."""
 
-    async def pull(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
-        """Fetch all files of a model that are not here, from a node that has them, else from the hub.
+    async def pull(self, model: str, client: str) -> AsyncGenerator[tuple[int, int], None]:
+        """Fetch all files of a model that are not here, from a node that has them, else from the hub, in turns of a
+        client.
 
         Yields the bytes of weights that are here, and those of the whole model, until it is. Closing it ends the fetch;
-        the next one resumes. Raises ModelNotFound, ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full).
+        the next one resumes. Raises ModelNotFound, ModelGated, ModelUnsupported, HubUnavailable, NoCapacity (disk full),
+        Overloaded.
         """
         self._pulled.append(model)
         try:
-            async with aclosing(self._fetch(model)) as progress:
+            async with aclosing(self._fetch(model, client)) as progress:
                 async for each in progress:
                     yield each
         finally:
             self._pulled.remove(model)
 
-    async def _fetch(self, model: str) -> AsyncGenerator[tuple[int, int], None]:
-        spec = await self._specs.find(model)
+    async def _fetch(self, model: str, client: str) -> AsyncGenerator[tuple[int, int], None]:
+        async with self._turns.turn(client):
+            spec = await self._specs.find(model)
         size, share = spec.weight_bytes, 0.0
 
         def note(download: Download) -> None:
@@ -58,7 +69,7 @@ class Disk:
             share = download.share
 
         whole = Shard(model, 0, spec.layers, spec.revision)
-        fetching = asyncio.create_task(self._files.of_shard(whole, ends=True, progress=note), name=f"pull {model}")
+        fetching = asyncio.create_task(self._fetch_in_turns(whole, note, client), name=f"pull {model}")
         try:
             while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
                 yield round(share * size), size
@@ -68,6 +79,26 @@ class Disk:
             await asyncio.wait([fetching])
         await self._refresh()
         yield size, size
+
+    async def _fetch_in_turns(self, whole: Shard, progress: Progress, client: str) -> None:
+        while True:
+            async with self._turns.turn(client):
+                if await self._fetch_in_a_turn(whole, progress, client):
+                    return
+
+    async def _fetch_in_a_turn(self, whole: Shard, progress: Progress, client: str) -> bool:
+        """Fetch a model until it is here, or another client is to have the turn; whatever has come is kept."""
+        files = self._files.of_shard(whole, ends=True, progress=progress, downloads=self._pools.pulls)
+        fetching, end = asyncio.create_task(files), now() + TURN_S
+        try:
+            while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:
+                if now() >= end and self._turns.is_wanted(client):
+                    return False
+            await fetching
+        finally:
+            fetching.cancel()
+            await asyncio.wait([fetching])
+        return True
 
     async def remove(self, model: str) -> int:
         """Delete the files of a model that were fetched from the hub or from nodes. Returns their number of bytes.

@@ -33,7 +33,7 @@ from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
-from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
+from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
 
 BROKEN_S = 60.0
 """A tokenizer that cannot be read is tried again after this time: a try may take 10 s."""
@@ -47,7 +47,7 @@ class _Opened(NamedTuple):
     """A model that a request named."""
 
     revision: str
-    encoder: SandboxedEncoder
+    processes: TokenizerProcesses
     sampling: Mapping[str, float]
     """What its authors propose."""
 
@@ -99,6 +99,7 @@ class Gateway:
         self._open_cluster = open_cluster
         self._other_secret = other_secret
         self._open: dict[str, _Opened] = {}
+        """What belongs to each model that a request named."""
         self._broken: dict[tuple[str, str], tuple[float, str]] = {}
         """Time and reason of a tokenizer's failure, by model and revision."""
         self._opening: dict[str, asyncio.Lock] = {}
@@ -159,11 +160,11 @@ class Gateway:
         await self._loading.unload(model)
         return {"model": model}
 
-    async def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
         """Fetch a model to this node's disk; see Disk.pull. Yields the progress, ready for JSON."""
         model = await self._id_of(name)
         self._allowlist.check(model)
-        async with aclosing(self._disk.pull(model)) as progress:
+        async with aclosing(self._disk.pull(model, client)) as progress:
             async for done, size in progress:
                 yield {"model": model, "done": done, "bytes": size}
 
@@ -191,17 +192,17 @@ class Gateway:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def open(self, model_id: str) -> OpenModel:
-        """Waits until a ring of the model is ready.
+    async def open(self, model_id: str, client: str) -> OpenModel:
+        """Open a model for a client. Waits until a ring of the model is ready.
 
         Raises ModelNotFound, ModelNotAllowed, NoCapacity, ModelBroken, …, and NotReady after `OPEN_WAIT_S`.
         """
         model = await self._id_of(model_id)
         self._allowlist.check(model)
-        ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S))[0]
+        ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S, client))[0]
         opened = await self._opened(ring)
         sampling = {**opened.sampling, **self._names.preset(model)}
-        return OpenModel(model, ring.context, opened.encoder, ring.revision, sampling)
+        return OpenModel(model, ring.context, SandboxedEncoder(opened.processes, client), ring.revision, sampling)
 
     async def _id_of(self, name: str) -> str:
         """Raises ModelNotFound, ModelBroken."""
@@ -231,30 +232,30 @@ class Gateway:
             if opened is None or opened.revision != ring.revision:
                 opened = await self._replace(ring)
             try:
-                if not opened.encoder.is_open:
-                    await opened.encoder.open()
+                if not opened.processes.is_open:
+                    await opened.processes.open()
             except ModelBroken as error:
                 self._broken[ring.model, ring.revision] = now(), error.message
                 raise
             return opened
 
     async def _replace(self, ring: Ring) -> _Opened:
-        """Make the encoder of a ring's model. Close those of its other revision, and of models without a ring."""
+        """Make the processes of a ring's model. Close those of its other revision, and of models without a ring."""
         address = self._book.address_of(ring.driver)
         directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
-                await entry.encoder.close()
+                await entry.processes.close()
         sampling = await self._pools.files.run(read_sampling, directory)
-        encoder = SandboxedEncoder(self._sandboxes, directory, self._pools.texts)
-        self._open[ring.model] = opened = _Opened(ring.revision, encoder, sampling)
+        processes = TokenizerProcesses(self._sandboxes, directory, self._pools.texts)
+        self._open[ring.model] = opened = _Opened(ring.revision, processes, sampling)
         return opened
 
     async def close(self) -> None:
         """End the processes of the open models."""
         for opened in self._open.values():
-            await opened.encoder.close()
+            await opened.processes.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields each token once, also when the ring is lost."""

@@ -22,6 +22,7 @@ from node.core.errors import (
     is_replacement,
 )
 from node.core.evaluation import EvaluateRequest, Evaluation
+from node.core.fair_turns import FairTurns
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.health import loads_of
 from node.core.types import Address, NodeState, Ring
@@ -39,6 +40,8 @@ FRUITLESS_TRIES = 5
 """A request fails when it was tried more often than this, and for longer than `RECOVER_WAIT_S`, without a new token: it may
 be the cause of its rings' ends. A link that fails for some seconds fails no request.
 """
+ASKED_AT_ONCE, ASKED_BY_ONE = 8, 1024
+"""Requests for which the head is asked for a model at once, and maximum requests of one client that wait for that."""
 TRY_ELSEWHERE = (Overloaded, RingLost, PeerUnavailable, StaleFence)
 """Errors of one ring after which another ring may serve the request."""
 
@@ -79,6 +82,7 @@ class Router:
         self._client = client
         self._want_here = want_here
         self._balancer = Balancer()
+        self._asking = FairTurns("the head to look for a model", ASKED_AT_ONCE, ASKED_BY_ONE)
         self.recoveries = 0
         """How many times a request lost its ring."""
 
@@ -131,7 +135,7 @@ class Router:
     async def _choose(self, request: GenerateRequest | EvaluateRequest, tries: Tries) -> Ring:
         """A ring for the next try: one that was not tried, if there is one."""
         wait_s = RECOVER_WAIT_S if tries.lost else OPEN_WAIT_S
-        ready = await self.wait_for_rings(request.model, wait_s, request.revision)
+        ready = await self.wait_for_rings(request.model, wait_s, request.client, request.revision)
         view = self._agent.view()
         loads = {load.ring: load.running + load.queued for peer in view.peers for load in peer.report.traffic}
         suspect = {peer.report.info.id for peer in view.peers if peer.state is not NodeState.ALIVE}
@@ -176,7 +180,9 @@ class Router:
     def usable_rings(self, model: str, revision: str) -> Sequence[Ring]:
         return [ring for ring in usable_rings(self._agent.view(), model) if ring.revision == revision]
 
-    async def wait_for_rings(self, model: str, wait_s: float, revision: str | None = None) -> Sequence[Ring]:
+    async def wait_for_rings(
+        self, model: str, wait_s: float, client: str, revision: str | None = None
+    ) -> Sequence[Ring]:
         """One or more rings of the model that are ready; of the revision, if one is given.
 
         Raises NotReady after `wait_s`, ModelChanged when there are only rings of another revision, PeerUnavailable when
@@ -200,7 +206,7 @@ class Router:
             if asked:  # the placement may be on its way here; if the head refuses the model, asking again tells why
                 await self._agent.changed.wait(min(left, 1.0))
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(left), self._asking.turn(client):
                     asked = await self._ask_head(view.head, model)
             except TimeoutError:
                 break

@@ -9,7 +9,7 @@ from pathlib import Path
 from node.core.errors import ModelNotFound, PeerUnavailable
 from node.core.model_files import File, Listing
 from node.core.models import HeldModel
-from node.core.pool import Pools
+from node.core.pool import Pool, Pools
 from node.core.types import Address, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_small
@@ -69,16 +69,18 @@ class Files:
 
     # --- for this node ------------------------------------------------------------------------------------------------
 
-    async def of_shard(self, shard: Shard, ends: bool, progress: Progress) -> tuple[Path, Weights]:
+    async def of_shard(
+        self, shard: Shard, ends: bool, progress: Progress, *, downloads: Pool | None = None
+    ) -> tuple[Path, Weights]:
         """Directory with the files of a stage, and the layout of all of the model's weights.
 
         Missing files are fetched, preferably from peers. `ends`: also those with the tensors outside of layers. Calls
-        `progress` while they are fetched. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
+        `progress` while they are fetched. `downloads`: threads for downloads from the hub; None: those for loads. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
         (disk full), ModelBroken.
         """
         gathering = self._gathering(HeldModel(shard.model, shard.revision))
         args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering
-        directory = await StageFetch(*args, shard, ends, progress).run()
+        directory = await StageFetch(*args, shard, ends, progress, downloads or self._pools.downloads).run()
         log.info("%s is read from %s", shard, directory)
         return directory, await self._pools.files.run(self._catalogue.weights, directory)
 

@@ -82,14 +82,14 @@ class Gathering:
                 return len(there) == len(wanted)
             done = sum(file.size for file in there)
             try:
-                self._open = await self._pools.downloads.run(self._opened, target, sources)
+                self._open = await self._pools.writes.run(self._opened, target, sources)
                 if self._open:
                     await self._round(sources, lambda done=done: progress(done + self._here()))  # type: ignore[misc]
                 else:
                     await asyncio.sleep(LOOK_S)  # another load or request is fetching them
             finally:
                 for each in self._open.values():
-                    self._pools.downloads.submit(each.disk.close)  # in a thread, as it waits for a write
+                    self._pools.writes.submit(each.disk.close)  # in a thread, as it waits for a write
 
     def usable(self, held: Mapping[File, Sequence[Address]]) -> dict[File, list[Address]]:
         """The files that some peer is still to be asked for, each with these peers."""
@@ -201,7 +201,7 @@ class Gathering:
         each.senders.add(peer)
         each.writing += 1
         try:
-            await self._pools.downloads.run(each.disk.write, at, data)
+            await self._pools.writes.run(each.disk.write, at, data)
         finally:
             each.writing -= 1
         each.here += len(data)
@@ -218,7 +218,7 @@ class Gathering:
         if not digest:
             return
         try:
-            await self._pools.downloads.run(each.disk.finish, digest)
+            await self._pools.writes.run(each.disk.finish, digest)
         except ModelBroken as error:
             each.here, self.failure = 0, error
             if each.resumed or len(each.senders) != 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from node.core.errors import HubUnavailable, ModelBroken, ModelChanged, ModelGated, ModelNotFound, NotReady, PippinError
 from node.core.model_files import File, Listing
 from node.core.models import HeldModel
-from node.core.pool import Pools
+from node.core.pool import Pool, Pools
 from node.core.types import Address, Download, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, check_small_files, is_commit, is_small
@@ -82,7 +82,9 @@ class StageFetch:
         shard: Shard,
         ends: bool,
         progress: Progress,
+        downloads: Pool,
     ) -> None:
+        """`downloads`: its threads download from the hub."""
         self._catalogue = catalogue
         self._hub = hub
         self._pools = pools
@@ -92,6 +94,7 @@ class StageFetch:
         self._shard = shard
         self._ends = ends
         self._progress = progress
+        self._downloads = downloads
         self._model = HeldModel(shard.model, shard.revision)
         self._failure: PippinError | None = None
         self._hub_failure: PippinError | None = None
@@ -208,7 +211,7 @@ class StageFetch:
         span = shard.model, shard.start, shard.end, self._ends
         fetch = partial(self._hub.fetch, *span, note, revision=shard.revision, only=names)
         try:
-            await self._pools.downloads.run(fetch)
+            await self._downloads.run(fetch)
         finally:
             stop.set()
 

@@ -22,7 +22,8 @@ async def generate(driver: Driver, grammars: Grammars, request: GenerateRequest)
         request = replace(request, prediction=())  # of a tokenizer with more tokens than the model
     constraint = None
     if request.grammar:
-        constraint = await grammars.begin(driver.runner.constraints, request.grammar, request.resume)
+        constraints, client = driver.runner.constraints, request.client
+        constraint = await grammars.begin(constraints, request.grammar, request.resume, client=client)
     with closing(constraint) if constraint else nullcontext():
         session = Session(request, constraint)
         driver.submit(session)

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 from node.core.errors import BadRequest, ModelBroken, Overloaded
+from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.text.constraint import Constraint, Constraints
@@ -28,11 +29,12 @@ MAX_LEVELS = 64
 MAX_GRAMMAR = 2**20
 """Maximum characters of a grammar."""
 MAX_HELD = 2**30
-"""Maximum total bytes of the grammars of all sessions on a node."""
+"""Maximum total bytes of the grammars of all sessions on a node. No client has more of it than is left for others."""
 _MIN_HELD = 4 * 2**20
 """Minimum bytes that a session's grammar counts, as following it takes memory, too."""
 _MEMORY = 256 * 2**20
 _AT_ONCE, _WAITING = 2, 64
+"""Grammars that are made at once, and maximum grammars that one client waits for."""
 _KEPT_TEXT = 64 * 2**10
 """Maximum characters of a grammar that is cached for the next request with the same schemas."""
 
@@ -46,18 +48,19 @@ class Grammars:
     def __init__(self, server: SandboxServer, seconds: float = 2.0) -> None:
         """`seconds`: time limit for making one grammar."""
         bounds = Bounds(seconds, _MEMORY, reply=16 * MAX_GRAMMAR, kept=_MIN_HELD)
-        self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, _AT_ONCE, _WAITING)
+        turns = FairTurns("a grammar to be made", _AT_ONCE, _WAITING)
+        self._sandboxes = Sandboxes(server, "node.text.grammar_job:make_job", bounds, turns)
         self._server = server
         self._reading_tokenizer = asyncio.Lock()
         # One at a time: compiling a grammar takes many times the memory of the result.
         self._compiling = Pool("grammar", 1, 256, 30)
+        self._turns = FairTurns("a grammar to be compiled", 1, _WAITING)
         self._grammars: LruCache[bytes, str] = LruCache(512)
         """Grammars by the hash of the request."""
         self._memory: LruCache[bytes, int] = LruCache(4096)
         """Bytes of each grammar that a sandbox has tried, by the hash of its text."""
-        self._held: weakref.WeakSet[Constraint] = weakref.WeakSet()
-        self._being_compiled: list[int] = []
-        """Bytes of each grammar that is being compiled."""
+        self._held: weakref.WeakKeyDictionary[Constraint, str] = weakref.WeakKeyDictionary()
+        """The client of each constraint."""
 
     async def start(self) -> None:
         """Start the first sandbox. Raises NotReady, Overloaded."""
@@ -72,49 +75,60 @@ class Grammars:
 
     # --- for the gateway ----------------------------------------------------------------------------------------------
 
-    async def json(self, schema: Mapping[str, Any], *, strict: bool, param: str) -> str:
+    async def json(self, schema: Mapping[str, Any], *, strict: bool, param: str, client: str) -> str:
         """Grammar of the JSON texts that the schema accepts. Raises BadRequest, naming `param`; Overloaded, NotReady."""
-        return await self._make({"schema": schema, "strict": strict, "param": param})
+        return await self._make({"schema": schema, "strict": strict, "param": param}, client)
 
     async def calls(
-        self, functions: Sequence[Function], *, many: bool, param: str, answer: Mapping[str, Any] | None = None
+        self,
+        functions: Sequence[Function],
+        *,
+        many: bool,
+        param: str,
+        client: str,
+        answer: Mapping[str, Any] | None = None,
     ) -> str:
         """Grammar of calls, or of an answer instead; see `node.text.grammar.calls_grammar`. Raises as `json` does."""
         entries = [asdict(function) for function in functions]
-        return await self._make({"functions": entries, "many": many, "param": param, "answer": answer})
+        return await self._make({"functions": entries, "many": many, "param": param, "answer": answer}, client)
 
-    async def _make(self, request: Mapping[str, Any]) -> str:
+    async def _make(self, request: Mapping[str, Any], client: str) -> str:
         check(request, request["param"])
         data = json.dumps(request).encode()
         key = sha256(data).digest()
         if grammar := self._grammars.get(key):
             return grammar
-        grammar = await self._try(data, f"Invalid '{request['param']}': the schema", request["param"])
+        grammar = await self._try(data, f"Invalid '{request['param']}': the schema", request["param"], client)
         if len(grammar) <= _KEPT_TEXT:
             self._grammars.put(key, grammar)
         return grammar
 
     # --- for the driver -----------------------------------------------------------------------------------------------
 
-    async def begin(self, constraints: Constraints, grammar: str, generated: Sequence[int]) -> Constraint:
-        """Create the constraint of a session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
+    async def begin(
+        self, constraints: Constraints, grammar: str, generated: Sequence[int], *, client: str
+    ) -> Constraint:
+        """Create the constraint of a client's session, which must close it. Raises BadRequest, ModelBroken, Overloaded,
         NotReady.
         """
-        memory = max(_MIN_HELD, await self._memory_of(grammar))
+        memory = max(_MIN_HELD, await self._memory_of(grammar, client))
         await self._read_tokenizer(constraints)
-        held = [each.memory for each in self._held if each.memory] + self._being_compiled
-        if sum(held) + memory > MAX_HELD:
-            raise Overloaded(
-                f"The grammars of {len(held)} requests take {format_bytes(sum(held))} of {format_bytes(MAX_HELD)}."
-            )
-        self._being_compiled.append(memory)
-        try:
+        async with self._turns.turn(client):
+            self._check_held(memory, client)
             constraint = await self._compiling.run(constraints.begin, grammar, generated)
-        finally:
-            self._being_compiled.remove(memory)
-        constraint.memory = memory
-        self._held.add(constraint)
+            constraint.memory = memory
+            self._held[constraint] = client
         return constraint
+
+    def _check_held(self, memory: int, client: str) -> None:
+        """Raises Overloaded if a client's grammars would take more than is left for the next client's."""
+        own = sum(each.memory for each, of in self._held.items() if of == client)
+        held = sum(each.memory for each in self._held)
+        if own + memory > MAX_HELD - held:
+            raise Overloaded(
+                f"Your grammars take {format_bytes(own)}, and those of all requests {format_bytes(held)} of "
+                f"{format_bytes(MAX_HELD)}."
+            )
 
     async def _read_tokenizer(self, constraints: Constraints) -> None:
         """Have a sandbox read a model's tokenizer, then this process. One at a time, as some take 0.5 GB."""
@@ -128,18 +142,18 @@ class Grammars:
             except SandboxFailed as error:
                 raise ModelBroken(f"The tokenizer of {constraints.directory.name} can't be used: {error}.") from error
 
-    async def _memory_of(self, grammar: str) -> int:
+    async def _memory_of(self, grammar: str, client: str) -> int:
         """Bytes of the grammar, which may come from another node, after a sandbox has tried it."""
         if len(grammar) > MAX_GRAMMAR:
             raise BadRequest(f"The grammar has {len(grammar):,} characters; {MAX_GRAMMAR:,} are the most.")
         key = sha256(grammar.encode()).digest()
         if self._memory.get(key) is None:
-            await self._try(json.dumps({"grammar": grammar}).encode(), "The grammar", None)
+            await self._try(json.dumps({"grammar": grammar}).encode(), "The grammar", None, client)
         return self._memory.get(key) or 0
 
-    async def _try(self, request: bytes, what: str, param: str | None) -> str:
+    async def _try(self, request: bytes, what: str, param: str | None, client: str) -> str:
         try:
-            reply = json.loads(await self._sandboxes.ask(request))
+            reply = json.loads(await self._sandboxes.ask(request, client))
         except SandboxFailed as error:
             hint = "Make it smaller or simpler."
             raise BadRequest(f"{what} can't be followed: {error}.", hint=hint, param=param) from error

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.core.errors import NotReady, Overloaded, PippinError
+from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.host.memory import used_by
@@ -230,15 +231,14 @@ class Sandbox(asyncio.Protocol):
 
 
 class Sandboxes:
-    """Pool of sandboxes for one job: `most` work at the same time, and a spare one replaces a killed one."""
+    """Pool of sandboxes for one job, fair among clients. A spare one replaces a killed one."""
 
-    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, most: int, max_waiting: int) -> None:
+    def __init__(self, server: SandboxServer, job: str, bounds: Bounds, turns: FairTurns) -> None:
+        """`turns`: how many of them work at the same time, and for whom."""
         self._server = server
         self._job = job
         self._bounds = bounds
-        self._max_waiting = max_waiting
-        self._waiting = 0
-        self._turns = asyncio.Semaphore(most)
+        self._turns = turns
         self._ready: list[Sandbox] = []
         self._starting: asyncio.Task[PippinError | None] | None = None
 
@@ -258,29 +258,19 @@ class Sandboxes:
         self._ready.clear()
         await asyncio.sleep(0)  # their transports close in the next iteration of the loop
 
-    async def ask(self, request: bytes) -> bytes:
-        """Send a request to a sandbox. Cancelling it kills the sandbox. Raises SandboxFailed, Overloaded, NotReady."""
-        if self._waiting >= self._max_waiting:
-            raise Overloaded(f"{self._waiting} requests already wait for a sandbox.")
-        self._waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            return await self._ask(request)
-        finally:
-            self._turns.release()
-
-    async def _ask(self, request: bytes) -> bytes:
-        sandbox = await self._next()
-        try:
-            return await sandbox.ask(request)
-        finally:
-            if sandbox.has_grown:
-                sandbox.end()
-            elif sandbox.alive:
-                self._ready.append(sandbox)
+    async def ask(self, request: bytes, client: str) -> bytes:
+        """Send a request of a client to a sandbox. Cancelling it kills the sandbox. Raises SandboxFailed, Overloaded,
+        NotReady.
+        """
+        async with self._turns.turn(client):
+            sandbox = await self._next()
+            try:
+                return await sandbox.ask(request)
+            finally:
+                if sandbox.has_grown:
+                    sandbox.end()
+                elif sandbox.alive:
+                    self._ready.append(sandbox)
 
     async def _next(self) -> Sandbox:
         while True:

@@ -1,16 +1,17 @@
-"""Encodes a model's texts and chats in a sandbox of the model, for a gateway."""
+"""Encodes a model's texts and chats in sandboxes of the model, for the clients of a gateway."""
 
 import asyncio
 import json
 import marshal
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from node.core.errors import ModelBroken, ModelChanged, Overloaded, error_from, naming
+from node.core.errors import ModelBroken, ModelChanged, error_from, naming
+from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.text.encoder import check_length
 from node.text.sandbox import Bounds, Sandbox, SandboxFailed, SandboxServer
@@ -21,30 +22,125 @@ from node.text.tokenizer_job import TOKENS
 _JOB = "node.text.tokenizer_job:make_job"
 BOUNDS = Bounds(seconds=10.0, memory=2 * 2**30, reply=64 * 2**20)
 """Limits of one request; reading a tokenizer is one. The largest tokenizers take 1 s and 0.5 GB."""
-_MAX_WAITING = 256
+LONG_TEXT = 128 * 2**10
+"""Bytes of a request from which on it goes to the process for long texts: one that is as long takes some 0.1 s."""
+IDLE_S = 300.0
+"""Seconds after which that process is ended if there was no long text: it takes as much memory as the first."""
+_MAX_WAITING = 64
+"""Maximum texts of one client that wait for a process."""
+_AT_ONCE = 2
+"""Threads at work on a model's texts: they compete with the event loop for the GIL."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class SandboxedEncoder:
-    """The encoder of one model. Encodes one text at a time, in order of arrival. Call `open` first."""
+class TokenizerProcess:
+    """One process that has read a model's tokenizer. It encodes one text at a time; clients take turns."""
 
     tokenizer: Tokenizer
-    """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with
-    it."""
+    """The model's tokenizer in this process. It is read once a process has read it within its limits."""
 
-    def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
+    def __init__(self, server: SandboxServer, directory: Path, pool: Pool, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: None if it has not been read."""
         self.pool = pool
-        """Threads for work on long texts that needs no sandbox."""
         self._server = server
         self._directory = directory
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turns = FairTurns("this model's tokenizer", 1, _MAX_WAITING)
         self._loading: asyncio.Task[Sandbox] | None = None
         """The most recent start of the sandbox."""
         self._closed = False
+        if tokenizer:
+            self.tokenizer = tokenizer
 
     @property
     def is_open(self) -> bool:
         return hasattr(self, "tokenizer")
+
+    async def ask(self, request: bytes, client: str) -> list[int]:
+        """Send a request of a client. Raises ModelBroken, ModelChanged, Overloaded, NotReady, and the job's errors."""
+        async with self._turns.turn(client):
+            try:
+                sandbox = await self.ready()
+                try:
+                    reply = await sandbox.ask(request, finish=True)
+                except asyncio.CancelledError:
+                    # Finished even if its client is gone, in its turn: to restart the sandbox would take the others
+                    # longer.
+                    await sandbox.wait_idle()
+                    raise
+            except SandboxFailed as error:
+                if self._closed:
+                    raise self._changed() from error
+                self._start()
+                what = "The model's chat template or tokenizer failed on this text"
+                raise ModelBroken(f"{what}: {error}.") from error
+        return _tokens(reply)
+
+    async def ready(self) -> Sandbox:
+        """The sandbox, once it is idle. Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
+        while not self._closed:
+            loading = self._loading
+            if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
+                loading = self._start()
+            await asyncio.wait([loading])  # not cancelled with the waiting task: the next request needs it
+            sandbox = loading.result()
+            await sandbox.wait_idle()
+            if sandbox.alive:
+                return sandbox
+        raise self._changed()
+
+    def end(self) -> None:
+        """End the sandbox as soon as it has started. The next request starts another one."""
+        if self._loading:
+            self._loading.add_done_callback(_end)
+
+    async def close(self) -> None:
+        """End the sandbox for good. Requests that still wait get ModelChanged."""
+        self._closed = True
+        if self._loading:
+            self.end()  # if this task is cancelled, too
+            await asyncio.wait([self._loading])
+        await asyncio.sleep(0)  # its transport closes in the next iteration of the loop
+
+    def _changed(self) -> ModelChanged:
+        return ModelChanged(f"The model in {self._directory.name} has been closed.", hint="Send the request again.")
+
+    def _start(self) -> asyncio.Task[Sandbox]:
+        self._loading = asyncio.create_task(self._load(), name=f"sandbox of {self._directory.name}")
+        return self._loading
+
+    async def _load(self) -> Sandbox:
+        async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
+            if not self.is_open:
+                self.tokenizer = await self.pool.run(Tokenizer, folder)
+            controls = list(map(tuple, self.tokenizer.control_strings))
+            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
+        return sandbox
+
+
+class TokenizerProcesses:
+    """The processes of one model: one for all texts but long ones, so that none waits for another client's long text,
+    and a second one for these, while there are some. Call `open` first.
+    """
+
+    def __init__(self, server: SandboxServer, directory: Path, pool: Pool) -> None:
+        self._server = server
+        self._directory = directory
+        self._pool = pool
+        self._turns = FairTurns("the threads for this model's texts", _AT_ONCE, _MAX_WAITING)
+        self._first = TokenizerProcess(server, directory, pool)
+        self._for_long: TokenizerProcess | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        """Ends the process for long texts."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._first.is_open
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._first.tokenizer
 
     async def open(self) -> None:
         """Read the tokenizer. Cancelling it does not stop that, as the next request needs the tokenizer, too.
@@ -52,17 +148,53 @@ class SandboxedEncoder:
         Raises ModelBroken if the tokenizer cannot be read within the limits, NotReady.
         """
         try:
-            await self._ready()
+            await self._first.ready()
         except SandboxFailed as error:
             raise ModelBroken(f"The tokenizer of {self._directory.name} can't be used: {error}.") from error
 
     async def close(self) -> None:
-        """End the sandbox. Requests that still wait get ModelChanged."""
-        self._closed = True
-        if self._loading:
-            self._loading.add_done_callback(_end)  # if this task is cancelled, too
-            await asyncio.wait([self._loading])
-        await asyncio.sleep(0)  # its transport closes in the next iteration of the loop
+        """End the processes. Requests that still wait get ModelChanged."""
+        if self._idle:
+            self._idle.cancel()
+        await asyncio.gather(*(each.close() for each in (self._first, self._for_long) if each))
+
+    async def ask(self, request: bytes, client: str) -> list[int]:
+        """See `TokenizerProcess.ask`."""
+        if len(request) < LONG_TEXT:
+            return await self._first.ask(request, client)
+        if self._for_long is None:
+            self._for_long = TokenizerProcess(self._server, self._directory, self._pool, self.tokenizer)
+        try:
+            return await self._for_long.ask(request, client)
+        finally:
+            if self._idle:
+                self._idle.cancel()
+            # A text takes far less, so none is under way when that time has passed since the last one.
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._for_long.end)
+
+    async def work(self, client: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a client's work on a text in a thread. Raises Overloaded, and the exceptions of the function."""
+        async with self._turns.turn(client):
+            return await self._pool.run(function, *args, **kwargs)
+
+
+class SandboxedEncoder:
+    """The encoder of one model, for one client."""
+
+    def __init__(self, processes: TokenizerProcesses, client: str) -> None:
+        self._processes = processes
+        self._client = client
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer in this process: detokenizes, and knows the model's family. Do not encode requests with
+        it.
+        """
+        return self._processes.tokenizer
+
+    async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work on a long text that needs no sandbox in a thread. Raises Overloaded, and the function's exceptions."""
+        return await self._processes.work(self._client, function, *args, **kwargs)
 
     async def encode(
         self, text: str, *, context: int, param: str, bos: bool = True, truncate: bool = False
@@ -99,7 +231,7 @@ class SandboxedEncoder:
         """See `Encoder.encode_chat`; `more` is passed to the template. Raises BadRequest, and as `encode` does."""
         max_token_chars = self.tokenizer.max_token_chars
         if self.tokenizer.template_is_code:
-            segments = await self.pool.run(self.tokenizer.render, messages, tools, **more)
+            segments = await self.work(self.tokenizer.render, messages, tools, **more)
             check_length(sum(len(text) for text, _ in segments), context, max_token_chars, param="messages")
             return await self._ask("encode_segments", context, "messages", segments=list(map(tuple, segments)))
         given = {
@@ -113,53 +245,7 @@ class SandboxedEncoder:
 
     async def _ask(self, name: str, most: int, param: str, **given: Any) -> list[int]:
         """Call a method of the sandbox's job. `most`: maximum tokens of the result."""
-        if self._waiting >= _MAX_WAITING:
-            raise Overloaded(f"{self._waiting} texts already wait for this model's tokenizer.")
-        self._waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            # Finished even if its client disconnects: restarting the sandbox would delay the waiting requests for longer.
-            reply = await (await self._ready()).ask(_request(name, given, most, param), finish=True)
-        except SandboxFailed as error:
-            if self._closed:
-                raise self._changed() from error
-            self._start()
-            what = "The model's chat template or tokenizer failed on this text"
-            raise ModelBroken(f"{what}: {error}.") from error
-        finally:
-            self._turn.release()
-        return _tokens(reply)
-
-    async def _ready(self) -> Sandbox:
-        """The sandbox, once it is idle. Raises SandboxFailed, ModelBroken, ModelChanged, NotReady, Overloaded."""
-        while not self._closed:
-            loading = self._loading
-            if loading is None or (loading.done() and (loading.exception() or not loading.result().alive)):
-                loading = self._start()
-            await asyncio.wait([loading])  # not cancelled with the waiting task: the next request needs it
-            sandbox = loading.result()
-            await sandbox.wait_idle()
-            if sandbox.alive:
-                return sandbox
-        raise self._changed()
-
-    def _changed(self) -> ModelChanged:
-        return ModelChanged(f"The model in {self._directory.name} has been closed.", hint="Send the request again.")
-
-    def _start(self) -> asyncio.Task[Sandbox]:
-        self._loading = asyncio.create_task(self._load(), name=f"sandbox of {self._directory.name}")
-        return self._loading
-
-    async def _load(self) -> Sandbox:
-        async with tokenizer_sandbox(self._server, self._directory) as (sandbox, folder):
-            if not self.is_open:
-                self.tokenizer = await self.pool.run(Tokenizer, folder)
-            controls = list(map(tuple, self.tokenizer.control_strings))
-            _tokens(await sandbox.ask(_request("set_control_strings", {"controls": controls})))
-        return sandbox
+        return await self._processes.ask(_request(name, given, most, param), self._client)
 
 
 @asynccontextmanager

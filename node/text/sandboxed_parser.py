@@ -3,6 +3,7 @@
 import asyncio
 
 from node.core.errors import ModelBroken
+from node.core.fair_turns import FairTurns
 from node.text.sandbox import Bounds, Sandboxes, SandboxFailed, SandboxServer
 
 _JOB = "node.model.json_parser:make_job"
@@ -16,7 +17,7 @@ class SandboxedParser:
 
     def __init__(self, server: SandboxServer) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sandboxes = Sandboxes(server, _JOB, BOUNDS, most=1, max_waiting=_MAX_WAITING)
+        self._sandboxes = Sandboxes(server, _JOB, BOUNDS, FairTurns("JSON to be parsed", 1, _MAX_WAITING))
 
     def __call__(self, request: bytes) -> bytes:
         """Have a request answered. Blocks, so it must not be called by the event loop's own thread.
@@ -24,7 +25,7 @@ class SandboxedParser:
         Raises ModelBroken if the sandbox fails, Overloaded, NotReady.
         """
         try:
-            return asyncio.run_coroutine_threadsafe(self._sandboxes.ask(request), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._sandboxes.ask(request, client=""), self._loop).result()
         except SandboxFailed as error:
             raise ModelBroken(f"Its JSON can't be parsed: {error}.") from error
 

@@ -14,7 +14,7 @@ from node.core.models import ModelDescription, ModelEntry
 from node.core.types import Address, Caller, NodeMetrics
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
-from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder
+from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses
 from node.text.tokenizer import Tokenizer
 from node.text.tokenizer_files import CleanFolder
 
@@ -100,14 +100,14 @@ class FakeBackend:
     def __init__(
         self,
         engine: FakeEngine,
-        encoder: SandboxedEncoder,
+        processes: TokenizerProcesses,
         grammars: Grammars,
         client: RpcClient | None,
         driver: Address,
     ) -> None:
         self._engine = engine
         self.grammars = grammars
-        self._model = OpenModel(MODEL, 8192, encoder, "")
+        self._processes = processes
         self._client = client
         self._driver = driver
 
@@ -120,8 +120,8 @@ class FakeBackend:
     async def describe(self, name: str) -> ModelDescription:
         raise NotImplementedError
 
-    async def open(self, model_id: str) -> OpenModel:
-        return self._model
+    async def open(self, model_id: str, client: str) -> OpenModel:
+        return OpenModel(MODEL, 8192, SandboxedEncoder(self._processes, client), "")
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         if self._client:
@@ -146,7 +146,7 @@ class FakeBackend:
     async def unload(self, name: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+    def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
         raise NotImplementedError
 
     async def remove(self, name: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
-from node.text.sandboxed_encoder import SandboxedEncoder
+from node.text.sandboxed_encoder import TokenizerProcesses
 
 DEMO = ROOT / "node" / "builtin" / "pippin-demo"
 
@@ -44,16 +44,16 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         async with RpcClient() as client:
             api = ApiServer(["127.0.0.1"], 0)
-            grammars, encoder = Grammars(sandboxes), SandboxedEncoder(sandboxes, DEMO, Pools().texts)
-            await encoder.open()
+            grammars, processes = Grammars(sandboxes), TokenizerProcesses(sandboxes, DEMO, Pools().texts)
+            await processes.open()
             remote = client if options.driver else None
-            backend = FakeBackend(engine, encoder, grammars, remote, Address(options.driver))
+            backend = FakeBackend(engine, processes, grammars, remote, Address(options.driver))
             await api.start(create_app(backend))
             say({"port": api.port, "own": own})
             await asyncio.to_thread(sys.stdin.readline)
             await api.stop()
             await grammars.end()
-            await encoder.close()
+            await processes.close()
     sandboxes.close()
     running.cancel()
 

@@ -59,6 +59,9 @@ class ScriptedModel:
         check_length(len(text), context, self.tokenizer.max_token_chars, param=param)
         return await self.pool.run(self.tokenizer.encode, text, bos=bos)
 
+    async def work(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await self.pool.run(function, *args)
+
     async def encode_prediction(self, text: str, *, most: int) -> list[int]:
         return (await self.pool.run(self.tokenizer.encode_prediction, text))[:most]
 
@@ -115,7 +118,7 @@ class ScriptedBackend:
         plain = untagged(name)
         return next((entry for entry in self.models() if plain in (entry.id, f"short-{entry.id}")), None)
 
-    async def open(self, model_id: str) -> ScriptedModel:
+    async def open(self, model_id: str, client: str) -> ScriptedModel:
         if untagged(model_id) != self.model.id:
             raise ModelNotFound(f"The model '{model_id}' does not exist.", param="model")
         return self.model
@@ -215,7 +218,7 @@ class ScriptedBackend:
         del self.loaded[name]
         return {"model": name}
 
-    async def pull(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def pull(self, name: str, client: str) -> AsyncGenerator[dict[str, Any], None]:
         if self.refusal:
             raise self.refusal
         yield {"model": name, "done": 1, "bytes": 4}

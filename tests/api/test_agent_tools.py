@@ -79,7 +79,7 @@ def check(tools, name, arguments):
 async def test_a_named_function_gets_valid_arguments(grammars, drawn, name, function):
     named = {"type": "function", "function": {"name": function}}
     use = use_of(SETS[name], named).tool_use
-    grammar = await make_grammar(grammars, use, None)
+    grammar = await make_grammar(grammars, use, None, "a")
     for seed in range(3):
         check(SETS[name], function, json.loads(drawn.text(grammar, seed)))
 
@@ -87,7 +87,7 @@ async def test_a_named_function_gets_valid_arguments(grammars, drawn, name, func
 @pytest.mark.parametrize("name", SETS)
 async def test_required_calls_are_of_the_tools(grammars, drawn, name):
     use = use_of(SETS[name], "required").tool_use
-    grammar = await make_grammar(grammars, use, None)
+    grammar = await make_grammar(grammars, use, None, "a")
     for seed in range(5):
         for line in drawn.text(grammar, seed).split("\n"):
             call = json.loads(line)
@@ -96,9 +96,9 @@ async def test_required_calls_are_of_the_tools(grammars, drawn, name):
 
 @pytest.mark.parametrize("name", SETS)
 async def test_tools_are_optional_or_beside_a_format(grammars, drawn, name):
-    assert await make_grammar(grammars, use_of(SETS[name], "auto").tool_use, None) == ""
+    assert await make_grammar(grammars, use_of(SETS[name], "auto").tool_use, None, "a") == ""
     body = use_of(SETS[name], "auto", response_format={"type": "json_object"})
-    json.loads(drawn.text(await make_grammar(grammars, body.tool_use, body.json_format), 0).partition("\n")[0])
+    json.loads(drawn.text(await make_grammar(grammars, body.tool_use, body.json_format, "a"), 0).partition("\n")[0])
 
 
 @pytest.mark.parametrize("name", SETS)

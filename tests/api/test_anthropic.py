@@ -225,11 +225,11 @@ async def test_a_stream_waits_for_its_model_with_pings(serve, backend):
     server = await serve(timing=StreamTiming(keepalive_s=0.02))
     opened = backend.open
 
-    async def open_later(model_id):
+    async def open_later(model_id, client):
         if not backend.go_on.is_set():
             await backend.go_on.wait()
             raise NotReady("Still loading.")
-        return await opened(model_id)
+        return await opened(model_id, client)
 
     backend.open = open_later
     async with server.http.post(f"{server.url}/v1/messages", json=body(stream=True)) as response:
@@ -242,9 +242,9 @@ async def test_the_official_client_takes_pings_before_an_answer_and_an_empty_ans
     server = await serve(timing=StreamTiming(keepalive_s=0.02))
     opened, waiting = backend.open, Events.waiting
 
-    async def open_later(model_id):
+    async def open_later(model_id, client):
         await backend.go_on.wait()
-        return await opened(model_id)
+        return await opened(model_id, client)
 
     def ping(self, awaited):
         backend.go_on.set()

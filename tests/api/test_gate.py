@@ -221,12 +221,12 @@ async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkey
     server = await serve(StreamTiming(keepalive_s=0.01))
     loaded, tries = asyncio.Event(), []
 
-    async def opening(model_id, open_model=backend.open):
+    async def opening(model_id, client, open_model=backend.open):
         tries.append(model_id)
         if len(tries) == 1:
             await loaded.wait()
             raise NotReady("still loading")
-        return await open_model(model_id)
+        return await open_model(model_id, client)
 
     monkeypatch.setattr(backend, "open", opening)
     async with server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
@@ -245,7 +245,7 @@ async def test_a_stream_waits_for_its_model_with_comments(serve, backend, monkey
 async def test_a_model_that_does_not_come(serve, backend, monkeypatch):
     asked = asyncio.Event()
 
-    async def opening(model_id):
+    async def opening(model_id, client):
         if asked.is_set():
             await asyncio.sleep(0.05)
         raise NotReady("still loading")

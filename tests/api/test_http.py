@@ -174,7 +174,7 @@ async def test_a_download_is_streamed(server, backend):
 
 
 async def test_a_download_does_not_hold_up_a_node_that_stops(server, backend):
-    async def pull(name):
+    async def pull(name, client):
         for done in range(4):
             yield {"model": name, "done": done, "bytes": 4}
             server.app[IN_FLIGHT].stopping = True
@@ -331,7 +331,7 @@ async def test_a_client_that_hangs_up_waits_for_no_model(serve, backend, monkeyp
     monkeypatch.setattr("api.responses.routes.QUEUED_AFTER_S", 60)
     waiting, over = asyncio.Event(), asyncio.Event()
 
-    async def opening(model_id):
+    async def opening(model_id, client):
         waiting.set()
         try:
             await asyncio.Event().wait()

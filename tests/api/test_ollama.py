@@ -432,7 +432,7 @@ async def test_a_request_without_a_prompt_loads(server, path, stream):
 async def test_a_load_that_takes_long_is_kept_alive(serve, backend, monkeypatch):
     server, opened = await serve(StreamTiming(keepalive_s=0.01)), asyncio.Event()
 
-    async def opening(_):
+    async def opening(_, client):
         await opened.wait()
         return backend.model
 
@@ -461,7 +461,7 @@ async def test_with_a_prompt_the_time_changes_nothing(server):
 
 
 async def test_an_unknown_model_is_no_reason_to_wait(server, monkeypatch):
-    async def missing(name):
+    async def missing(name, client):
         raise ModelNotFound(f"There is no model {name!r} here.", param="model")
 
     monkeypatch.setattr(server.backend, "open", missing)

@@ -391,7 +391,7 @@ class Loading:
         self.loaded, self.waiting, self.open_model = asyncio.Event(), 0, backend.open
         monkeypatch.setattr(backend, "open", self.open)
 
-    async def open(self, model_id):
+    async def open(self, model_id, client):
         self.waiting += 1
         try:
             async with asyncio.timeout(0.05):
@@ -400,7 +400,7 @@ class Loading:
             raise NotReady("It is still loading.") from None
         finally:
             self.waiting -= 1
-        return await self.open_model(model_id)
+        return await self.open_model(model_id, client)
 
 
 @pytest.fixture

@@ -84,6 +84,10 @@ class FakeHub:
         self.stalls: dict[str, int] = {}
         """Files whose next download sends this many bytes, and the rest only when `stalled` is set."""
         self.stalled = threading.Event()
+        self.silent: set[str] = set()
+        """Repositories whose weights send nothing until `stalled` is set; their headers come."""
+        self.silenced = threading.Semaphore(0)
+        """Released by each download that gets nothing."""
         self.sends_parts = True
         """Whether it supports Range."""
         self.status = 200
@@ -151,6 +155,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound", **commit})
         content = files[name]
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Accept-Ranges": "bytes", **commit}
+        is_weights = name.endswith(".safetensors") and f" {self.headers.get('Range')}" != HEADER
+        if repo in hub.silent and is_weights and self.command == "GET":
+            hub.silenced.release()
+            hub.stalled.wait(60)
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if span and hub.sends_parts:
             start, end = int(span[1]), min(int(span[2] or len(content)), len(content) - 1)

@@ -60,17 +60,19 @@ HARMFUL = {
 async def test_harm_is_refused_in_time_and_the_next_grammar_is_there_at_once(grammars, name):
     begun = time.monotonic()
     with pytest.raises(BadRequest, match="Invalid 'response_format': the schema ") as refused:
-        await grammars.json(HARMFUL[name], strict=False, param="response_format")
+        await grammars.json(HARMFUL[name], strict=False, param="response_format", client="a")
     assert refused.value.param == "response_format"
     assert len(refused.value.message) < 700
     assert time.monotonic() - begun < 20
-    assert await grammars.json(PERSON, strict=True, param="x") == json_grammar(PERSON, strict=True, param="x")
+    assert await grammars.json(PERSON, strict=True, param="x", client="a") == json_grammar(
+        PERSON, strict=True, param="x"
+    )
 
 
 async def test_the_limit_of_time_is_an_option_and_named(sandbox_server):
     grammars = Grammars(sandbox_server, seconds=0.2)
     with pytest.raises(BadRequest, match=r"it took more than 0\.2 s") as refused:
-        await grammars.json(HARMFUL["a multiple of a large number"], strict=False, param="x")
+        await grammars.json(HARMFUL["a multiple of a large number"], strict=False, param="x", client="a")
     assert refused.value.hint == "Make it smaller or simpler."
     await grammars.end()
 
@@ -101,18 +103,18 @@ def test_size_is_checked_to_the_letter():
 
 
 async def test_a_grammar_that_was_made_costs_nothing_again(grammars):
-    first = await grammars.json(PERSON, strict=True, param="x")
+    first = await grammars.json(PERSON, strict=True, param="x", client="a")
     await grammars.end()  # the processes are gone, and no new ones start
-    assert await grammars.json(PERSON, strict=True, param="x") is first
+    assert await grammars.json(PERSON, strict=True, param="x", client="a") is first
     assert not grammars._sandboxes._ready
 
 
 async def test_calls_and_answers(grammars):
     functions = [Function("f", PERSON), Function("g", {"type": "object"})]
-    grammar = await grammars.calls(functions, many=True, param="tools", answer=PERSON)
+    grammar = await grammars.calls(functions, many=True, param="tools", client="a", answer=PERSON)
     assert "answer | calls" in grammar
     with pytest.raises(BadRequest, match="Invalid 'tools': the schema") as refused:
-        await grammars.calls([Function("f", {"type": 5})], many=True, param="tools")
+        await grammars.calls([Function("f", {"type": 5})], many=True, param="tools", client="a")
     assert refused.value.param == "tools"
 
 
@@ -142,28 +144,32 @@ async def test_a_driver_compiles_nothing_that_was_not_tried(grammars, constraint
     )  # is no grammar
     for grammar in (*harmful, "start: " + "(" * 100_000, "x" * (MAX_GRAMMAR + 1), "{", ""):
         with pytest.raises(BadRequest):
-            await grammars.begin(constraints, grammar, ())
+            await grammars.begin(constraints, grammar, (), client="a")
     assert compiled == []
-    good = await grammars.json(PERSON, strict=True, param="x")
-    assert (await grammars.begin(constraints, good, ())).allowed(()) is not None
+    good = await grammars.json(PERSON, strict=True, param="x", client="a")
+    assert (await grammars.begin(constraints, good, (), client="a")).allowed(()) is not None
     assert compiled == [good]
 
 
 async def test_grammars_of_all_sessions_have_a_bound_and_make_room_when_they_end(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MAX_HELD", 3 * limits._MIN_HELD)
-    grammar = await grammars.json(PERSON, strict=True, param="x")
-    held = [await grammars.begin(constraints, grammar, ()) for _ in range(3)]
-    with pytest.raises(Overloaded, match="3 requests take"):
-        await grammars.begin(constraints, grammar, ())
-    held.pop().close()
-    held.append(await grammars.begin(constraints, grammar, ()))
+    monkeypatch.setattr(limits, "MAX_HELD", 6 * limits._MIN_HELD)
+    grammar = await grammars.json(PERSON, strict=True, param="x", client="a")
+    held = [await grammars.begin(constraints, grammar, (), client="a") for _ in range(3)]
+    with pytest.raises(Overloaded, match=r"Your grammars take 12\.0 MB, .* 12\.0 MB of 24\.0 MB"):
+        await grammars.begin(constraints, grammar, (), client="a")
+    others = [await grammars.begin(constraints, grammar, (), client=client) for client in "bc"]
+    with pytest.raises(Overloaded):
+        await grammars.begin(constraints, grammar, (), client="b")
+    for each in (held.pop(), *others):
+        each.close()
+    held.append(await grammars.begin(constraints, grammar, (), client="a"))
     assert all(isinstance(each, Constraint) for each in held)
 
 
 async def test_grammars_that_begin_at_once_have_the_same_bound(grammars, constraints, monkeypatch):
-    monkeypatch.setattr(limits, "MAX_HELD", 3 * limits._MIN_HELD)
-    grammar = await grammars.json(PERSON, strict=True, param="x")
-    begun = [grammars.begin(constraints, grammar, ()) for _ in range(5)]
+    monkeypatch.setattr(limits, "MAX_HELD", 6 * limits._MIN_HELD)
+    grammar = await grammars.json(PERSON, strict=True, param="x", client="a")
+    begun = [grammars.begin(constraints, grammar, (), client="a") for _ in range(5)]
     held = await asyncio.gather(*begun, return_exceptions=True)
     assert [type(each) for each in held] == [Constraint] * 3 + [Overloaded] * 2
 
@@ -176,8 +182,8 @@ async def test_sessions_that_begin_at_once_have_the_tokenizer_read_once(grammars
         return tokenizer_sandbox(server, directory)
 
     monkeypatch.setattr(limits, "tokenizer_sandbox", watched)
-    grammar = await grammars.json(PERSON, strict=True, param="x")
-    await asyncio.gather(*(grammars.begin(constraints, grammar, ()) for _ in range(5)))
+    grammar = await grammars.json(PERSON, strict=True, param="x", client="a")
+    await asyncio.gather(*(grammars.begin(constraints, grammar, (), client="a") for _ in range(5)))
     assert read == [DEMO]
 
 
@@ -244,8 +250,8 @@ def test_any_schema_is_made_or_refused_and_can_be_followed(sandbox_server, const
 
 async def follow(grammars, constraints, schema, strict, choose):
     try:
-        grammar = await grammars.json(schema, strict=strict, param="x")
-        constraint = await grammars.begin(constraints, grammar, ())
+        grammar = await grammars.json(schema, strict=strict, param="x", client="a")
+        constraint = await grammars.begin(constraints, grammar, (), client="a")
         tokens = []
         while len(tokens) < 40 and (bits := constraint.allowed(tokens)):
             allowed = [token for token in range(len(bits) * 8) if bits[token // 8] >> token % 8 & 1]

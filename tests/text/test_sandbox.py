@@ -17,6 +17,7 @@ import pytest
 
 import node
 from node.core.errors import NotReady, Overloaded
+from node.core.fair_turns import FairTurns
 from node.host import memory
 from node.text.sandbox import Bounds, Sandbox, Sandboxes, SandboxFailed, SandboxServer
 from node.text.sandbox_server import START, START_REPLY
@@ -57,7 +58,7 @@ async def make(sandbox_server):
     made = []
 
     def make(bounds=BOUNDS, most=2, max_waiting=10, job=JOB):
-        made.append(Sandboxes(sandbox_server, job, bounds, most, max_waiting))
+        made.append(Sandboxes(sandbox_server, job, bounds, FairTurns("work", most, max_waiting)))
         return made[-1]
 
     yield make
@@ -137,7 +138,7 @@ async def test_a_process_that_has_ended_unseen(start, sandbox_server):
 async def test_a_start_that_fails_is_no_fault_of_who_asks(make):
     sandboxes = make(job="tests.text.sandbox_jobs:make_nothing")
     with pytest.raises(NotReady, match="could not be started"):
-        await sandboxes.ask(b"hello")
+        await sandboxes.ask(b"hello", "a")
 
 
 async def test_signals_for_all_processes_are_for_the_node(start, sandbox_server):
@@ -181,21 +182,21 @@ async def test_the_next_one_stands_by_when_one_is_killed(make):
     await sandboxes.start()
     for _ in range(3):
         with pytest.raises(SandboxFailed):
-            await sandboxes.ask(b"loop")
+            await sandboxes.ask(b"loop", "a")
         assert any(each.alive for each in sandboxes._ready)
-        assert await sandboxes.ask(b"hello") == b"hello"
+        assert await sandboxes.ask(b"hello", "a") == b"hello"
 
 
 async def test_no_more_work_at_once_than_is_said_and_who_hangs_up_makes_room(make):
     sandboxes = make(most=2, max_waiting=3)
-    busy = [asyncio.create_task(sandboxes.ask(b"loop")) for _ in range(2)]
-    waiting = [asyncio.create_task(sandboxes.ask(b"hello")) for _ in range(3)]
+    busy = [asyncio.create_task(sandboxes.ask(b"loop", "a")) for _ in range(2)]
+    waiting = [asyncio.create_task(sandboxes.ask(b"hello", "a")) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await sandboxes.ask(b"hello")
+        await sandboxes.ask(b"hello", "a")
     waiting.pop().cancel()
     await asyncio.sleep(0.05)
-    waiting.append(asyncio.create_task(sandboxes.ask(b"hello")))
+    waiting.append(asyncio.create_task(sandboxes.ask(b"hello", "a")))
     await asyncio.sleep(0)
     for task in busy:
         task.cancel()
@@ -204,9 +205,9 @@ async def test_no_more_work_at_once_than_is_said_and_who_hangs_up_makes_room(mak
 
 async def test_a_process_that_has_grown_is_not_asked_again(make):
     sandboxes = make(most=1)
-    little = int(await sandboxes.ask(b"keep 1000"))
+    little = int(await sandboxes.ask(b"keep 1000", "a"))
     assert little in [each._process for each in sandboxes._ready]
-    much = int(await sandboxes.ask(b"keep 30000000"))
+    much = int(await sandboxes.ask(b"keep 30000000", "a"))
     assert much not in [each._process for each in sandboxes._ready]
     await gone(much)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import shutil
 import threading
 import time
@@ -9,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChanged
+from node.core.errors import BadRequest, ContextExceeded, ModelBroken, ModelChanged, Overloaded
 from node.core.pool import Pool
 from node.text import sandboxed_encoder as limits
-from node.text.sandboxed_encoder import SandboxedEncoder
+from node.text.sandboxed_encoder import SandboxedEncoder, TokenizerProcesses
 from tests.text.test_constraint import DEMO
 
 MB = 2**20
@@ -49,14 +50,14 @@ async def opened(sandbox_server):
     made = []
 
     async def opened(directory):
-        encoder = SandboxedEncoder(sandbox_server, directory, Pool("text", 2, 10))
-        made.append(encoder)
-        await encoder.open()
-        return encoder
+        processes = TokenizerProcesses(sandbox_server, directory, Pool("text", 2, 10))
+        made.append(processes)
+        await processes.open()
+        return SandboxedEncoder(processes, "a")
 
     yield opened
-    for encoder in made:
-        await encoder.close()
+    for processes in made:
+        await processes.close()
 
 
 async def test_tokens_are_those_of_the_tokenizer(opened):
@@ -231,11 +232,11 @@ async def test_who_asks_what_is_closed_is_to_ask_again_and_starts_no_process(ope
     encoder = await opened(files(template=LOOP))
     asking = [asyncio.create_task(encoder.encode_chat(HELLO, None, {}, context=2048)) for _ in range(3)]
     await asyncio.sleep(0.1)
-    await encoder.close()
+    await encoder._processes.close()
     for each in asking:
         with pytest.raises(ModelChanged):
             await each
-    assert not encoder._loading.result().alive
+    assert not encoder._processes._first._loading.result().alive
 
 
 async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(opened, files):
@@ -250,12 +251,65 @@ async def test_a_tokenizer_that_is_read_again_and_again_takes_no_more_threads(op
 
 async def test_a_text_whose_client_has_gone_is_finished_and_the_next_waits_for_it(opened):
     encoder = await opened(DEMO)
-    sandbox = encoder._loading.result()
+    sandbox = encoder._processes._first._loading.result()
     asking = asyncio.create_task(encoder.encode("Hello " * 2000, context=20_000, param="x"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait([asking])
     assert await encoder.encode("Hi", context=10, param="x") == encoder.tokenizer.encode("Hi")
-    assert encoder._loading.result() is sandbox
+    assert encoder._processes._first._loading.result() is sandbox
     assert sandbox.alive
+
+
+LONG = "Hello " * (limits.LONG_TEXT // 6)
+
+
+async def test_no_text_waits_for_another_clients_long_ones(opened):
+    encoder = await opened(DEMO)
+    asking = [asyncio.create_task(encoder.encode(3 * LONG, context=10**6, param="x")) for _ in range(5)]
+    other = SandboxedEncoder(encoder._processes, "b")
+    await other.encode(LONG, context=10**6, param="x")
+    assert sum(each.done() for each in asking) <= 1, "clients take turns"
+    for _ in range(10):
+        assert await other.encode("Hi", context=10, param="x") == encoder.tokenizer.encode("Hi")
+    assert not all(each.done() for each in asking)
+    for each in asking[1:]:
+        each.cancel()
+    assert len(await asking[0]) == len(encoder.tokenizer.encode(3 * LONG))
+
+
+async def test_the_process_for_long_texts_ends_when_there_are_none(opened, monkeypatch):
+    monkeypatch.setattr(limits, "IDLE_S", 0.1)
+    encoder = await opened(DEMO)
+    for _ in range(2):
+        assert await encoder.encode(LONG, context=10**6, param="x") == encoder.tokenizer.encode(LONG)
+        sandbox = encoder._processes._for_long._loading.result()
+        async with asyncio.timeout(30):
+            while sandbox.alive:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+    assert encoder._processes._first._loading.result().alive
+
+
+async def test_one_client_may_have_many_texts_waiting_and_another_one_too(opened, monkeypatch):
+    monkeypatch.setattr(limits, "_MAX_WAITING", 2)
+    encoder = await opened(DEMO)
+    asking = [asyncio.create_task(encoder.encode("Hi", context=10, param="x")) for _ in range(5)]
+    others = [asyncio.create_task(SandboxedEncoder(encoder._processes, "b").encode("Hi", context=10, param="x"))]
+    told = await asyncio.gather(*asking, *others, return_exceptions=True)
+    assert [type(each) for each in told] == [list] * 3 + [Overloaded] * 2 + [list]
+
+
+async def test_tokens_are_those_of_the_tokenizer_on_both_sides_of_the_border(opened, monkeypatch):
+    monkeypatch.setattr(limits, "LONG_TEXT", 150)
+    encoder = await opened(DEMO)
+    control = encoder.tokenizer.control_strings[0].text
+    seeded = random.Random(1)
+    for _ in range(300):
+        parts = ("Hello", " there", "\n", "  ", "é", "日本", "\U0001f600", "12", "a" * 40, control, "\0", "'ll")
+        text = "".join(seeded.choices(parts, k=seeded.randrange(40)))
+        assert await encoder.encode(text, context=10**6, param="x") == encoder.tokenizer.encode(text)
+        messages = [{"role": "user", "content": text}]
+        expected = encoder.tokenizer.encode_chat(messages, None)
+        assert await encoder.encode_chat(messages, None, {}, context=10**6) == expected
+    assert encoder._processes._for_long is not None

@@ -113,10 +113,10 @@ def gateway(*patterns: str) -> tuple[Gateway, list[str]]:
 async def test_the_gateway_opens_nothing_else() -> None:
     opened, asked = gateway("mlx-community/*")
     with pytest.raises(ModelNotAllowed, match="mini-1"):
-        await opened.open("org/held")
+        await opened.open("org/held", "a")
     assert asked == []
     with pytest.raises(NotImplementedError):
-        await opened.open(HELD)
+        await opened.open(HELD, "a")
     assert asked == [HELD]
 
 

@@ -1,6 +1,7 @@
 """Fetching and deleting models for users."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,13 +22,20 @@ class Parts:
         self.go_on = asyncio.Event()
         self.removed = 0
 
-    async def find(self, _: str) -> ModelSpec:
-        return SPEC
+        self.fetching: list[str] = []
+        """Models that are being fetched, in the order in which their fetches began."""
 
-    async def of_shard(self, shard: Any, *, ends: bool, progress: Any) -> None:
+    async def find(self, model: str) -> ModelSpec:
+        return replace(SPEC, id=model)
+
+    async def of_shard(self, shard: Any, *, ends: bool, progress: Any, downloads: Any) -> None:
         assert (shard.start, shard.end, ends) == (0, 2, True)
         progress(Download(1, 2))
-        await self.go_on.wait()
+        self.fetching.append(shard.model)
+        try:
+            await self.go_on.wait()
+        finally:
+            self.fetching.remove(shard.model)
 
     def remove(self, _: str) -> int:
         self.removed += 1
@@ -42,7 +50,7 @@ async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch:
     parts: Any = Parts()
     used: set[str] = set()
     disk = Disk(parts, parts, parts, Pools(), lambda: used, lambda: None)
-    first, second = disk.pull("org/m"), disk.pull("org/m")
+    first, second = disk.pull("org/m", "a"), disk.pull("org/m", "b")
     assert (await anext(first), await anext(second)) == ((50, 100), (50, 100))
     await second.aclose()
     with pytest.raises(ModelBusy, match="is fetching org/m"):
@@ -55,3 +63,36 @@ async def test_a_model_that_is_being_fetched_or_used_is_not_deleted(monkeypatch:
     assert not parts.removed
     used.clear()
     assert await disk.remove("org/m") == 100
+
+
+async def test_two_models_are_fetched_at_once_and_each_client_has_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.gateway.disk.TELL_S", 0.01)
+    monkeypatch.setattr("node.gateway.disk.TURN_S", 0.05)
+    parts: Any = Parts()
+    disk = Disk(parts, parts, parts, Pools(), tuple, lambda: None)
+    ended: list[str] = []
+
+    async def pull(model: str, client: str) -> None:
+        async for _ in disk.pull(model, client):
+            pass
+        ended.append(model)
+
+    async def until(*clients: str) -> None:
+        async with asyncio.timeout(30):
+            while sorted(model[0] for model in parts.fetching) != sorted(clients):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+
+    pulls = {model: asyncio.create_task(pull(model, model[0])) for model in ("a1", "a2", "a3", "a4")}
+    await until("a", "a")
+    pulls["b1"] = asyncio.create_task(pull("b1", "b"))
+    await until("a", "b")
+    pulls["c1"] = asyncio.create_task(pull("c1", "c"))
+    for clients in (("b", "c"), ("a", "c"), ("a", "b")):
+        await until(*clients)
+    pulls["b1"].cancel()
+    pulls["c1"].cancel()
+    await until("a", "a")
+    parts.go_on.set()
+    await asyncio.wait(pulls.values())
+    assert sorted(ended) == ["a1", "a2", "a3", "a4"]
+    assert not parts.fetching

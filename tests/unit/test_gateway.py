@@ -25,6 +25,7 @@ from node.core.types import (
 )
 from node.gateway.gateway import Gateway, _Opened
 from node.text.sandbox import SandboxServer
+from node.text.sandboxed_encoder import SandboxedEncoder
 from tests.text.test_constraint import DEMO
 
 
@@ -82,9 +83,9 @@ async def test_who_hangs_up_while_a_tokenizer_is_read_leaves_no_process(gateway,
         await asyncio.sleep(0.01)
         opening.cancel()
         await asyncio.wait([opening])
-    encoder = (await gateway._opened(ring("a"))).encoder
-    assert (await gateway._opened(ring("a"))).encoder is encoder
-    assert await encoder.encode("Hi", context=10, param="x")
+    found = await gateway._opened(ring("a"))
+    assert await gateway._opened(ring("a")) is found
+    assert await SandboxedEncoder(found.processes, "a").encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
 
@@ -93,8 +94,8 @@ async def test_a_model_that_is_served_no_more_or_anew_has_no_process(gateway, pr
         await gateway._opened(each)
     await until(lambda: processes() == 2)
     gateway._agent.placement = Placement(rings=(ring("c"),))
-    encoder = (await gateway._opened(ring("c"))).encoder
-    assert await encoder.encode("Hi", context=10, param="x")
+    found = await gateway._opened(ring("c"))
+    assert await SandboxedEncoder(found.processes, "a").encode("Hi", context=10, param="x")
     await until(lambda: processes() == 1)
 
 

@@ -3,14 +3,16 @@
 import asyncio
 import hashlib
 import random
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from node.core.errors import PeerUnavailable
 from node.core.model_files import File
 from node.core.models import HeldModel
-from node.core.pool import Pools
+from node.core.pool import Pool, Pools
 from node.core.types import Address
 from node.model import gathering as module
 from node.model.gathering import Gathering
@@ -58,8 +60,8 @@ def client() -> Client:
     return Client()
 
 
-def gathering(client, target, refused):
-    return Gathering(client, Pools(), HeldModel("org/model", "c" * 40), lambda: target, refused)
+def gathering(client, target, refused, pools=None):
+    return Gathering(client, pools or Pools(), HeldModel("org/model", "c" * 40), lambda: target, refused)
 
 
 async def gathered(client, tmp_path, *peers, file=FILE, refused=None):
@@ -162,3 +164,13 @@ async def test_a_file_that_another_load_fetches_is_waited_for(client, tmp_path):
     async with asyncio.timeout(30):
         await asyncio.gather(*(gathered(client, tmp_path, A, B) for _ in range(2)))
     assert is_once(client)
+
+
+async def test_files_come_from_peers_while_all_downloads_from_the_hub_are_slow(client, tmp_path):
+    pools, go_on = replace(Pools(), downloads=Pool("download", 1, 9), pulls=Pool("pull", 1, 9)), threading.Event()
+    slow = [asyncio.ensure_future(pool.run(go_on.wait, 60)) for pool in (pools.downloads, pools.pulls) for _ in "12"]
+    async with asyncio.timeout(30):
+        assert await gathering(client, tmp_path, set(), pools).gather({FILE: [A]}, lambda _: None)
+    assert not any(each.done() for each in slow)
+    go_on.set()
+    await asyncio.gather(*slow)

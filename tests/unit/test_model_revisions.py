@@ -222,8 +222,8 @@ async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
     rings = [Ring(f"r{revision}", "m", (StageSpec("me", 0, 1),), 9, 1, revision=revision) for revision in (OLD, NEW)]
     monkeypatch.setattr("node.gateway.router.usable_rings", lambda *_: rings)
     router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None, None)
-    assert await router.wait_for_rings("m", 1, OLD) == rings[:1]
-    assert await router.wait_for_rings("m", 1) == rings
+    assert await router.wait_for_rings("m", 1, "a", OLD) == rings[:1]
+    assert await router.wait_for_rings("m", 1, "a") == rings
     assert router.usable_rings("m", NEW) == rings[1:]
     with pytest.raises(ModelChanged, match="Send the request again"):
-        await router.wait_for_rings("m", 1, "local-0")
+        await router.wait_for_rings("m", 1, "a", "local-0")

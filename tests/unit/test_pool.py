@@ -113,6 +113,33 @@ async def test_jobs_of_hours_do_not_make_a_pool_stuck(blocked):
     await job
 
 
+async def test_a_pool_is_full_once_a_job_has_waited_for_long(blocked, monkeypatch):
+    pools = replace(Pools(), downloads=Pool("download", 1, 10))
+    running = asyncio.ensure_future(pools.downloads.run(blocked))
+    await blocked.running(1)
+    monkeypatch.setattr("node.core.pool.FULL_S", 0.0)
+    monkeypatch.setattr(Pool, "waiting_s", lambda pool, waits=Pool.waiting_s: waits(pool) or -1.0)
+    assert pools.full() == [], "its thread is busy, but nothing waits"
+    waiting = asyncio.ensure_future(pools.downloads.run(blocked))
+    await asyncio.sleep(0)
+    ((name, seconds),) = pools.full()
+    assert name == "download"
+    monkeypatch.setattr("node.core.pool.FULL_S", seconds + 3600)
+    assert pools.full() == []
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert pools.downloads.waiting_s() == -1.0
+    blocked.go_on.set()
+    await running
+
+
+async def test_no_pool_of_the_node_is_forgotten():
+    pools = Pools()
+    assert {pool.name for pool in pools._all()} == {
+        *("text", "file", "upkeep", "offer", "hub", "download", "pull", "write")
+    }
+
+
 @pytest.mark.parametrize("error", [StopIteration(3), GeneratorExit(), SystemExit(1)])
 async def test_no_exception_leaves_who_waits_for_a_job_waiting(error: BaseException) -> None:
     def fail() -> None:

@@ -31,7 +31,7 @@ async def test_a_refusal_says_how_far_the_load_is() -> None:
     agent = SimpleNamespace(view=lambda: ClusterView("id-a", 1, "id-a", (peer,), Placement()))
     router = Router(agent, *[None] * 4)  # type: ignore[arg-type]
     with pytest.raises(NotReady) as refused:
-        await router.wait_for_rings("m", 0.0)
+        await router.wait_for_rings("m", 0.0, "a")
     assert str(refused.value) == (
         "m is still loading after 0 s. "
         "mini-1 has fetched 26 % of layers 0-21 of m: 1.0 of 3.9 GB, 80.0 MB/s, 37 s left. "
