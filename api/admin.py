@@ -15,11 +15,14 @@ from node.core.errors import ShuttingDown
 
 
 async def health(env: Env, request: web.Request) -> web.Response:
-    """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests."""
+    """Answer 503 while the node is stopping or stuck, so that a load balancer sends it no more requests.
+
+    One where some work waits for long ("full") serves the models that are loaded.
+    """
     answer = env.backend.health()
     if request.app[IN_FLIGHT].stopping:
         answer["status"] = "stopping"
-    return web.json_response(answer, status=200 if answer["status"] == "ok" else 503)
+    return web.json_response(answer, status=503 if answer["status"] in ("stopping", "stuck") else 200)
 
 
 async def version(_request: web.Request) -> web.Response:

@@ -29,7 +29,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.unreached import Unreached
 from node.core.addresses import join_host_port
 from node.core.errors import PippinError
-from node.core.health import gpu_failed
+from node.core.health import gpu_failed, pool_full
 from node.core.logs import RecentLines
 from node.core.models import Alias, DraftChoice, Preset
 from node.core.pool import Pools
@@ -414,7 +414,7 @@ class Daemon:
         return (gpu_failed(self._options.name, faults.count, faults.last.message),) if faults.last else ()
 
     async def _issues(self) -> tuple[Issue, ...]:
-        """Issues of this machine and of this node's options. May wait for a disk."""
+        """Issues of this machine, of this node's options and of its threads. May wait for a disk."""
         look = partial(
             examine,
             denied=self._catalogue.denied,
@@ -422,7 +422,8 @@ class Daemon:
             unreached=self._unreached.find(),
         )
         found = await self._pools.upkeep.run(look, self._options.name, self._catalogue.folders)
-        return *self._facts.issues, *found
+        full = (pool_full(self._options.name, *each) for each in self._pools.full())
+        return *self._facts.issues, *found, *full
 
     def _other_secret(self) -> tuple[PeerView, ...]:
         """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""

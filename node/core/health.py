@@ -63,6 +63,7 @@ class Code(StrEnum):
     NODE_UNREACHABLE = "node-unreachable"
     FIREWALL = "firewall"
     SLOW_BLAS = "slow-blas"
+    POOL_FULL = "pool-full"
 
 
 def _sentence(text: str) -> str:
@@ -270,6 +271,15 @@ def slow_blas(node: str, library: str) -> Issue:
     install = "" if library else "`apt install libblis4-pthread`, then "
     found = library or "/usr/lib/$(uname -m)-linux-gnu/blis-pthread/libblas.so.3"
     return Issue(Code.SLOW_BLAS, Severity.INFO, text, f"Start it with a tuned one: {install}`LD_PRELOAD={found} node`.")
+
+
+def pool_full(node: str, pool: str, seconds: float) -> Issue:
+    """`pool`: the purpose of its threads."""
+    text = f"On {node}, work has waited for a {pool} thread for {seconds:.0f} s: all of them are busy."
+    hint = (
+        "Wait, or find in its log who sends so much. If that repeats, give clients API keys, or restrict --allow-model."
+    )
+    return Issue(Code.POOL_FULL, Severity.WARNING, text, hint)
 
 
 def _layers(load: StageReport) -> str:

@@ -179,7 +179,10 @@ class Gateway:
         stuck = self._pools.stuck()
         stuck += ["grammar"] if self.grammars.is_stuck else []
         stuck += ["sandbox"] if self._sandboxes.has_ended else []
-        state = {"status": "stuck", "stuck": stuck} if stuck else {"status": "ok"}
+        full = [name for name, _ in self._pools.full()]
+        state: dict[str, Any] = {"status": "full", "full": full} if full else {"status": "ok"}
+        if stuck:
+            state = {"status": "stuck", "stuck": stuck}
         warnings = {issue["code"] for issue in self.status()["warnings"] if issue["severity"] != Severity.INFO}
         return {**state, "node": self._agent.info.name, "models": sorted(ready), "warnings": sorted(warnings)}
 

@@ -194,6 +194,12 @@ async def test_the_files_of_a_model_are_removed(server, backend):
         assert (response.status, (await response.json())["error"]["code"]) == (409, "model_busy")
 
 
+async def test_health_is_200_while_work_waits_for_threads(server):
+    server.backend.state = "full"
+    async with server.http.get(f"{server.url}/health") as response:
+        assert (response.status, await response.json()) == (200, {"status": "full"})
+
+
 async def test_health_is_503_while_the_node_is_stuck(server):
     server.backend.state = "stuck"
     async with server.http.get(f"{server.url}/health") as response:

@@ -160,3 +160,8 @@ async def test_the_log_of_this_node_and_of_others(gateway):
         assert [part async for part in gateway.log(name, 1, follow=False)] == [["two"]]
     with pytest.raises(NodeNotFound, match="No node is named 'n2'"):
         gateway.log("n2", 1, follow=False)
+
+
+async def test_health_names_the_threads_for_which_work_waits(gateway, monkeypatch):
+    monkeypatch.setattr(Pools, "full", lambda _: [("download", 31.0)])
+    assert gateway.health() == {"status": "full", "full": ["download"], "node": "n1", "models": [], "warnings": []}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of
+from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of, pool_full
 from node.core.types import (
     PROCESS_ENDED,
     ClusterView,
@@ -254,3 +254,10 @@ def test_a_gpu_that_has_failed(count: int, times: str) -> None:
 def test_every_code_is_provoked_in_a_test():
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [code.name for code in Code if f"Code.{code.name}" not in tests] == []
+
+
+def test_a_purpose_whose_threads_are_all_busy_is_a_warning():
+    found = pool_full("mini-1", "download", 31.4)
+    assert (found.code, found.severity) == (Code.POOL_FULL, Severity.WARNING)
+    assert found.text == "On mini-1, work has waited for a download thread for 31 s: all of them are busy."
+    assert found.hint

@@ -117,18 +117,17 @@ async def test_a_pool_is_full_once_a_job_has_waited_for_long(blocked, monkeypatc
     pools = replace(Pools(), downloads=Pool("download", 1, 10))
     running = asyncio.ensure_future(pools.downloads.run(blocked))
     await blocked.running(1)
-    monkeypatch.setattr("node.core.pool.FULL_S", 0.0)
-    monkeypatch.setattr(Pool, "waiting_s", lambda pool, waits=Pool.waiting_s: waits(pool) or -1.0)
+    monkeypatch.setattr("node.core.pool.FULL_S", 1e-9)
     assert pools.full() == [], "its thread is busy, but nothing waits"
     waiting = asyncio.ensure_future(pools.downloads.run(blocked))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     ((name, seconds),) = pools.full()
     assert name == "download"
     monkeypatch.setattr("node.core.pool.FULL_S", seconds + 3600)
     assert pools.full() == []
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert pools.downloads.waiting_s() == -1.0
+    assert pools.downloads.waiting_s() == 0
     blocked.go_on.set()
     await running
 
