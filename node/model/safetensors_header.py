@@ -15,6 +15,8 @@ Entry = tuple[str, str, tuple[int, ...], int]
 
 MAX_TENSORS = 2**19
 """Maximum tensors of a model; the largest ones have some 210,000."""
+MAX_TENSORS_OF_FILE = 2**15
+"""Maximum tensors of one file. MLX makes all of them at once and lets no other thread run meanwhile: for a second with so many."""
 _MAX_NAME = 1_000
 _MAX_AXES = 16
 
@@ -61,8 +63,8 @@ def parse_header(raw: bytes, file: str) -> tuple[dict[str, Entry], int]:
     for name, entry in json.loads(raw).items():
         if name == "__metadata__":
             continue
-        if len(tensors) == MAX_TENSORS:
-            raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
+        if len(tensors) == MAX_TENSORS_OF_FILE:
+            raise ValueError(f"it has more than {MAX_TENSORS_OF_FILE:,} tensors")
         _, dtype, shape, nbytes = tensors[name] = make_entry(file, name, entry["dtype"], entry["shape"])
         begin, end = entry["data_offsets"]
         if not type(begin) is type(end) is int or begin < 0 or end - begin != nbytes:

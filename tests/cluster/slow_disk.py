@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from node.__main__ import main
-from node.model import transfer
+from node.model.sending import Sender
 
 GATE, LOG = Path(sys.argv[1]), Path(sys.argv[2])
-read = transfer.read
+read = Sender.read
 
 
-def slowly(directory: Path, name: str, offset: int = 0, length: int = 0) -> Iterator[tuple[bytes, str]]:
-    chunks = read(directory, name, offset, length)
+def slowly(
+    sender: Sender, directory: Path, name: str, offset: int = 0, length: int = 0
+) -> Iterator[tuple[bytes, str]]:
+    chunks = read(sender, directory, name, offset, length)
     if not name.endswith(".safetensors"):
         return chunks
     with LOG.open("a") as log:
@@ -30,6 +32,6 @@ def _until_gate(chunks: Iterator[tuple[bytes, str]]) -> Iterator[tuple[bytes, st
     yield from chunks
 
 
-transfer.read = slowly
+Sender.read = slowly  # type: ignore[method-assign]
 del sys.argv[1:3]
 sys.exit(main())

@@ -9,22 +9,26 @@ from pathlib import Path
 import pytest
 
 from node.model.file_names import DESCRIPTION
+from node.model.safetensors_header import MAX_TENSORS_OF_FILE
 from tests.cluster.test_bad_input import BUILTIN
 from tests.conftest import GONE, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
 
-def with_header(directory: Path, megabytes: int) -> bytes:
-    """A model of very many empty tensors; returns its header."""
+def with_headers(directory: Path, files: int) -> list[bytes]:
+    """A model of very many empty tensors, as many in each file as may be; returns its headers."""
     directory.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUILTIN / name, directory)
-    entry = '"model.layers.0.mlp.experts.{:06d}.up_proj.weight":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
-    count = megabytes * 2**20 // len(entry.format(0) + ",")
-    header = f"{{{','.join(map(entry.format, range(count)))}}}".encode()
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    return header
+    entry = '"model.layers.{}.mlp.experts.{:06d}.up_proj.weight":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    headers = []
+    for file in range(files):
+        entries = ",".join(entry.format(file, number) for number in range(MAX_TENSORS_OF_FILE))
+        headers.append(f"{{{entries}}}".encode())
+        name = f"model-{file + 1:05d}-of-{files:05d}.safetensors"
+        (directory / name).write_bytes(len(headers[-1]).to_bytes(8, "little") + headers[-1])
+    return headers
 
 
 def seconds_of(call) -> float:
@@ -33,13 +37,14 @@ def seconds_of(call) -> float:
     return time.perf_counter() - began
 
 
-def test_a_large_header_delays_nobody(tmp_path: Path) -> None:
-    header = with_header(tmp_path / "models" / "large", 20)
+def test_large_headers_delay_nobody(tmp_path: Path) -> None:
+    headers = with_headers(tmp_path / "models" / "large", 7)
+    assert sum(map(len, headers)) > 20e6
     with running_cluster(tmp_path) as cluster:
         holder, other = cluster.launch("--models-dir", str(tmp_path / "models")), cluster.launch()
         cluster.agreed(holder.started(), other.started())
         until(lambda: "large" in holder.get("/v1/models").body.decode(), 60, "the model is found")
-        alone = min(seconds_of(lambda: json.loads(header)) for _ in range(2))
+        alone = min(seconds_of(lambda: [json.loads(header) for header in headers]) for _ in range(2))
         times, ended = [], threading.Event()
 
         def ask() -> None:

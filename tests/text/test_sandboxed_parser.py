@@ -63,13 +63,13 @@ async def test_what_is_wrong_is_told(sandboxed, raw):
 
 
 async def test_more_tensors_than_any_model_has(sandboxed, monkeypatch):
-    monkeypatch.setattr("node.model.safetensors_header.MAX_TENSORS", 100)
+    monkeypatch.setattr("node.model.safetensors_header.MAX_TENSORS_OF_FILE", 100)
     with pytest.raises(ValueError, match="more than 100 tensors"):
         JsonParser().header(HEADER, "model.safetensors")
 
 
 async def test_a_sandbox_that_fails_is_an_error_of_the_model(sandboxed, monkeypatch):
-    async def ask(_request):
+    async def ask(_request, *, client):
         raise node_sandbox.SandboxFailed("it took more than 60 s")
 
     from node.text import sandbox as node_sandbox

@@ -23,6 +23,7 @@ from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 
 if TYPE_CHECKING:
+    from node.engine.faults import Faults
     from tests.sim.world.machine import Process
 
 LAYERS = 4
@@ -112,6 +113,8 @@ class FakeLeftover:
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
+        self.faults = 0
+        """No device fails in this world."""
 
     @property
     def nbytes(self) -> int:
@@ -292,7 +295,7 @@ class FakeStage:
 class FakeRunner:
     """In place of node.engine.runner.Runner."""
 
-    def __init__(self, stage: FakeStage, directory: Any) -> None:
+    def __init__(self, stage: FakeStage, directory: Any, _faults: Faults) -> None:
         self._stage = stage
         self._seen = -1
         """The number of the last frame."""
