@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ def read_sampling(directory: Path) -> dict[str, float]:
     try:
         given = json.loads(path.read_text("utf-8")) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelBroken(f"{path} cannot be read: {error}") from error
+        raise ModelBroken(f"{path.name} of {directory.name} cannot be read: {naming(error, directory)}") from error
     proposed = {name: given[name] for name in RANGES if given.get(name) is not None} if isinstance(given, dict) else {}
     if absurd := {name: value for name, value in proposed.items() if not in_range(name, value)}:
-        log.warning("%s: ignored %.200s, which no request may have", path, absurd)
+        _tell_once(path, f"{absurd!r:.200}")
     return {name: value for name, value in proposed.items() if name not in absurd}
+
+
+@lru_cache(maxsize=256)
+def _tell_once(path: Path, absurd: str) -> None:
+    """A model's small files are read again for each client that asks what it is."""
+    log.warning("%s: ignored %s, which no request may have", path, absurd)
 
 
 def read_template(directory: Path, parser: JsonParser) -> str:

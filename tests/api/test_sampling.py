@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from node.core.errors import ModelBroken
 from node.core.generation import RANGES
 from node.model.config import read_sampling
 
@@ -90,10 +91,17 @@ def test_what_the_models_authors_propose(tmp_path):
 )
 def test_absurd_values_are_ignored_with_one_line_in_the_log(tmp_path, caplog, name, value):
     folder = write(tmp_path, f'{{"{name}": {value}, "{"top_p" if name == "min_p" else "min_p"}": 0.5}}')
-    assert list(read_sampling(folder).values()) == [0.5]
+    for _ in range(2):
+        assert list(read_sampling(folder).values()) == [0.5]
     (record,) = caplog.records
     assert name in record.getMessage()
     assert len(record.getMessage()) < 500
+
+
+def test_a_file_that_is_no_json_is_an_error_without_the_users_path(tmp_path):
+    with pytest.raises(ModelBroken, match="generation_config.json of ") as caught:
+        read_sampling(write(tmp_path, "{"))
+    assert str(tmp_path) not in caught.value.message
 
 
 def test_top_k_is_a_whole_number(tmp_path):
