@@ -41,6 +41,8 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""What the model's card proposes."""
 Arrays = dict[str, mx.array]
 Metadata = dict[str, Any]
 
@@ -109,6 +111,7 @@ def _convert(file: Path, folder: Path, *, quantized: bool) -> None:
         arrays = dict(_dequantized(arrays, bits))
     mx.save_safetensors(str(folder / "model.safetensors"), _renamed(arrays, config), metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(SAMPLING, indent=2) + "\n")
     _tokenizer(metadata).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(metadata), indent=2) + "\n")
 
