@@ -14,9 +14,7 @@ GATE, LOG = Path(sys.argv[1]), Path(sys.argv[2])
 read = Sender.read
 
 
-def slowly(
-    sender: Sender, directory: Path, name: str, offset: int = 0, length: int = 0
-) -> Iterator[tuple[bytes, str]]:
+def slowly(sender: Sender, directory: Path, name: str, offset: int = 0, length: int = 0) -> Iterator[tuple[bytes, str]]:
     chunks = read(sender, directory, name, offset, length)
     if not name.endswith(".safetensors"):
         return chunks
