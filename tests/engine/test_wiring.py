@@ -8,7 +8,7 @@ import pytest
 from node.engine.load import load_stage
 from node.engine.stage import Stage
 from node.engine.wiring import Wiring
-from node.model.weights import Weights
+from node.model.layouts import Layouts
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import write_model
 
@@ -153,7 +153,7 @@ def test_the_limit_is_up_while_weights_are_read_and_down_before_a_step(
     evaluate = mx.eval
     monkeypatch.setattr(mx, "eval", lambda *trees: seen.append("eval") or evaluate(*trees))
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    tensors = Weights.read(directory).tensors
+    tensors = Layouts().of(directory).weights.tensors
 
     def load() -> Stage:
         pieces = load_stage(directory, 0, 4, tensors, wiring=Wiring())

@@ -131,6 +131,7 @@ class FakeStage:
         self.process = process
         self.start, self.end = start, end
         self.model = None
+        self.wired_bytes = 0
         self.weight_bytes = sum((DRAFT if end > LAYERS else SPEC).layer_bytes[start:end])
         self.plan = SimpleNamespace(kv=SPEC.kv, max_chunk=0)
         self.lanes: dict[int, list[Row]] = {}
