@@ -45,7 +45,7 @@ def _is_for_nodejs(args: list[str]) -> bool:
     if flag in ("-v", "--version"):  # tools ask for it to learn which Node.js there is
         return other_node() is not None
     if flag == "--check":  # of Pippin it has options only, of Node.js a script
-        return not args[1].startswith("-")
+        return len(args) > 1 and not args[1].startswith("-")
     if not flag.startswith("--"):
         return flag not in ("-h", "-m")
     from node.options import knows  # noqa: PLC0415 - it takes a while, and most command lines of Node.js name a script

@@ -26,6 +26,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.frames import Frame, Open
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.ghosts import LayerProxy
 from node.engine.load import load_stage
 from node.engine.runner import Runner
@@ -64,7 +65,7 @@ def load(directory: Path, start: int, end: int) -> Stage:
 
 def serve(directory: Path, link: Connection) -> None:
     """The second stage, until an empty message."""
-    runner = Runner(load(directory, CUT, LAYERS), directory)
+    runner = Runner(load(directory, CUT, LAYERS), directory, Faults())
     while frame := link.recv_bytes():
         link.send_bytes(encode(runner.relay(decode(frame), last=True)))
 
@@ -74,7 +75,7 @@ class Driver:
 
     def __init__(self, directory: Path, link: Connection) -> None:
         self.stage, self.link = load(directory, 0, CUT), link
-        self.runner = Runner(self.stage, directory)
+        self.runner = Runner(self.stage, directory, Faults())
         self.given: mx.array | None = None
         text: Any = self.stage.model
         text.language_model.model.embed_tokens = LayerProxy(text.language_model.model.embed_tokens, self._embed)

@@ -4,7 +4,7 @@ Pure: views and times in, answers out. A new head measures the times anew, which
 """
 
 from node.cluster.readiness import ready_rings
-from node.core.types import ClusterView, Placement, Ring, StageSpec
+from node.core.types import ClusterView, Placement, Ring, RingPlace
 
 SETTLE_S = 10.0
 """Time for which a placement must be better: links are measured several times by then, and short visits of nodes end."""
@@ -13,30 +13,27 @@ COLD_S = 300.0
 another ring takes longer than that ring would ever save.
 """
 
-_Place = tuple[str, tuple[StageSpec, ...]]
-
 
 class Handover:
     def __init__(self) -> None:
-        self._better: set[_Place] = set()
+        self._better: set[RingPlace] = set()
         self._better_since = 0.0
         self._requests: dict[str, int] = {}
         """Requests that each ring had taken when it was seen last."""
-        self._used_at: dict[_Place, float] = {}
+        self._used_at: dict[RingPlace, float] = {}
         """When each ring that ever had a request was seen with one for the last time; its successors have its KV."""
 
-    def is_due(self, better: Placement, plan: Placement, view: ClusterView, now: float) -> bool:
-        """Whether a placement that moves rings has been better than the plan for SETTLE_S, and nobody uses these rings.
-
-        Call once for each plan.
-        """
+    def warm(self, view: ClusterView, now: float) -> frozenset[RingPlace]:
+        """Places of the rings that may not be moved for speed yet. Call it for each view, as it notes who is used."""
         self._note_use(view, now)
+        return frozenset(place for place, at in self._used_at.items() if now - at < COLD_S)
+
+    def is_due(self, better: Placement, plan: Placement, now: float) -> bool:
+        """Whether a placement that moves rings has been better than the plan for SETTLE_S. Call once for each plan."""
         places = _places(better)
         if places != self._better:
             self._better, self._better_since = places, now
-        moved = [ring for ring in plan.rings if not ring.retiring and ring.place not in places]
-        is_cold = all(now - self._used_at.get(ring.place, -COLD_S) >= COLD_S for ring in moved)
-        return bool(places != _places(plan) and is_cold and now - self._better_since >= SETTLE_S)
+        return places != _places(plan) and now - self._better_since >= SETTLE_S
 
     def _note_use(self, view: ClusterView, now: float) -> None:
         places = {ring.id: ring.place for ring in view.placement.rings}
@@ -65,5 +62,5 @@ def _is_done(ring: Ring, view: ClusterView) -> bool:
     return not any(load.running or load.queued for report in reports for load in report.traffic if load.ring == ring.id)
 
 
-def _places(placement: Placement) -> set[_Place]:
+def _places(placement: Placement) -> set[RingPlace]:
     return {ring.place for ring in placement.rings if not ring.retiring}

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
 from node.core.models import Wish
 from node.core.signal import Signal
-from node.core.types import Fence, NodeReport, Placement, Ring, StageSpec, StageState
+from node.core.types import Fence, NodeReport, Placement, Ring, RingPlace, StageState
 from node.placement.normalize import normalize
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS
@@ -61,7 +61,7 @@ class Head:
         self._unreachable = UnreachablePairs()
         self._place_once = lru_cache(_CACHED)(place)
         """Cached, as it is called each second with the same arguments, and blocks the event loop up to 50 ms for 7 nodes."""
-        self._succeeded_at: dict[tuple[str, tuple[StageSpec, ...]], float] = {}
+        self._succeeded_at: dict[RingPlace, float] = {}
         """Time of the last successor of a ring, by its model and stages."""
         self._planned = Signal()
 
@@ -169,13 +169,13 @@ class Head:
         if self._wanted.lacks_spec(existing):
             return
         fence = self._next_fence(current)
-        rings = self._handover.remaining(view)
+        rings, warm = self._handover.remaining(view), self._handover.warm(view, at)
         existing = replace(existing, rings=self._with_successors(rings, nodes, fence, at))
         succeeded = {model for model, _ in self._succeeded_at if not ready_rings(view, model)}
         plan = self._place_with_eviction(nodes, fence, existing, self._wanted.loading(view) | succeeded)
         if not plan.refused:
-            better = self._place(self._wanted.placeable(), nodes, fence, existing, move=True)
-            plan = better if self._handover.is_due(better, plan, view, at) else plan
+            better = self._place(self._wanted.placeable(), nodes, fence, existing, unmoved=warm)
+            plan = better if self._handover.is_due(better, plan, at) else plan
         specs = self._wanted.specs(self._wanted.models)
         plan = replace(plan, refused=(*plan.refused, *self._wanted.refusals()), specs=specs)
         is_same = (plan.rings, plan.refused, _wishes(plan)) == (current.rings, current.refused, _wishes(current))
@@ -253,13 +253,13 @@ class Head:
         fence: Fence,
         current: Placement,
         *,
-        move: bool = False,
+        unmoved: Collection[RingPlace] | None = None,
     ) -> Placement:
         specs = self._wanted.specs(models)
         rules = Rules(
             min_stages=max((node.min_stages for node in nodes), default=1),
             max_rings=self._max_rings,
-            move=move,
+            unmoved=unmoved,
             barred=tuple(self._wanted.barred),
             contexts=(self._context,) if self._context else CONTEXTS,
             max_sessions=tuple(range(self._max_sessions, 0, -1)) if self._max_sessions else SESSIONS,

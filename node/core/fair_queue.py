@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
             self._lines[client] = deque()
             self._counts[client] = max(self._count(client), self._start)
             if len(self._counts) > MAX_COUNTS + len(self._lines):
-                self._counts = {client: self._counts[client] for client in self._lines}
+                self._counts = {client: self._count(client) for client in self._lines}
         self._lines[client].append(entry)
 
     def put_back(self, entry: T) -> None:

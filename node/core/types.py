@@ -341,6 +341,10 @@ class StageSpec:
     end: int
 
 
+RingPlace = tuple[str, tuple[StageSpec, ...]]
+"""Model and stages of a ring."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ring:
     """Nodes that together hold one whole copy of a model. The first is the driver."""
@@ -377,8 +381,8 @@ class Ring:
         return self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
 
     @property
-    def place(self) -> tuple[str, tuple[StageSpec, ...]]:
-        """Model and stages. A ring finds the weights in memory that another ring of the same place has left, and its KV
+    def place(self) -> RingPlace:
+        """A ring finds the weights in memory that another ring of the same place has left, and its KV
         if both have the same context and sessions.
         """
         return self.model, self.stages

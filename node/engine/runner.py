@@ -77,11 +77,12 @@ class Runner:
     since the ring began.
     """
 
-    def __init__(self, stage: Stage, directory: Path, faults: Faults | None = None) -> None:
+    def __init__(self, stage: Stage, directory: Path, faults: Faults) -> None:
         """`directory`: of the model's files; a driver reads the tokenizer there. `faults`: of the device."""
         self._stage = stage
-        self._device_faults = faults or Faults()
-        self._since = self._device_faults.count
+        self._device_faults = faults
+        self._since = faults.count
+        """Failures of the device before this ring began."""
         self._together = is_gpu()
         """Evaluate a step of one token, its caches and what is made of its result in one call. A GPU starts anew for each
         call, which takes it some 15 µs (estimated). On a CPU caches would be updated late: see ADR 0021.

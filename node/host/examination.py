@@ -50,7 +50,7 @@ def examine(
     """
     return (
         *_disk_issues(node, folders),
-        *((folder_denied(node, str(denied[0]), full_disk_access_hint()),) if denied else ()),
+        *((folder_denied(node, _of_home(denied[0]), full_disk_access_hint()),) if denied else ()),
         *_descriptor_issues(node),
         *_memory_issues(node),
         *((no_multicast(node, deaf, local_network_hint()),) if deaf else ()),

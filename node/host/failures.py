@@ -10,6 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
@@ -31,8 +33,12 @@ class Failures:
         """Seconds from the last end to the next start: none after a single end, then twice as many each time."""
         return min(FIRST_PAUSE_S * 2.0 ** min(self.in_row - 2, 16), MAX_PAUSE_S) if self.in_row > 1 else 0.0
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until the next start; never more than the pause, also if the clock was set back."""
+    def wait_s(self, now: float, booted_at: float) -> float:
+        """Seconds until the next start: none since the machine was restarted; never more than the pause, also if the clock
+        was set back.
+        """
+        if booted_at > self.ended_at:
+            return 0.0
         return min(self.pause_s, max(0.0, self.ended_at + self.pause_s - now))
 
     def with_end(self, now: float) -> "Failures":
@@ -60,7 +66,7 @@ def note_end(directory: Path) -> None:
 def wait_after_failures(directory: Path) -> None:
     """Sleep for as long as the record says. Signals end the process meanwhile."""
     failures = read(directory)
-    if seconds := failures.wait_s(time.time()):
+    if seconds := failures.wait_s(time.time(), psutil.boot_time()):
         log.warning(
             "this node ended with 70 %d times in a row: it waits %.0f s before it starts. Look for the cause in its log; "
             "restart this machine if its GPU failed. To start at once, delete %s",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from node.core.models import HeldModel, ModelSpec
-from node.core.types import Fence, NodeReport, Placement, Refusal, Ring
+from node.core.types import Fence, NodeReport, Placement, Refusal, Ring, RingPlace
 from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, draft_of, find_ring, refusal
@@ -28,8 +28,8 @@ class Rules:
     """Minimum stages of each ring, if there are as many nodes."""
     max_rings: int | None = None
     """Maximum rings of each model; None: as many as there is room for."""
-    move: bool = True
-    """Whether an existing ring may be moved for speed alone."""
+    unmoved: Collection[RingPlace] | None = ()
+    """Rings that may not be moved for speed alone; None: all."""
     barred: Collection[tuple[str, str]] = ()
     """(Model, node) pairs that must not be combined for now."""
     contexts: Sequence[int] = CONTEXTS
@@ -176,13 +176,18 @@ class _Draft:
         if old:
             _reserve(self._free, spec, old, sign=-1)  # released
         new = self._needed_ring(spec, old)
-        if new is None and old and self._rules.move and not self._is_draining(old):
+        if new is None and old and self._may_move(old):
             new = self._quicker_ring(spec, old)
         if new is None:
             return replace(old, retiring=False) if old else None
         if old:
             self._existing[spec.id].insert(0, old)
         return new
+
+    def _may_move(self, old: Ring) -> bool:
+        """Whether the ring may be moved for speed alone."""
+        unmoved = self._rules.unmoved
+        return unmoved is not None and old.place not in unmoved and not self._is_draining(old)
 
     def _needed_ring(self, spec: ModelSpec, old: Ring | None) -> Ring | None:
         """A new ring if there is none, or the old one should leave its nodes or falls short of the goal; else None."""

@@ -34,8 +34,8 @@ more than said here, the smaller ones less.
 _OTHER_GB_PER_S = 100.0
 _APPLE = re.compile(r"Apple M\d+( Pro| Max| Ultra)?")
 UNEXPLAINED = 3.0
-"""Of chips that should be alike, one may be so many times as slow as the best: low power mode and heat halve its speed, and chips of
-one name differ by a quarter. What is slower was measured while the machine did something else.
+"""Against what its chip promises, a Mac may be so many times as slow as the best one: low power mode and heat halve its speed, and chips
+of one name differ by a quarter. What is slower was measured while the Mac did something else.
 """
 PROMPT_TOKENS = 4
 """Tokens of prompts to compute for each token generated: a chat has one or two, a coding agent many more."""
@@ -53,17 +53,14 @@ def pace(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Pace:
 
     Estimates assume that a chip reaches the share of its bandwidth that the measured nodes reach (median): a mixture of
     experts reads only some of its weights, and a CPU is slower. Measurements of other models say nothing for the same
-    reason. A node that is slower than its chip explains counts as the best of its kind.
+    reason. A Mac that is slower than its chip explains counts as the best one. Of other chips only a name is known, which says
+    nothing.
     """
     typical = {node.info.id: 1e3 / (_bandwidth(node.info.chip) * 1e9) for node in nodes}
-    kinds = {node.info.id: "Apple" if _APPLE.fullmatch(node.info.chip) else node.info.chip for node in nodes}
     slowness = {node.info.id: ms / typical[node.info.id] for node in nodes if (ms := _measured(spec, node))}
-    best = {
-        kind: min(each for node, each in slowness.items() if kinds[node] == kind) for kind in map(kinds.get, slowness)
-    }
-    for node, each in slowness.items():
-        if each > UNEXPLAINED * best[kinds[node]]:
-            slowness[node] = best[kinds[node]]
+    macs = {node.info.id for node in nodes if _APPLE.fullmatch(node.info.chip)} & slowness.keys()
+    best = min((slowness[mac] for mac in macs), default=0.0)
+    slowness |= {mac: best for mac in macs if slowness[mac] > UNEXPLAINED * best}
     scale = median(slowness.values()) if slowness else 1.0
     return {node: ms * slowness.get(node, scale) for node, ms in typical.items()}
 

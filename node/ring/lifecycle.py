@@ -122,6 +122,8 @@ class Rings:
         self._loading: dict[Shard, asyncio.Task[None]] = {}
         self._told: dict[str, str] = {}
         """Logged error of each model that could not be loaded since it was loaded last."""
+        self._measuring: set[Shard] = set()
+        """Shards whose speed is measured from time to time."""
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -343,15 +345,19 @@ class Rings:
         self._agent.touch()
         await self._shards.load(shard, directory, weights, partial(self._loaded, shard))
         self._told.pop(shard.model, None)
-        self._group.create_task(self._measure(shard), name=f"measure {shard}")
+        if shard not in self._measuring:
+            self._measuring.add(shard)
+            self._group.create_task(self._measure(shard), name=f"measure {shard}")
 
     async def _measure(self, shard: Shard) -> None:
+        """Measure a shard until its model's speed is known, or it is unloaded."""
         pause = MEASURE_S
         while self._shards.get(shard) and not self._shards.speeds.is_known(shard):
             await asyncio.sleep(in_step(pause))
             pause *= 2
             await self._shards.measure(shard)
             self._agent.touch()
+        self._measuring.discard(shard)
 
     def _waiting(self, shard: Shard) -> list[Ring]:
         """The rings that wait for this shard to be loaded, as their stage or as their draft model."""

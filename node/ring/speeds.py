@@ -38,7 +38,7 @@ class Speeds:
         known = self._known.pop(_key(speed.shard), None)
         best, agreed = speed, None
         if known:
-            best, agreed = max(known.best, speed, key=_bytes_per_s), known.agreed
+            best, agreed = _best(known.best, speed), known.agreed
             if _agree(known.best, speed):
                 agreed = best
         self._known[_key(speed.shard)] = _Known(now, best, agreed)
@@ -69,15 +69,21 @@ def _key(shard: Shard) -> _Key:
     return shard.model, shard.revision
 
 
-def _bytes_per_s(speed: Speed) -> float:
-    return speed.bytes_per_s
-
-
-def _layers_per_s(speed: Speed) -> float:
+def _prompt_rate(speed: Speed) -> float:
     """Layers that the tokens of a prompt pass through, per second: comparable between shards of a model."""
-    return speed.tokens_per_s * (speed.shard.end - speed.shard.start)
+    return speed.tokens_per_s * _layers(speed)
+
+
+def _layers(speed: Speed) -> int:
+    return speed.shard.end - speed.shard.start
+
+
+def _best(one: Speed, other: Speed) -> Speed:
+    """The better of each rate, as one may be disturbed and the other not; for the layers of `other`."""
+    tokens_per_s = max(map(_prompt_rate, (one, other))) / _layers(other)
+    return Speed(other.shard, max(one.bytes_per_s, other.bytes_per_s), tokens_per_s)
 
 
 def _agree(one: Speed, other: Speed) -> bool:
-    pairs = ((rate(one), rate(other)) for rate in (_bytes_per_s, _layers_per_s))
+    pairs = (one.bytes_per_s, other.bytes_per_s), (_prompt_rate(one), _prompt_rate(other))
     return all(max(pair) <= AGREE * min(pair) for pair in pairs)

@@ -55,7 +55,8 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _refuse(self, _messages: Any, context: Context) -> None:
         """End a call with too many headers, and its connection: those that wait behind it hold memory until their turn."""
         host, port = split_host_port(unquote(context.peer()).partition(":")[2])
-        self._shut((host.removeprefix("::ffff:"), port), f"a call had more than {MAX_HEADERS} headers")
+        end = host.removeprefix("::ffff:").partition("%")[0], port  # a socket's own name has the zone apart
+        self._shut(end, f"a call had more than {MAX_HEADERS} headers")
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_HEADERS} headers")
 
     def _answering(self, method: Any, take: Callable[[Any], Any]) -> Any:

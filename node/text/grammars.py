@@ -33,7 +33,7 @@ MAX_HELD = 2**30
 _MIN_HELD = 4 * 2**20
 """Minimum bytes that a session's grammar counts, as following it takes memory, too."""
 _MEMORY = 256 * 2**20
-_AT_ONCE, _WAITING = 2, 64
+_AT_ONCE, _WAITING = 2, 1024
 """Grammars that are made at once, and maximum grammars that one client waits for."""
 _KEPT_TEXT = 64 * 2**10
 """Maximum characters of a grammar that is cached for the next request with the same schemas."""

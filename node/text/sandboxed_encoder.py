@@ -26,8 +26,8 @@ LONG_TEXT = 128 * 2**10
 """Bytes of a request from which on it goes to the process for long texts: one that is as long takes some 0.1 s."""
 IDLE_S = 300.0
 """Seconds after which that process is ended if there was no long text: it takes as much memory as the first."""
-_MAX_WAITING = 64
-"""Maximum texts of one client that wait for a process."""
+_MAX_WAITING = 1024
+"""Maximum texts of one client that wait: all clients behind a proxy are one, and those of a load begin at once."""
 _AT_ONCE = 2
 """Threads at work on a model's texts: they compete with the event loop for the GIL."""
 

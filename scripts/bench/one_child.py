@@ -23,6 +23,7 @@ from mlx_lm.utils import load_model
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
+from node.engine.faults import Faults
 from node.engine.load import load_stage
 from node.engine.runner import Runner
 from node.model.layouts import Layout
@@ -102,7 +103,7 @@ async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: i
         ring,
         limits,
         compute,
-        Runner(stage, path),
+        Runner(stage, path, Faults()),
         None,
         print,
         step_timeout_s=600,

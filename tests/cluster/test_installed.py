@@ -137,7 +137,7 @@ async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: C
 def test_pippin_names_its_programs(bin_directory: Path, tmp_path: Path) -> None:
     pippin = bin_directory / "pippin"
     assert "pippin node" in run(pippin, "--help", cwd=tmp_path)
-    assert run(pippin, "node", "--version", cwd=tmp_path) == run(bin_directory / "node", "--version", cwd=tmp_path)
+    assert run(pippin, "node", "--version", cwd=tmp_path).startswith("pippin ")
     wrong = subprocess.run([str(pippin), "start"], capture_output=True, text=True, timeout=30, check=False)
     assert wrong.returncode == 2
     assert "there is no 'start'" in wrong.stderr

@@ -17,6 +17,7 @@ from node.core.errors import PippinError
 from node.core.frames import CacheOp, Drop, Filter, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import Sampling
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.plan import make_plan
 from node.engine.runner import Draw, Runner, StepFailed
 from node.engine.sampling import History, Sampled
@@ -51,7 +52,7 @@ class Driven:
 
     def __init__(self, stage: Stage, *, ahead: bool) -> None:
         self.stage = stage.sibling()
-        self.runner = Runner(self.stage, Path())
+        self.runner = Runner(self.stage, Path(), Faults())
         self.ahead = ahead
         self.rows: list[Session] = []
         self.ops: list[CacheOp] = []
@@ -331,7 +332,7 @@ def test_a_ring_takes_back_a_step_that_no_session_needs(name: str, ends: bool) -
     driver, last = load(directory, 0, 2), load(directory, 2, 4)
     found = []
     for chain in (True, False):
-        ring = [Runner(stage.sibling(), directory) for stage in (driver, last)]
+        ring = [Runner(stage.sibling(), directory, Faults()) for stage in (driver, last)]
         frame = Frame("r", Fence(1, 1), 0, (Open(0),), 0, sampled=True)
         given, sampled = tokens(7), []
         begun = ring[0].begin(frame, [given])

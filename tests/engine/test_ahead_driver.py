@@ -13,6 +13,7 @@ import pytest
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
+from node.engine.faults import Faults
 from node.engine.runner import Runner
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
@@ -68,7 +69,7 @@ async def served(directory: Path, *, ahead: bool, weights: int = 1 << 20) -> Asy
     compute.start()
     try:
         stage = await compute.run(load, directory, 0, 4)
-        runner = Runner(stage, directory)
+        runner = Runner(stage, directory, Faults())
         runner.plan = replace(stage.plan, steps_back=ahead)
         limits = RingLimits(context=4096, max_sessions=4, max_queue=100, max_rows=4, chunk=16, weights=weights)
         driver = Driver(

@@ -8,6 +8,7 @@ import pytest
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.runner import HEAD_TOKENS, Runner
 from node.ring.session import PartialEvaluation
 from tests.engine.configurations import CONFIGURATIONS
@@ -21,7 +22,7 @@ NAMES = ["llama", "gemma3_text", "qwen3_next", "mamba2", "gpt2"]
 
 def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
     """Evaluate as a driver does."""
-    runners = [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
+    runners = [Runner(load(directory, *pair), directory, Faults()) for pair in pairwise(bounds)]
     evaluation = PartialEvaluation(request)
     ops: tuple[CacheOp, ...] = (Open(0),)
     for begin in range(0, len(request.prompt), CHUNK):
@@ -89,7 +90,7 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top):
     texts = [tuple(prompt(length, seed=length)[0].tolist()) for length in (9, 4, 7)]
     requests = [EvaluateRequest("x", "m", text, top) for text in texts]
     evaluations = [PartialEvaluation(request) for request in requests]
-    runners = [Runner(load(directory, *pair), directory) for pair in ((0, 2), (2, 4))]
+    runners = [Runner(load(directory, *pair), directory, Faults()) for pair in ((0, 2), (2, 4))]
     ops: list[CacheOp] = [Open(0)]
     for row in range(1, len(texts)):
         ops += [Open(row), Merge(0, row)]

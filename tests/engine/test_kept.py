@@ -8,6 +8,7 @@ import pytest
 
 from node.core.frames import Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.runner import Runner, StepFailed
 from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS
@@ -125,7 +126,7 @@ def test_a_lane_is_never_there_twice():
 def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPatch) -> None:
     directory = shared_model(CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
-    runner = Runner(stage, directory)
+    runner = Runner(stage, directory, Faults())
 
     def frame(lane: int) -> Frame:
         return Frame("r", Fence(1, 1), 0, ops=(Open(lane),), lane=lane)
@@ -142,7 +143,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPat
             runner.run_alone(Frame("r", Fence(1, 1), 1, lane=1), [[8]], [])
     runner.leave()
     assert runner.kv_bytes == 0
-    successor = Runner(stage.sibling(), directory)
+    successor = Runner(stage.sibling(), directory, Faults())
     assert successor.inherit([Held(1, 3), Held(2, 3)]) == (Held(2, 3),)
     assert successor.kv_bytes > 0
     assert stage.leftover.nbytes == 0
@@ -151,7 +152,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPat
 def test_kv_that_cannot_be_kept_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     directory = shared_model(CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
-    runner = Runner(stage, directory)
+    runner = Runner(stage, directory, Faults())
     runner.run_alone(Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])
 
     def fail(*_: Any) -> None:

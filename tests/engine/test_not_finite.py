@@ -10,6 +10,7 @@ from node.core.evaluation import ChunkRequest
 from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.runner import Draw, Runner, StepFailed
 from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, History, Sampled, sample, score
 from tests.engine.configurations import CONFIGURATIONS
@@ -43,7 +44,7 @@ def test_a_token_that_cannot_be_has_a_log_probability_that_json_has():
 
 
 def runners(directory, *bounds):
-    return [Runner(load(directory, *pair), directory) for pair in pairwise(bounds)]
+    return [Runner(load(directory, *pair), directory, Faults()) for pair in pairwise(bounds)]
 
 
 def stepped(ring, tokens, **frame):

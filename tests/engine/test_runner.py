@@ -8,6 +8,7 @@ import pytest
 
 from node.core.frames import Drop, Frame
 from node.core.types import Fence
+from node.engine.faults import Faults
 from node.engine.runner import Runner, StepFailed
 
 
@@ -22,7 +23,7 @@ def test_whatever_a_model_raises_is_a_failed_step(error: Exception) -> None:
     stage = SimpleNamespace(
         plan=SimpleNamespace(vocabulary=5), begin=begin, lanes=SimpleNamespace(apply=dropped.append)
     )
-    runner = Runner(stage, Path())
+    runner = Runner(stage, Path(), Faults())
     with pytest.raises(StepFailed) as failure:
         runner.begin(Frame("r", Fence(1, 1), 0, lane=0), [[1]])
     assert failure.value.__cause__ is error

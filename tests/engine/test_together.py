@@ -11,6 +11,7 @@ from node.core.frames import Frame, Open
 from node.core.generation import Sampling
 from node.core.types import Fence
 from node.engine import runner as module
+from node.engine.faults import Faults
 from node.engine.runner import Draw, Runner
 from node.engine.sampling import History, Sampled
 from tests.engine.configurations import CONFIGURATIONS
@@ -49,7 +50,7 @@ def token(results: Any) -> int:
 
 def alone(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     """The tokens of an answer, and the evaluations of its last step."""
-    runner = Runner(load(directory, 0, 4), directory)
+    runner = Runner(load(directory, 0, 4), directory, Faults())
     tokens = [token(runner.run_alone(frame(Open(1)), [PROMPT], draws(0)))]
     for position in range(1, STEPS):
         calls.clear()
@@ -59,7 +60,7 @@ def alone(directory: Path, calls: list[str]) -> tuple[list[int], int]:
 
 def ahead(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     """As `alone`, with steps that begin before the tokens of the last one are read."""
-    runner = Runner(load(directory, 0, 4), directory)
+    runner = Runner(load(directory, 0, 4), directory, Faults())
     tokens = [token(runner.run_alone(frame(Open(1)), [PROMPT], draws(0)))]
     count = 0
     for results in runner.run_ahead(frame(), [[tokens[-1]]], draws(1), STEPS - 1):
@@ -70,7 +71,7 @@ def ahead(directory: Path, calls: list[str]) -> tuple[list[int], int]:
 
 def split(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     """As `alone`, on a ring of two stages: the evaluations of both."""
-    driver, last = (Runner(load(directory, *cut), directory) for cut in ((0, 2), (2, 4)))
+    driver, last = (Runner(load(directory, *cut), directory, Faults()) for cut in ((0, 2), (2, 4)))
     sent: Frame | None = driver.begin(frame(Open(1)), [PROMPT])
     tokens: list[int] = []
     while len(tokens) < STEPS:

@@ -16,6 +16,7 @@ from node.core.errors import BadRequest
 from node.core.generation import GenerateRequest, Sampling
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.compute import Compute
+from node.engine.faults import Faults
 from node.engine.runner import Runner
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
@@ -81,7 +82,7 @@ def driving(directory, tokenizer, grammars):
             ring,
             RingLimits(CONTEXT, 8, 64, 16, 128),
             compute,
-            Runner(stage, directory),
+            Runner(stage, directory, Faults()),
             None,
             lambda _: None,
             step_timeout_s=60,

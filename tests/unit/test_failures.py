@@ -13,7 +13,7 @@ def test_the_first_end_costs_no_wait_and_each_further_one_twice_as_much() -> Non
     found, now, pauses = Failures(), 1e9, []
     for _ in range(8):
         found = found.with_end(now)
-        pauses.append(found.wait_s(now))
+        pauses.append(found.wait_s(now, 0.0))
         now += found.pause_s + 20
     assert pauses == [0, 30, 60, 120, 240, 480, 600, 600]
 
@@ -27,9 +27,10 @@ def test_a_node_that_ran_for_ten_minutes_begins_anew() -> None:
 
 def test_a_clock_that_was_set_back_does_not_make_it_wait_for_longer() -> None:
     found = Failures(99, 1e9)
-    assert found.wait_s(1e9 - 86_400) == MAX_PAUSE_S
-    assert found.wait_s(1e9 + MAX_PAUSE_S - 5) == 5
-    assert found.wait_s(1e9 + 86_400) == 0
+    assert found.wait_s(1e9 - 86_400, 0.0) == MAX_PAUSE_S
+    assert found.wait_s(1e9 + MAX_PAUSE_S - 5, 0.0) == 5
+    assert found.wait_s(1e9 + 86_400, 0.0) == 0
+    assert found.wait_s(1e9 + 20, 1e9 + 10) == 0  # the machine was restarted, as the log says
 
 
 @pytest.mark.parametrize(

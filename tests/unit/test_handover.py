@@ -98,33 +98,33 @@ def test_nothing_retires_without_being_told_to():
 
 
 def test_a_better_placement_has_to_be_better_for_a_while():
-    handover, unused = Handover(), view(peer("a", ("old", READY)), rings=(OLD,))
+    handover = Handover()
     plan, better = Placement(rings=(OLD,)), Placement(rings=(NEW,))
     other = Placement(rings=(ring("other", "c"),))
-    assert not handover.is_due(better, plan, unused, 0.0)
-    assert not handover.is_due(better, plan, unused, SETTLE_S - 1)
-    assert not handover.is_due(other, plan, unused, SETTLE_S)
-    assert not handover.is_due(better, plan, unused, SETTLE_S + 1)
-    assert not handover.is_due(plan, plan, unused, SETTLE_S + 2)
-    assert not handover.is_due(better, plan, unused, SETTLE_S + 3)
+    assert not handover.is_due(better, plan, 0.0)
+    assert not handover.is_due(better, plan, SETTLE_S - 1)
+    assert not handover.is_due(other, plan, SETTLE_S)
+    assert not handover.is_due(better, plan, SETTLE_S + 1)
+    assert not handover.is_due(plan, plan, SETTLE_S + 2)
+    assert not handover.is_due(better, plan, SETTLE_S + 3)
     named = Placement(rings=(replace(NEW, id="as the next epoch calls it"),))
-    assert handover.is_due(named, plan, unused, 2 * SETTLE_S + 3)
-    assert not handover.is_due(better, better, unused, 9 * SETTLE_S)
+    assert handover.is_due(named, plan, 2 * SETTLE_S + 3)
+    assert not handover.is_due(better, better, 9 * SETTLE_S)
 
 
-def test_a_ring_with_the_kv_of_a_recent_chat_is_not_moved_for_speed():
+def test_a_ring_with_the_kv_of_a_recent_chat_is_warm():
     kept = replace(OLD, retiring=False)
     again = replace(kept, id="its successor on the same stages")
-    plan, better, handover = Placement(rings=(kept,)), Placement(rings=(NEW,)), Handover()
+    handover = Handover()
 
-    def due(now: float, ring: Ring, **traffic: int) -> bool:
-        return handover.is_due(better, plan, view(peer("a", (ring.id, READY), **traffic), rings=(ring,)), now)
+    def is_warm(now: float, ring: Ring, **traffic: int) -> bool:
+        return ring.place in handover.warm(view(peer("a", (ring.id, READY), **traffic), rings=(ring,)), now)
 
-    assert not due(0.0, kept)
-    assert not due(50.0, kept, running=1, requests=1)
-    assert not due(100.0, kept, requests=2)  # it came and ended between two plans
-    assert not due(99.0 + COLD_S, again)
-    assert due(100.0 + COLD_S, again)
+    assert not is_warm(0.0, kept)
+    assert is_warm(50.0, kept, running=1, requests=1)
+    assert is_warm(100.0, kept, requests=2)  # it came and ended between two plans
+    assert is_warm(99.0 + COLD_S, again)
+    assert not is_warm(100.0 + COLD_S, again)
 
 
 @pytest.mark.parametrize(

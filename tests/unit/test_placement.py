@@ -297,7 +297,7 @@ def test_a_ring_stays_when_another_is_hardly_quicker_or_moves_are_not_wanted():
     slow = linked(8.0, "a", "b")
     first = placed([model()], slow)
     assert again([model()], [*slow, *linked(7.0, "c", "d")], first).rings == first.rings
-    assert again([model()], [*slow, *linked(CABLE, "c", "d")], first, move=False).rings == first.rings
+    assert again([model()], [*slow, *linked(CABLE, "c", "d")], first, unmoved=None).rings == first.rings
 
 
 def test_a_ring_does_not_move_where_another_would_have_to_go():
@@ -310,7 +310,7 @@ def test_a_ring_does_not_move_where_another_would_have_to_go():
 
 def test_a_ring_is_spread_when_that_is_asked_for_later():
     nodes = [node("a", 64 * GB), node("b", 64 * GB)]
-    second = again([model()], nodes, placed([model()], nodes), min_stages=2, move=False)
+    second = again([model()], nodes, placed([model()], nodes), min_stages=2, unmoved=None)
     assert [(len(r.stages), r.retiring) for r in second.rings] == [(2, False), (1, True)]
 
 
@@ -474,10 +474,10 @@ def test_models_get_fewer_sessions_before_a_node_keeps_one_that_is_to_leave_it()
 
 def test_a_node_that_is_taken_into_use_again_gets_its_ring_back():
     nodes = [node("a", 64 * GB), *linked(CABLE, "b", "c")]
-    first = placed([model()], nodes, move=False)
-    moving = again([model()], drained(nodes, "a"), first, move=False)
+    first = placed([model()], nodes, unmoved=None)
+    moving = again([model()], drained(nodes, "a"), first, unmoved=None)
     assert [(r.driver, r.retiring) for r in moving.rings] == [("b", False), ("a", True)]
-    back = again([model()], nodes, moving, move=False)
+    back = again([model()], nodes, moving, unmoved=None)
     assert [(r.id, r.retiring) for r in back.rings] == [(first.rings[0].id, False), ("m@3.5.a", True)]
 
 
@@ -685,7 +685,7 @@ def test_changes_are_legal_repeatable_and_come_to_rest(models, before, after, mi
 @settings(max_examples=200, deadline=None)
 @given(specs(), clusters(), st.integers(1, 3), limits)
 def test_one_more_node_moves_no_ring_that_falls_short_of_nothing(spec, nodes, min_stages, max_rings):
-    rules = {"min_stages": min_stages, "max_rings": max_rings, "move": False}
+    rules = {"min_stages": min_stages, "max_rings": max_rings, "unmoved": None}
     first = placed([spec], nodes[1:], **rules)
     second = again([spec], nodes, first, **rules)
     for ring in first.rings:

@@ -33,11 +33,18 @@ def test_what_is_known_counts_until_a_better_one_is_confirmed():
     assert agreed(noted(50.0, 50.0, 90.0, 85.0)) == [90.0]
 
 
-def test_the_time_of_a_prompt_has_to_agree_too_whatever_the_number_of_layers():
-    speeds = noted(50.0, prompts=100.0)
-    speeds.note(Speed(SHARD, 50.0, 30.0), 1.0)
+def test_the_rate_of_a_prompt_has_to_agree_too_whatever_the_number_of_layers():
+    speeds = noted(50.0, prompts=30.0)
+    speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
     assert agreed(speeds) == []
     speeds.note(Speed(Shard("m", 0, 4), 49.0, 200.0), 2.0)
+    assert list(speeds.agreed()) == [Speed(Shard("m", 0, 4), 50.0, 200.0)]
+
+
+def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them_from_agreeing():
+    speeds = noted(50.0, prompts=10.0)
+    for at in (1.0, 2.0):
+        speeds.note(Speed(SHARD, 49.0, 100.0), at)
     assert agreed(speeds) == [50.0]
 
 
