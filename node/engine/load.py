@@ -22,6 +22,7 @@ from node.core.frames import Merge, Open
 from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS
 from node.core.models import TensorHeader
+from node.core.units import format_bytes
 from node.engine.architectures import UNPROVEN_ON_METAL
 from node.engine.device import PIECE_S, is_metal, release_memory, warm_up_tokens
 from node.engine.dry_run import LENGTH, ROWS
@@ -86,11 +87,11 @@ def load_stage(
     del by_name
     _replace_other_weights(model, set(names))
     yield 0.0
-    wired = size if wiring and wiring.begin(size) else 0
+    wired = 0
     try:
-        yield from _read(weights, directory)
-        if wiring and wired:
-            wiring.end()
+        for share, newly_wired in _read(weights, directory, wiring):
+            wired += newly_wired
+            yield share
         try:
             yield from _warm_up(model, plan, start, end, dtype)
         except (IndexError, KeyError, TypeError, ValueError) as error:  # a RuntimeError may be the device's own
@@ -235,24 +236,29 @@ def _dtype(weights: Iterable[mx.array]) -> mx.Dtype:
     return counts.most_common(1)[0][0] if counts else mx.float32
 
 
-def _read(weights: list[mx.array], directory: Path) -> Iterator[float]:
+def _read(weights: list[mx.array], directory: Path, wiring: Wiring | None) -> Iterator[tuple[float, int]]:
     """Read the weights in groups, so that MLX reads several tensors at once, and memory for conversions is freed after
-    each group.
+    each group. Yields, after each, the share that is read, and how many bytes of the group are wired.
     """
     total = sum(weight.nbytes for weight in weights) or 1
-    done, read, size = 0, 0, _MAX_GROUP // 8
+    done, read, unwired, size = 0, 0, 0, _MAX_GROUP // 8
     while done < len(weights):
         group = _group(weights, done, size)
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), mx.get_active_memory()
         try:
             mx.eval(group)
         except (RuntimeError, ValueError) as error:
             raise ModelBroken(f"The weights of {directory.name} cannot be read: {naming(error, directory)}") from error
         mx.clear_cache()
-        done, read = done + len(group), read + sum(weight.nbytes for weight in group)
+        wired = wiring.wire(before) if wiring else 0
+        nbytes = sum(weight.nbytes for weight in group)
+        done, read, unwired = done + len(group), read + nbytes, unwired + (0 if wired else nbytes)
         # A group is a piece of the load, which other rings wait for: a slow disk gets smaller ones.
         size = min(2 * size, _MAX_GROUP) if time.perf_counter() - begun < PIECE_S else max(size // 2, 1)
-        yield min(read / total, 0.99)
+        yield min(read / total, 0.99), wired
+    if wiring and unwired:
+        left = format_bytes(unwired)
+        log.warning("%s of the weights of %s are not wired, as there was KV (--wire)", left, directory.name)
 
 
 def _group(weights: Sequence[mx.array], begin: int, size: int) -> Sequence[mx.array]:

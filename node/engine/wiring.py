@@ -2,51 +2,41 @@
 
 MLX wires each buffer that it makes, as long as all wired ones stay below its wired limit, and those that exist when the
 limit rises. Buffers that come and go among the wired ones have made Macs restart (mlx#3186). So the limit rises only
-while weights are read, and stays just above them afterwards: KV and results, which are made later, do not fit.
+after weights were read, if nothing else is in memory, by what they take: it leaves no room for KV and results.
 """
-
-import logging
 
 import mlx.core as mx
 
-from node.core.units import format_bytes
 from node.engine.device import device_memory
 
-log = logging.getLogger(__name__)
-
-SLACK = 16 * 2**20
-"""Bytes that buffers of weights may have more than the weights: MLX rounds each up to whole pages."""
+HEAP = 2**20
+"""Bytes of MLX's heap of small buffers: it is wired with the first weights, and is not in the active memory."""
+CONSTANTS = 4 * 2**20
+"""Bytes that models may have in memory beside weights and KV, such as the frequencies of their positions."""
 
 
 class Wiring:
     """The wired limit of MLX. It is never below what is wired, as MLX would then unwire buffers of any kind."""
 
     def __init__(self) -> None:
-        self._weights = 0
-        """Bytes of the weights that are wired, or being read."""
+        self._wired = 0
+        """Bytes of the weights that are wired."""
 
-    def begin(self, size: int) -> bool:
-        """Raise the limit for weights of so many bytes, which are read next. Returns whether they will be wired.
-
-        They are not if there is KV: it would be wired instead of them.
+    def wire(self, before: int) -> int:
+        """Wire the weights that were read since the active memory was `before`, unless there was KV then: it would be
+        wired, too. Returns the bytes wired. Must be called in the piece that has read them, and with MLX's cache clear.
         """
-        mx.clear_cache()
-        if mx.get_active_memory() > self._weights + SLACK:
-            log.warning("weights of %s are not wired, as there is KV of other models (--wire)", format_bytes(size))
-            return False
-        self._weights += size
-        self._limit(self._weights + SLACK)
-        return True
-
-    def end(self) -> None:
-        """The weights are read: lower the limit to what there is, before any KV is made."""
-        mx.clear_cache()
-        self._limit(min(mx.get_active_memory(), self._weights) + SLACK)
+        if before > self._wired + CONSTANTS:
+            return 0
+        size = mx.get_active_memory() - before
+        self._wired += size
+        self._limit()
+        return size
 
     def release(self, size: int) -> None:
-        """Weights of so many bytes are free again."""
-        self._weights -= size
-        self._limit(self._weights + SLACK if self._weights else 0)
+        """Wired weights of so many bytes are free again."""
+        self._wired -= size
+        self._limit()
 
-    def _limit(self, size: int) -> None:
-        mx.set_wired_limit(min(size, device_memory() or 0))
+    def _limit(self) -> None:
+        mx.set_wired_limit(min(self._wired + HEAP, device_memory() or 0) if self._wired else 0)

@@ -1,5 +1,6 @@
 """Only weights are wired, and only with --wire: on an allocator that follows MLX's own (resident.cpp, allocator.cpp)."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import mlx.core as mx
@@ -7,7 +8,7 @@ import pytest
 
 from node.engine.load import load_stage
 from node.engine.stage import Stage
-from node.engine.wiring import Wiring
+from node.engine.wiring import HEAP, Wiring
 from node.model.layouts import Layouts
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import write_model
@@ -54,6 +55,8 @@ class Metal:
 
     def _resize(self, limit: int) -> None:
         assert limit <= MEMORY, "MLX refuses it"
+        if limit == self.limit:
+            return
         self.limit = limit
         self.limits.append(limit)
         for name in self.sizes:
@@ -68,112 +71,141 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Metal:
     return Metal(monkeypatch)
 
 
-def read(metal: Metal, wiring: Wiring, name: str, layers: int) -> bool:
-    """Read layers of 250 MB and a bit, with what is needed to convert each."""
-    is_wired = wiring.begin(layers * (250 * 2**20 + 5))
-    for layer in range(layers):
+SIZE = 250 * 2**20 + 5
+
+
+def read(metal: Metal, wiring: Wiring, name: str, layers: Iterable[int]) -> int:
+    """Read layers of 250 MB and a bit, with what is needed to convert each. Returns the bytes wired."""
+    wired = 0
+    for layer in layers:
+        before = mx.get_active_memory()
         metal.make("conversion", 60 * 2**20)
-        metal.make(f"{name}-{layer}", 250 * 2**20 + 5)
+        metal.make(f"{name}-{layer}", SIZE)
         metal.free("conversion")
         mx.clear_cache()
-    if is_wired:
-        wiring.end()
-    return is_wired
+        wired += wiring.wire(before)
+    return wired
+
+
+def names(name: str, layers: Iterable[int]) -> set[str]:
+    return {f"{name}-{layer}" for layer in layers}
 
 
 def test_weights_are_wired_and_kv_never(metal: Metal) -> None:
     wiring = Wiring()
     assert metal.limits == []
-    assert read(metal, wiring, "a", 8)
-    assert read(metal, wiring, "b", 4)
-    weights = {name for name in metal.sizes if name[0] in "ab"}
+    wired = read(metal, wiring, "a", range(8))
+    assert wired > 8 * SIZE
+    assert read(metal, wiring, "b", range(4)) > 4 * SIZE
+    weights = names("a", range(8)) | names("b", range(4))
     for step in range(300):
-        metal.make(f"kv-{step}", 32 * 2**20)
+        metal.make(f"kv-{step}", 2 * 2**20)
         metal.make("result", 100 * 2**20)
         metal.free("result", *([f"kv-{step - 40}"] if step >= 40 else []))
         mx.clear_cache()
         assert metal.wired == weights
-    assert metal.limit < sum(metal.sizes[name] for name in weights) + 250 * 2**20
+    assert metal.limit == sum(metal.sizes[name] for name in weights) + HEAP
 
-    metal.free(*(f"a-{layer}" for layer in range(8)))
+    metal.free(*names("a", range(8)))
     mx.clear_cache()
-    wiring.release(8 * (250 * 2**20 + 5))
+    wiring.release(wired)
     for step in range(40):
-        metal.make(f"later-{step}", 32 * 2**20)
-    assert metal.wired == {f"b-{layer}" for layer in range(4)}, "the room of weights that are gone is not for KV"
+        metal.make(f"later-{step}", 2 * 2**20)
+    assert metal.wired == names("b", range(4)), "the room of weights that are gone is not for KV"
     assert metal.dropped == set()
 
 
 def test_weights_that_come_beside_kv_are_not_wired(metal: Metal) -> None:
     wiring = Wiring()
-    assert read(metal, wiring, "a", 8)
-    metal.make("kv", GIB)
+    assert read(metal, wiring, "a", range(8))
+    metal.make("kv", 32 * 2**20)
     limits = list(metal.limits)
-    assert not read(metal, wiring, "b", 4)
+    assert not read(metal, wiring, "b", range(4))
     assert metal.limits == limits
-    assert metal.wired == {f"a-{layer}" for layer in range(8)}
-    metal.free("kv")
-    metal.free(*(f"b-{layer}" for layer in range(4)))
-    assert read(metal, wiring, "c", 4)
-    assert metal.wired == {f"{name}-{layer}" for name, layers in (("a", 8), ("c", 4)) for layer in range(layers)}
+    assert metal.wired == names("a", range(8))
+    metal.free("kv", *names("b", range(4)))
+    mx.clear_cache()
+    assert read(metal, wiring, "c", range(4))
+    assert metal.wired == names("a", range(8)) | names("c", range(4))
+
+
+def test_kv_that_comes_between_two_pieces_of_a_load_is_not_wired(metal: Metal) -> None:
+    """Another ring computes there, and its KV goes on to come and go."""
+    wiring = Wiring()
+    first = read(metal, wiring, "a", range(2))
+    metal.make("kv-0", 32 * 2**20)
+    assert not read(metal, wiring, "a", (2, 3))
+    metal.free("kv-0")
+    for step in range(1, 20):
+        metal.make(f"kv-{step}", 32 * 2**20)
+    assert metal.wired == names("a", (0, 1))
+    metal.free(*names("a", range(4)), *(f"kv-{step}" for step in range(1, 20)))
+    mx.clear_cache()
+    wiring.release(first)
+    assert metal.limit == 0
 
 
 def test_two_loads_at_a_time(metal: Metal) -> None:
     wiring = Wiring()
-    size = 250 * 2**20
-    assert wiring.begin(4 * size)
-    metal.make("a-0", size)
-    assert wiring.begin(2 * size)
-    metal.make("b-0", size)
-    for layer in (1, 2, 3):
-        metal.make(f"a-{layer}", size)
-    wiring.end()
-    metal.make("b-1", size)
-    wiring.end()
-    metal.make("kv", size)
-    assert metal.wired == {*(f"a-{layer}" for layer in range(4)), "b-0", "b-1"}
+    for name, layer in (("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)):
+        assert read(metal, wiring, name, [layer])
+    metal.make("kv", SIZE)
+    assert metal.wired == names("a", range(3)) | names("b", range(2))
     assert metal.dropped == set()
 
 
 def test_a_model_that_is_larger_than_the_device(metal: Metal) -> None:
-    wiring = Wiring()
-    assert read(metal, wiring, "a", 60)
-    assert metal.limit <= MEMORY
+    assert read(metal, Wiring(), "a", range(60))
+    assert metal.limit == MEMORY
     assert metal.dropped == set()
 
 
-def test_the_limit_is_up_while_weights_are_read_and_down_before_a_step(
+def load(directory: Path, between: Callable[[], object] = lambda: None) -> Stage:
+    """Load a model with --wire, and call `between` after each piece."""
+    tensors = Layouts().of(directory).weights.tensors
+    pieces = load_stage(directory, 0, 4, tensors, wiring=Wiring())
+    while True:
+        try:
+            next(pieces)
+            between()
+        except StopIteration as end:
+            return end.value
+
+
+def test_the_limit_is_never_above_what_is_read_when_a_piece_of_a_load_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    for name in ("begin", "end", "release"):
-        monkeypatch.setattr(Wiring, name, lambda _, *__, name=name: seen.append(name) or True)
-    step = Stage.begin
-    monkeypatch.setattr(Stage, "begin", lambda *given, **more: seen.append("step") or step(*given, **more))
-    evaluate = mx.eval
-    monkeypatch.setattr(mx, "eval", lambda *trees: seen.append("eval") or evaluate(*trees))
+    """So a ring that computes between two pieces has no KV wired, and once there is KV the limit rises no more."""
+    monkeypatch.setattr("node.engine.load._MAX_GROUP", 64)
+    limits, begun, kv = [0], mx.get_active_memory(), []
+    monkeypatch.setattr("node.engine.wiring.device_memory", lambda: MEMORY)
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
+    active = mx.get_active_memory
+    monkeypatch.setattr(mx, "get_active_memory", lambda: active() - begun + sum(kv))
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
-    tensors = Layouts().of(directory).weights.tensors
 
-    def load() -> Stage:
-        pieces = load_stage(directory, 0, 4, tensors, wiring=Wiring())
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                return end.value
+    def between() -> None:
+        assert limits[-1] <= mx.get_active_memory() - sum(kv) + HEAP
+        if len(limits) == 3:
+            kv.append(GIB)
 
-    stage = load()
-    assert stage.wired_bytes == stage.weight_bytes == stage.sibling().wired_bytes > 0
-    assert seen.count("begin") == seen.count("end") == 1
-    assert seen.index("begin") < seen.index("eval") < seen.index("end") < seen.index("step")
-    assert "release" not in seen
+    stage = load(directory, between)
+    assert len(limits) == 3
+    assert 0 < stage.wired_bytes == limits[-1] - HEAP < stage.weight_bytes
+    assert stage.sibling().wired_bytes == stage.wired_bytes
+
+
+def test_a_load_that_fails_takes_its_weights_out_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [0]
+    monkeypatch.setattr("node.engine.wiring.device_memory", lambda: MEMORY)
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
 
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    seen.clear()
     monkeypatch.setattr(Stage, "begin", fail)
+    monkeypatch.setattr("node.engine.wiring.CONSTANTS", GIB)  # what other tests left
     with pytest.raises(RuntimeError):
-        load()
-    assert seen[-1] == "release"
+        load(write_model(tmp_path, CONFIGURATIONS["llama"]))
+    assert max(limits) > 0
+    assert limits[-1] == 0
