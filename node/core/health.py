@@ -208,8 +208,11 @@ def memory_limit(node: str, why: str) -> Issue:
 
 
 def wired_memory(node: str, stranded: int) -> Issue:
-    text = f"At least {format_bytes(stranded)} of the memory of {node} are wired, and no process owns them."
-    hint = "Restart this Mac: nothing else frees them. A program that was killed with a model in memory may leave them."
+    text = f"{format_bytes(stranded)} of the memory of {node} are wired, and no process that this user may look at owns them."
+    hint = (
+        "Look for programs of other users that hold a model, such as a service, in Activity Monitor. If there is none, "
+        "restart this Mac: a program that was killed with a model in memory may leave them, and nothing else frees them."
+    )
     return Issue(Code.WIRED_MEMORY, Severity.WARNING, text, hint)
 
 

@@ -21,7 +21,7 @@ the file cache, through which weights are read; a machine that swaps is slower t
 """
 
 STRANDED = 2**30
-"""Bytes of wired memory without an owner from which it is told."""
+"""Bytes of wired memory without a known owner from which it is told."""
 _SYSTEM_WIRED = 2 * 2**30
 _SYSTEM_WIRED_SHARE = 1 / 16
 """What macOS itself wires, generously: some bytes, and a share of the memory."""
@@ -78,11 +78,11 @@ def used_by(process: int) -> int:
 
 
 def stranded() -> int:
-    """Bytes of wired memory of this Mac that no process owns, mostly left by one that was killed while it held a model; 0
-    if there are few, and on other systems.
+    """Bytes of wired memory of this Mac that no process owns which this user may look at; 0 if there are few, and on other
+    systems. Such memory is that of other users' processes, or was left by one that was killed while it held a model.
 
-    It is a lower bound. macOS does not tell who owns wired memory. So all memory of all processes that this user may
-    look at counts as wired, and a generous share as macOS's own.
+    macOS does not tell who owns wired memory. So all memory of all processes that this user may look at counts as wired,
+    and a generous share as macOS's own.
     """
     if not _IS_MAC:
         return 0

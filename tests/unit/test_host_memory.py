@@ -82,10 +82,11 @@ def test_on_a_mac_compressed_memory_counts(monkeypatch):
         (2.4, [0.3, 0.1], 0),
         (9.0, [6.5, 0.2], 0),  # a model that is served
         (9.0, [0.3, 0.2], 5.5),  # and after it was killed
+        (9.0, [0.3, 0], 5.7),  # or of another user's process, which tells nothing
         (3.9, [], 0),  # less than is told
     ],
 )
-def test_wired_memory_that_no_process_owns(monkeypatch, wired, owned, found):
+def test_wired_memory_that_no_process_owns_that_may_be_looked_at(monkeypatch, wired, owned, found):
     """Of a Mac with 16 GB, of which macOS may have wired 3 itself."""
     monkeypatch.setattr(memory, "_IS_MAC", True)
     monkeypatch.setattr(
