@@ -54,7 +54,7 @@ class Driver:
         compute: Compute,
         runner: Runner,
         next_hop: NextHop | None,
-        on_ended: Callable[[PippinError], None],
+        on_ended: Callable[[PippinError, int], None],
         *,
         step_timeout_s: float,
         numbers: Iterator[int],
@@ -64,7 +64,7 @@ class Driver:
         is_wire_slow: Callable[[], bool] = lambda: False,
     ) -> None:
         """`next_hop`: None when the ring has one stage. `on_ended` is called with the reason, once, if the ring ends by
-        itself. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
+        itself, and with the Scheduler.prompt_chunk that it had. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
         number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
         `is_wire_slow`: see Scheduler.slow_wire; asked once a second, as paths change.
@@ -413,8 +413,9 @@ class Driver:
         """
         if not self._ended:
             log.warning("ring %s ended: %s", self.ring.id, reason)
+            chunk = self._scheduler.prompt_chunk
             self.give_up(RingLost(f"The ring ended: {reason.message}"))
-            self._on_ended(reason)
+            self._on_ended(reason, chunk)
 
     async def _watch(self) -> None:
         """End the ring when a step takes too long. It polls: a timer for each step would burden the token path."""

@@ -375,9 +375,8 @@ class Rings:
         next_hop = NextHop(ring.after(me), self._client, self._book.address_of)
         # Another ring may use the same layers at the same time, so this one has caches of its own.
         runner = Runner(loaded.stage.sibling(), loaded.directory, self._compute.faults)
-        on_ended = partial(self._ended, ring.id, shard)
         if ring.driver != me:
-            return Worker(ring, self._compute, runner, next_hop, on_ended)
+            return Worker(ring, self._compute, runner, next_hop, partial(self._ended, ring.id, shard))
         plan = loaded.stage.plan
         limits = RingLimits(
             context=ring.context,
@@ -394,7 +393,7 @@ class Rings:
             self._compute,
             runner,
             next_hop if len(ring.nodes) > 1 else None,
-            on_ended,
+            partial(self._driver_ended, ring.id, shard),
             step_timeout_s=self._step_timeout,
             numbers=self._numbers,
             leftover=loaded.leftover_tokens,
@@ -418,15 +417,20 @@ class Rings:
             return False
         return is_slow_wire([alive[node] for node in ring.nodes], 1e3 * loaded.stage.weight_bytes / speed.bytes_per_s)
 
-    def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
-        """Report the end, to the head at once, so that the successor is placed within milliseconds.
+    def _driver_ended(self, ring: str, shard: Shard, reason: PippinError, chunk: int) -> None:
+        """After a time-out of a device, of whichever stage, the successor divides prompts into smaller chunks.
 
-        After a time-out of a device the successor divides prompts into smaller chunks.
+        `chunk`: see Scheduler.prompt_chunk. Rings of the same layers that one time-out ends halve the same chunk.
         """
-        part, loaded = self._parts.get(ring), self._shards.get(shard)
-        if isinstance(reason, DeviceTimeout) and isinstance(part, Driver) and loaded:
-            loaded.chunk = max(MIN_CHUNK, self._chunk(part.ring, loaded) // 2)
+        loaded = self._shards.get(shard)
+        if isinstance(reason, DeviceTimeout) and chunk and loaded:
+            halved = max(MIN_CHUNK, chunk // 2)
+            loaded.chunk = min(loaded.chunk or halved, halved)
             log.warning("prompts of %s run in chunks of %d tokens from now on", shard.model, loaded.chunk)
+        self._ended(ring, shard, reason)
+
+    def _ended(self, ring: str, shard: Shard, reason: PippinError) -> None:
+        """Report the end, to the head at once, so that the successor is placed within milliseconds."""
         self._report(ring, shard, StageState.ENDED, error=f"{reason.code}: {reason}"[:MAX_TEXT_CHARS])
         self._agent.head_due.notify()
 

@@ -109,6 +109,11 @@ class Scheduler:
         """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
         return self._used() + self._prefixes.charged
 
+    @property
+    def prompt_chunk(self) -> int:
+        """Most tokens of a prompt in one step, while a prompt is being computed; else 0."""
+        return self._limits.chunk if any(prefill.begun for prefill in self._prefills) else 0
+
     def sessions(self) -> list[Session]:
         """The running ones, lane by lane, then the waiting ones."""
         return [*(slot.session for lane in self._lanes for slot in lane.slots()), *self._waiting]

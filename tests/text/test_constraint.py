@@ -84,7 +84,7 @@ def driving(directory, tokenizer, grammars):
             compute,
             Runner(stage, directory, Faults()),
             None,
-            lambda _: None,
+            lambda *_: None,
             step_timeout_s=60,
             numbers=count(1 << 16),
             leftover={},

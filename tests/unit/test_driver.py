@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost
+from node.core.errors import DeviceFailed, DeviceTimeout, Overloaded, PippinError, RingLost
 from node.core.evaluation import ChunkRequest
-from node.core.frames import CacheOp, Frame, Held
+from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.types import Fence, Ring, StageSpec
 from node.engine.runner import Behind, Draw, StepFailed
@@ -27,6 +27,13 @@ NO_GRAMMARS: Any = None
 numbers = count(1 << 16)
 ended: list[PippinError] = []
 """Reasons with which the last driver called `on_ended`."""
+chunks: list[int] = []
+"""What it said of the prompts that it was computing."""
+
+
+def on_ended(reason: PippinError, chunk: int) -> None:
+    ended.append(reason)
+    chunks.append(chunk)
 
 
 class FakeCompute:
@@ -93,13 +100,14 @@ async def driven(
 ) -> AsyncIterator[Driver]:
     limits = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128)
     ended.clear()
+    chunks.clear()
     driver = Driver(
         RING,
         limits,
         FakeCompute(),
         runner or FakeRunner(),
         None,
-        ended.append,
+        on_ended,
         step_timeout_s=60,
         numbers=numbers,
         leftover=left or {},
@@ -200,7 +208,8 @@ class NextHop:
     def __init__(self) -> None:
         self.sent: asyncio.Queue[Frame] = asyncio.Queue()
 
-    def open(self, _on_broken: Any) -> Any:
+    def open(self, on_broken: Callable[[PippinError], None]) -> Any:
+        self.broken = on_broken
         return self
 
     async def send(self, frame: Frame) -> None:
@@ -238,11 +247,12 @@ class FirstRunner(FakeRunner):
 async def first_of_two(runner: FirstRunner, frames: Callable[[NextHop], AsyncIterator[Frame]]) -> AsyncIterator[Driver]:
     """The driver of a ring of two stages, which gets `frames` back."""
     ended.clear()
+    chunks.clear()
     ring = replace(RING, stages=(StageSpec("a", 0, 2), StageSpec("b", 2, 4)))
     limits, next_hop = RingLimits(context=4096, max_sessions=4, max_queue=4, max_rows=4, chunk=128), NextHop()
     more: Any = {"step_timeout_s": 60, "numbers": numbers, "leftover": {}}
     fakes: tuple[Any, Any, Any] = FakeCompute(), runner, next_hop
-    driver = Driver(ring, limits, *fakes, ended.append, **more)
+    driver = Driver(ring, limits, *fakes, on_ended, **more)
 
     async def serve() -> None:
         coming = frames(next_hop)
@@ -270,6 +280,29 @@ async def test_an_unexpected_error_while_a_step_is_finished_ends_the_ring() -> N
         with pytest.raises(RingLost):
             await asyncio.wait_for(answer(driver, (7, 8), 5), 5)
         assert len(ended) == 1
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+@pytest.mark.parametrize(("steps", "chunk"), [(0, 128), (2, 0)])
+async def test_a_time_out_of_the_next_stages_device_is_known_with_what_was_computed(
+    by_link: bool, steps: int, chunk: int
+) -> None:
+    """The stage tells it in the step's frame, or with the end of the link. A prompt was computed, or only an answer."""
+
+    async def some(next_hop: NextHop) -> AsyncIterator[Frame]:
+        for _ in range(steps):
+            yield await next_hop.sent.get()
+        frame = await next_hop.sent.get()
+        if by_link:
+            next_hop.broken(DeviceTimeout("The GPU failed: Impacting Interactivity."))
+        else:
+            yield replace(frame, failure=Failure("device_timeout", "The GPU failed: Impacting Interactivity.", ""))
+        await asyncio.Event().wait()
+
+    async with first_of_two(FirstRunner(), some) as driver:
+        with pytest.raises(RingLost, match="Impacting"):
+            await asyncio.wait_for(answer(driver, (7, 8), 50), 30)
+    assert ([type(reason) for reason in ended], chunks) == ([DeviceTimeout], [chunk])
 
 
 async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:

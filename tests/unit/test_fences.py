@@ -54,7 +54,7 @@ def worker() -> Worker:
     return Worker(RING, Untouched(), Untouched(), SimpleNamespace(node="a"), ended)
 
 
-def ended(reason: PippinError) -> None:
+def ended(reason: PippinError, _chunk: int = 0) -> None:
     raise AssertionError(f"the ring ended: {reason}")
 
 

@@ -81,6 +81,10 @@ class FakeRunner:
         self._own, self._stage.leftover.nbytes = self._stage.leftover.nbytes or KV, 0
         return held
 
+    @staticmethod
+    def run_alone(*_: Any) -> None:
+        """A step that comes to no end."""
+
     def leave(self) -> None:
         self._stage.leftover.nbytes += self._own
 
@@ -94,6 +98,8 @@ class FakeCompute(Compute):
 
     async def run(self, fn: Callable[..., Any], *args: Any, **_kwargs: Any) -> Any:
         await asyncio.sleep(0)
+        if fn == FakeRunner.run_alone:
+            await asyncio.Event().wait()
         return fn(*args)
 
 
@@ -246,7 +252,25 @@ async def test_all_rings_end_when_the_device_fails_whoever_hears_of_it(world: Wo
         await anext(world.rings.generate("driven", GenerateRequest("x", "m", (1,), 1)))
 
 
-async def test_each_time_out_of_the_device_halves_the_chunks_of_the_rings_that_it_drives(
+async def begin_prompt(world: World, *names: str) -> list[asyncio.Future[Any]]:
+    """Have rings begin to compute a prompt; it comes to no end."""
+    streams = [anext(world.rings.generate(name, GenerateRequest("x", "m", (1,) * 300, 1))) for name in names]
+    asked = [asyncio.ensure_future(stream) for stream in streams]
+    while not all(world.rings._parts[name]._scheduler.prompt_chunk for name in names):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return asked
+
+
+async def lost(asked: list[asyncio.Future[Any]]) -> None:
+    assert [type(error) for error in await asyncio.gather(*asked, return_exceptions=True)] == [RingLost] * len(asked)
+
+
+def time_out(world: World) -> None:
+    with pytest.raises(DeviceFailed):
+        world.compute._run_job(partial(fail, TIMEOUT))
+
+
+async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that_it_was_computing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "prefill_chunk", lambda stages, _: 2048 if stages == 1 else 512)
@@ -256,9 +280,10 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_rings_that_i
         world.place(ring(f"r{number}"))
         await world.ready(f"r{number}")
         chunks.append(world.rings._parts[f"r{number}"]._scheduler._limits.chunk)
-        with pytest.raises(DeviceFailed):
-            world.compute._run_job(partial(fail, TIMEOUT))
+        asked = await begin_prompt(world, f"r{number}")
+        time_out(world)
         await world.until(StageState.ENDED)
+        await lost(asked)
     assert chunks == [2048, 1024, 512, 256, 128, 128]
     assert world.loads == ["0-4", "closed"], "the weights stay"
     world.place(ring("last"))
@@ -267,6 +292,21 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_rings_that_i
         world.compute._run_job(partial(fail, HANG))
     await world.until(StageState.ENDED)
     assert world.rings._shards.get(Shard("m", 0, 4)).chunk == 128
+
+
+async def test_two_rings_of_the_same_layers_halve_once_and_an_idle_model_does_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "prefill_chunk", lambda *_: 2048)
+    world.go_on.set()
+    world.place(ring("one"), ring("two"), ring("idle", model="other"))
+    await world.ready("one", "two", "idle")
+    asked = await begin_prompt(world, "one", "two")
+    time_out(world)
+    await world.until(*[StageState.ENDED] * 3)
+    await lost(asked)
+    assert world.rings._shards.get(Shard("m", 0, 4)).chunk == 1024
+    assert world.rings._shards.get(Shard("other", 0, 4)).chunk == 0
 
 
 @pytest.mark.parametrize("failures", [1, 2])
