@@ -76,7 +76,7 @@ FINISH_S = 30.0
 """Timeout after the first Ctrl-C for the requests in flight, here and in this node's rings."""
 EXIT_S = 5.0
 """Timeout after that, at which the process exits even if threads hang: a goodbye to peers takes a second."""
-EXIT_STUCK = 70
+EXIT_LOST = 70
 """Exit code of a node whose compute thread is stuck, or whose GPU is lost: EX_SOFTWARE of sysexits.h."""
 EXIT_DUPLICATE = 78
 """Exit code of a node that runs with a copy of another node's key: EX_CONFIG of sysexits.h."""
@@ -276,7 +276,7 @@ class Daemon:
                 self._head.run(),
                 self._upkeep.keep_catalogue(search),
                 self._upkeep.keep_addresses(self._interfaces, self._agent, discovery),
-                self._stop_if_stuck(),
+                self._stop_if_lost(),
                 self._stop_if_copy(),
                 self._upkeep.keep_memory(),
                 self._upkeep.keep_issues(self._issues, self._agent),
@@ -341,16 +341,16 @@ class Daemon:
                 while is_needed(self._agent.view()):
                     await self._agent.changed.wait()
 
-    async def _stop_if_stuck(self) -> None:
+    async def _stop_if_lost(self) -> None:
         """Stop the node if a job of the compute thread never ends, or the device is lost: only the end of the process
         ends that.
         """
-        stuck = await self._watchdog.stuck()
+        lost = await self._watchdog.lost()
         note_end(self._data.path)
-        log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_STUCK, stuck)
-        self._exit_code = EXIT_STUCK
+        log.critical("this node gives up its rings and ends with %d, to be started anew: %s", EXIT_LOST, lost)
+        self._exit_code = EXIT_LOST
         self._agent.set_draining(True)
-        self._rings.give_up(stuck)
+        self._rings.give_up(lost)
         self._stop.set()
 
     async def _stop_if_copy(self) -> None:

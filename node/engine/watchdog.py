@@ -33,7 +33,7 @@ class Watchdog:
         self.age_s = 0.0
         """Age of the running job; 0 if it began since the last check."""
 
-    async def stuck(self) -> PippinError:
+    async def lost(self) -> PippinError:
         """Wait until a job exceeds its time limit, whose stacks of all threads are logged, or the device is lost.
 
         Returns ComputeStuck or DeviceFailed.

@@ -293,7 +293,7 @@ class Rings:
         A task's root: any error is reported as a failed load.
         """
         try:
-            await self._have(shard, ends)
+            await self._load_unless_loaded(shard, ends)
             for ring in self._waiting(shard):
                 await self._begin(ring)
         except Exception as error:
@@ -324,7 +324,7 @@ class Rings:
         self._report(ring.id, shard, StageState.READY, 1.0)
         self._began.notify()
 
-    async def _have(self, shard: Shard, ends: bool) -> None:
+    async def _load_unless_loaded(self, shard: Shard, ends: bool) -> None:
         """Load layers that are not loaded. If the device fails, maybe at the work of a ring, they are loaded once more."""
         for is_last in (False, True):
             if self._shards.get(shard):

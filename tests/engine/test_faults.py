@@ -212,7 +212,7 @@ def test_the_third_failure_without_a_good_step_is_the_last() -> None:
 async def test_a_device_that_takes_no_more_work_is_lost_at_once(compute: Compute) -> None:
     with pytest.raises(DeviceFailed):
         await compute.run(raising(RuntimeError(IGNORED)))
-    lost = await asyncio.wait_for(Watchdog(compute, 60).stuck(), 30)
+    lost = await asyncio.wait_for(Watchdog(compute, 60).lost(), 30)
     assert "prior/excessive GPU errors" in lost.message
 
 

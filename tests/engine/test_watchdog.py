@@ -38,39 +38,39 @@ async def found(monkeypatch, jobs, late=None, limit=10.0) -> tuple[ComputeStuck 
     clock = Clock(monkeypatch, compute, jobs, late or {})
     watchdog = Watchdog(compute, limit)
     try:
-        return await watchdog.stuck(), clock, watchdog
+        return await watchdog.lost(), clock, watchdog
     except asyncio.CancelledError:
         return None, clock, watchdog
 
 
 async def test_one_job_without_end(monkeypatch):
-    stuck, clock, watchdog = await found(monkeypatch, [None, Job(), *[Job()] * 30])
-    assert stuck
-    assert "10 s" in stuck.message
+    lost, clock, watchdog = await found(monkeypatch, [None, Job(), *[Job()] * 30])
+    assert lost
+    assert "10 s" in lost.message
     assert clock.looks == 2 + 11
     assert watchdog.age_s == 10
 
 
 async def test_many_jobs_and_none(monkeypatch):
-    stuck, _, watchdog = await found(monkeypatch, [Job() for _ in range(50)] + [None] * 50)
-    assert stuck is None
+    lost, _, watchdog = await found(monkeypatch, [Job() for _ in range(50)] + [None] * 50)
+    assert lost is None
     assert watchdog.age_s == 0
 
 
 async def test_a_machine_that_slept_was_at_nothing(monkeypatch):
     job = Job()
-    stuck, _, watchdog = await found(monkeypatch, [job] * 6, late={3: 3600.0, 5: 3600.0})
-    assert stuck is None
+    lost, _, watchdog = await found(monkeypatch, [job] * 6, late={3: 3600.0, 5: 3600.0})
+    assert lost is None
     assert watchdog.age_s == 5 + 2 * LOOK_S
 
 
 async def test_a_piece_of_a_load_may_wait_for_its_disk(monkeypatch):
     piece = Job(piece=True)
-    stuck, _, watchdog = await found(monkeypatch, [piece] * 300)
-    assert stuck is None
+    lost, _, watchdog = await found(monkeypatch, [piece] * 300)
+    assert lost is None
     assert watchdog.age_s == 299
-    stuck, clock, _ = await found(monkeypatch, [piece] * 1000)
-    assert stuck
+    lost, clock, _ = await found(monkeypatch, [piece] * 1000)
+    assert lost
     assert clock.looks == MAX_PIECE_S + 1
 
 
