@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from node.__main__ import EXIT_INTERRUPTED
 from node.cli.__main__ import main as cluster
 from node.core import errors
 from node.core.health import Code
 from node.core.units import format_bytes
+from node.core.usage import EXIT_USAGE
+from node.daemon import EXIT_DUPLICATE, EXIT_LOST
+from node.host.nodejs import EXIT_CANNOT_RUN, EXIT_NO_NODEJS
 from node.options import parse_options
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +104,14 @@ def test_every_warning_is_explained() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning|info)", text("operations.md"), re.MULTILINE)) == set(
         Code
     )
+
+
+def test_every_exit_code_of_a_node_is_explained() -> None:
+    told = re.search(r"^Exit codes: (.+?)\n\n", text("operations.md"), re.MULTILINE | re.DOTALL)
+    assert told
+    usual = {0, 1, EXIT_USAGE}
+    own = {EXIT_LOST, EXIT_DUPLICATE, EXIT_NO_NODEJS, EXIT_CANNOT_RUN, EXIT_INTERRUPTED}
+    assert set(map(int, re.findall(r"\b\d+\b", told[1]))) == usual | own
 
 
 def test_every_error_has_its_status() -> None:
