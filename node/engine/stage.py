@@ -25,7 +25,8 @@ needs the smaller buffers that are then freed."""
 class Stage:
     """The layers [start, end) of a model. The driver's stage, with start 0, also has embedding, final norm and head.
 
-    `model`, `plan`, `start`, `end`, `weight_bytes` and `wired_bytes`, of these, are constant. `lanes`: its caches. `leftover`: those of ended rings.
+    `model`, `plan`, `start`, `end`, `weight_bytes` and `wired_bytes`, of these, are constant. `lanes`: its caches.
+    `leftover`: those of ended rings.
     """
 
     def __init__(

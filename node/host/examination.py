@@ -46,7 +46,8 @@ def examine(
 ) -> tuple[Issue, ...]:
     """Issues of the machine of a node of this name. May wait for a disk, and some seconds for connections.
 
-    `folders`: where it keeps models. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work. `unreached`: nodes that it seems unable to call.
+    `folders`: where it keeps models. `denied`: what it may not read of them. `deaf`: why multicast DNS does not work.
+    `unreached`: nodes that it seems unable to call.
     """
     return (
         *_disk_issues(node, folders),

@@ -75,8 +75,9 @@ class Files:
         """Directory with the files of a stage, and the layout of all of the model's weights.
 
         Missing files are fetched, preferably from peers. `ends`: also those with the tensors outside of layers. Calls
-        `progress` while they are fetched. `downloads`: threads for downloads from the hub; None: those for loads. Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity
-        (disk full), ModelBroken.
+        `progress` while they are fetched. `downloads`: threads for downloads from the hub; None: those for loads.
+
+        Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
         gathering = self._gathering(HeldModel(shard.model, shard.revision))
         args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering

@@ -8,6 +8,7 @@ import pytest
 
 from api.page.routes import FILES, TYPES
 from node.core.errors import RingLost
+from node.core.generation import CONVERSATION
 from tests.api.conftest import MODEL, ScriptedModel
 from tests.api.families import FAMILIES, make
 
@@ -103,6 +104,11 @@ def test_its_files_name_each_other_and_nothing_elsewhere():
     assert {f"/page/{name}" for name in named} == FILES.keys() - {"/"}
     assert not [path for path, text in texts.items() if re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text)]
     assert "innerHTML" not in "".join(texts.values())
+
+
+def test_a_chat_is_sampled_as_in_the_terminal():
+    (said,) = re.findall(r"sampling_defaults: \{(.+?)\}", FILES["/page/chats.js"].read_text())
+    assert {name: float(value) for name, value in re.findall(r"(\w+): ([\d.]+)", said)} == dict(CONVERSATION)
 
 
 async def test_it_needs_no_key_but_the_api_does(serve):
