@@ -1,15 +1,14 @@
 """Private copies of tokenizer files, for a sandbox to clean (`node.text.tokenizer_settings`) and for this process to read."""
 
 import os
-import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NewType
 
-from node.core.errors import ModelBroken
+from node.core.errors import ModelBroken, NotReady
 from node.core.pool import Pool
 from node.model.file_names import MAX_TOKENIZER_BYTES
 
@@ -37,19 +36,35 @@ _OTHER_BYTES = 4 * 2**20
 async def copies(pool: Pool, *directories: Path) -> AsyncIterator[tuple[Path, list[Path]]]:
     """A private folder, and in it a copy of the tokenizer files of each directory. It goes with the context.
 
-    Raises ModelBroken, Overloaded.
+    Raises ModelBroken, NotReady, Overloaded.
     """
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as private:
+    with writing():
+        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+    with made as private:
         folders = [Path(private, str(number)) for number in range(len(directories))]
         for directory, folder in zip(directories, folders, strict=True):
             await pool.run(copy, directory, folder)
         yield Path(private), folders
 
 
-def copy(directory: Path, folder: Path) -> None:
-    """Copy a model's tokenizer files to a new folder. Raises ModelBroken if a file is missing, too large, or elsewhere."""
+@contextmanager
+def writing(folder: Path | None = None) -> Iterator[None]:
+    """Raises NotReady for an OSError in the context, which is this machine's fault and none of the model's files."""
     try:
+        yield
+    except OSError as error:
+        what = f"The tokenizer can't be copied to a temporary folder, {folder or error.filename}: {error.strerror}."
+        raise NotReady(what, hint="Free space there, or restart the node with TMPDIR set to another folder.") from error
+
+
+def copy(directory: Path, folder: Path) -> None:
+    """Copy a model's tokenizer files to a new folder.
+
+    Raises ModelBroken if a file is missing, too large, or elsewhere; NotReady if the folder can't be written.
+    """
+    with writing(folder):
         (folder / _TEMPLATES).mkdir(parents=True)
+    try:
         vocabularies = [_copy(directory, folder, name, MAX_TOKENIZER_BYTES) for name in VOCABULARIES]
         if not any(vocabularies):
             what = f"{directory.name} has no tokenizer: there is none of {', '.join(VOCABULARIES)}."
@@ -78,8 +93,9 @@ def _copy(directory: Path, folder: Path, name: str, most: int) -> bool:
             raise ModelBroken(f"{name} of {directory.name} is not a regular file.", hint="Fetch the model again.")
         if status.st_size > most:
             raise ModelBroken(f"{name} of {directory.name} has {status.st_size:,} bytes; {most:,} are the most.")
-        with (folder / name).open("wb") as target:
-            shutil.copyfileobj(source, target)
+        content = source.read(status.st_size)
+    with writing(folder):
+        (folder / name).write_bytes(content)
     return True
 
 

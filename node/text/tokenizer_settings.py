@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import ModelBroken
+from node.text.tokenizer_files import writing
 
 MAX_TOKEN_ID = 2**31 - 1
 """MLX computes with ids as int32."""
 
 
 def clean(folder: Path) -> None:
-    """Clean the copy in a folder: unknown keys are dropped. Raises ModelBroken for a known one of another type.
+    """Clean the copy in a folder: unknown keys are dropped. Raises ModelBroken for a known one of another type, and
+    NotReady if the folder can't be written.
 
     All ids that end an answer are in generation_config.json afterwards.
     """
     try:
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends(folder)}), "utf-8")
+        _write(folder / "generation_config.json", {"eos_token_id": ends(folder)})
         _rewrite(folder / "config.json", _MODEL_KEYS.get)
         _rewrite(folder / "tokenizer_config.json", lambda key: _SETTINGS.get(key) or _special(key))
         _rewrite(folder / "special_tokens_map.json", _special)
@@ -169,7 +171,12 @@ def _rewrite(path: Path, kind_of: Callable[[str], Kind | None]) -> None:
                 kept[key] = None if value is None else kind(value)  # instead of a token: there is none
             except (ValueError, TypeError, LookupError) as error:
                 raise ValueError(f"{key!r:.80} of {path.name} has a wrong value: {error}") from error
-    path.write_text(json.dumps(kept), "utf-8")
+    _write(path, kept)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with writing(path.parent):
+        path.write_text(json.dumps(content), "utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:
