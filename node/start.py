@@ -52,8 +52,10 @@ def _run(options: Options, recent: RecentLines) -> int:
     from node.host.memory import limit_arenas  # noqa: PLC0415
     from node.host.sleep import prevent_sleep  # noqa: PLC0415
     from node.text.sandbox import SandboxServer  # noqa: PLC0415
+    from node.text.tokenizer_files import remove_stale  # noqa: PLC0415
 
     limit_arenas()
+    remove_stale()
     sandboxes = SandboxServer()  # before threads and gRPC start; it imports in parallel to this process
     with fixed_limit():
         from node.daemon import Daemon, HostFacts  # noqa: PLC0415

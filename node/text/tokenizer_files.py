@@ -1,10 +1,13 @@
 """Private copies of tokenizer files, for a sandbox to clean (`node.text.tokenizer_settings`) and for this process to read."""
 
+import asyncio
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NewType
 
@@ -21,6 +24,7 @@ VOCABULARIES = (
 )
 PREFIX = "pippin-tokenizer-"
 """Beginning of the names of private folders."""
+_STALE_S = 3600.0
 _MERGES = "merges.txt"
 _OTHERS = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -38,13 +42,36 @@ async def copies(pool: Pool, *directories: Path) -> AsyncIterator[tuple[Path, li
 
     Raises ModelBroken, NotReady, Overloaded.
     """
+    job = asyncio.wrap_future(pool.submit(_copies, directories))
+    try:
+        private, folders = await asyncio.shield(job)
+        yield private, folders
+    finally:
+        await asyncio.wait([job])  # a thread that still copies would make what has been removed
+        if not job.exception():
+            shutil.rmtree(job.result()[0], ignore_errors=True)
+
+
+def _copies(directories: Sequence[Path]) -> tuple[Path, list[Path]]:
     with writing():
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-    with made as private:
-        folders = [Path(private, str(number)) for number in range(len(directories))]
+        private = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        folders = [private / str(number) for number in range(len(directories))]
         for directory, folder in zip(directories, folders, strict=True):
-            await pool.run(copy, directory, folder)
-        yield Path(private), folders
+            copy(directory, folder)
+    except BaseException:
+        shutil.rmtree(private, ignore_errors=True)
+        raise
+    return private, folders
+
+
+def remove_stale() -> None:
+    """Remove the private folders that killed nodes of this user have left. Those of running nodes are seconds old."""
+    with suppress(OSError):  # there may be no temporary folder
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            found = folder.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -63,7 +90,8 @@ def copy(directory: Path, folder: Path) -> None:
     Raises ModelBroken if a file is missing, too large, or elsewhere; NotReady if the folder can't be written.
     """
     with writing(folder):
-        (folder / _TEMPLATES).mkdir(parents=True)
+        folder.mkdir()
+        (folder / _TEMPLATES).mkdir()
     try:
         vocabularies = [_copy(directory, folder, name, MAX_TOKENIZER_BYTES) for name in VOCABULARIES]
         if not any(vocabularies):
