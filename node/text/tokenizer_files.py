@@ -32,8 +32,8 @@ _OTHERS = (
 )
 _TEMPLATES = "additional_chat_templates"
 _MOST_TEMPLATES = 16
-_OTHER_BYTES = 4 * 2**20
-"""Maximum bytes of a file of settings; the largest known one, of Gemma 3, has 1.2 MB."""
+_OTHER_BYTES = 32 * 2**20
+"""Maximum bytes of a file of settings. They tell each added token in some 190 bytes: speech models add 65,536, or 12 MB."""
 
 
 @asynccontextmanager

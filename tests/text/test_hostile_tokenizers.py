@@ -88,6 +88,12 @@ def test_settings_that_are_data_stay(left):
     assert left(**files) == {**files, "generation_config": {"eos_token_id": []}}
 
 
+def test_a_tokenizer_may_have_very_many_added_tokens(left):
+    """As speech models do."""
+    added = {str(128_256 + number): ADDED | {"content": f"<custom_token_{number}>"} for number in range(65_536)}
+    assert left(tokenizer_config={"added_tokens_decoder": added})["tokenizer_config"]["added_tokens_decoder"] == added
+
+
 def test_everything_else_goes(left):
     path = "/etc/passwd"
     names = ("vocab", "vocab_file", "merges", "tokenizer_file", "init_inputs", "name_or_path", "auto_map", "a_new_key")
@@ -168,8 +174,8 @@ def test_what_is_no_file_or_too_large_is_refused(tmp_path):
         copy(tmp_path, tmp_path / "one")
     (tmp_path / "tokenizer_config.json").unlink()
     with (tmp_path / "tokenizer_config.json").open("wb") as file:
-        file.truncate(5 * 2**20)
-    with pytest.raises(ModelBroken, match=r"has 5,242,880 bytes; 4,194,304 are the most"):
+        file.truncate(33 * 2**20)
+    with pytest.raises(ModelBroken, match=r"has 34,603,008 bytes; 33,554,432 are the most"):
         copy(tmp_path, tmp_path / "two")
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer_config.json").symlink_to("tokenizer_config.json")
