@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION, is_small, is_weights
 from node.model.layouts import Layouts, Stat
 
+log = logging.getLogger(__name__)
+
 _CHUNK = 1 << 20
 
 
@@ -26,6 +29,8 @@ class Sender:
         self._hub_cache = hub_cache
         self._digests: dict[Path, tuple[Stat, str]] = {}
         """Of files, each as it was at that time."""
+        self._told: set[Path] = set()
+        """Directories of which a file lies elsewhere, as the log has said."""
 
     def offer(self, directory: Path) -> list[File]:
         """The files that a peer may read. They always include the description of the weights, on disk or not."""
@@ -76,6 +81,7 @@ class Sender:
             raise _not_offered(directory, name) from error
         if not self._may_read(directory, directory / name, os.fstat(file.fileno())):
             file.close()
+            self._tell(directory, name)
             raise _not_offered(directory, name)
         return file
 
@@ -85,8 +91,19 @@ class Sender:
             is_opened = os.path.samestat(opened, place.lstat())
         except OSError:
             return False
-        is_blob = place.parent.name == "blobs" and place.parents[2] == self._hub_cache.resolve()
+        is_blob = place.parent == self._blobs(directory) or (
+            place.parent.name == "blobs" and place.parents[2] == self._hub_cache.resolve()
+        )
         return is_opened and stat.S_ISREG(opened.st_mode) and (is_blob or place.parent == directory.resolve())
+
+    def _blobs(self, directory: Path) -> Path | None:
+        """Where the files of a directory of the hub's cache lie: a user may have linked its repository to another disk."""
+        return (directory.parents[1] / "blobs").resolve() if self._hub_cache in directory.parents[2:3] else None
+
+    def _tell(self, directory: Path, name: str) -> None:
+        if directory not in self._told and (directory / name).is_symlink():
+            self._told.add(directory)
+            log.warning("%s of %s is not offered to other nodes, as it is a link to a file elsewhere", name, directory)
 
 
 def _not_offered(directory: Path, name: str) -> ModelNotFound:

@@ -110,6 +110,32 @@ def test_links_of_the_hub_cache_are_followed(tmp_path, make_model):
     assert File(SECOND, len(content), etag) in offer(tmp_path / "own" / "model", cache), "a folder may be a link itself"
 
 
+@pytest.mark.parametrize("linked", [".", "models--org--model", "models--org--model/blobs"])
+def test_what_a_user_moved_to_another_disk_is_offered(tmp_path, make_model, linked):
+    cache = tmp_path / "cache"
+    snapshot = make_model(cache / "models--org--model" / "snapshots" / COMMIT)
+    blobs = cache / "models--org--model" / "blobs"
+    blobs.mkdir()
+    (snapshot / SECOND).rename(blobs / "abc")
+    (snapshot / SECOND).symlink_to("../../blobs/abc")
+    (tmp_path / "disk").mkdir()
+    moved = (cache / linked).rename(tmp_path / "disk" / "moved")
+    (cache / linked).symlink_to(moved)
+    assert SECOND in {file.name for file in offer(snapshot, cache)}
+
+
+def test_the_log_says_once_that_files_of_a_folder_are_not_offered(source, tmp_path, caplog):
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (source / name).rename(tmp_path / name)
+        (source / name).symlink_to(tmp_path / name)
+    sender = Sender(Layouts(), tmp_path / "cache")
+    for _ in range(2):
+        assert {file.name for file in sender.offer(source)} & SMALL == SMALL - {"tokenizer.json", "chat_template.jinja"}
+    assert caplog.messages == [
+        f"chat_template.jinja of {source} is not offered to other nodes, as it is a link to a file elsewhere"
+    ]
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
 @pytest.mark.parametrize("kind", ["outside", "blobs of another place", "pipe", "folder", "dangling"])
 def test_what_lies_elsewhere_is_not_offered(source, tmp_path, name, kind):
