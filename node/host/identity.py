@@ -22,7 +22,7 @@ from typing import TextIO
 from node.core.errors import PippinError
 from node.core.types import COUNTER_LIMIT
 from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
-from node.host.private_file import exposed, repair
+from node.host.private_file import protect
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _MAX_DIRECTORIES = 64
 
 
 class DataDirectoryUnusable(PippinError):
-    """Another node uses the directory, it cannot be written, or one of its files is damaged or open to others."""
+    """Another node uses the directory, it cannot be written, or one of its files is damaged."""
 
     code = "data_directory_unusable"
 
@@ -87,9 +87,7 @@ class DataDirectory:
         """Read the private key; None if there is none yet."""
         try:
             with self._key_file.open("rb") as file:
-                if others := exposed(file.fileno(), self._key_file):
-                    hint = f"{repair(self._key_file)}. Else delete it to start this machine as a new node."
-                    raise DataDirectoryUnusable(f"{others}, the node's private key.", hint=hint)
+                protect(file.fileno(), self._key_file)
                 return from_pem(file.read())
         except FileNotFoundError:
             return None

@@ -36,17 +36,34 @@ def test_the_key_is_the_id_and_nobody_else_s_to_read(tmp_path):
         assert public_key_of(data.identity.id) == data.key.public_key()
         for name in ("node-key.pem", "node.json"):
             assert (tmp_path / name).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o666])
+def test_a_key_that_a_copy_opened_to_others_is_closed_again(tmp_path, caplog, mode):
+    open_and_close(tmp_path)
     key = tmp_path / "node-key.pem"
-    for mode in (0o644, 0o620, 0o666):
-        key.chmod(mode)
-        with (
-            pytest.raises(DataDirectoryUnusable, match=rf"Other users .*chmod 600 {key}"),
-            open_data_directory(tmp_path),
-        ):
-            pass
-    key.chmod(0o600)
+    key.chmod(mode)
+    open_and_close(tmp_path)
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert [f"{key} no longer, but until now" in each for each in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_volume_that_keeps_no_permissions_is_used_with_a_warning(tmp_path, monkeypatch, caplog, refuses):
+    """As exFAT and SMB: the first start made the key, and each later one finds it open to all."""
+    with open_data_directory(tmp_path) as data:
+        key = tmp_path / "node-key.pem"
+    key.chmod(0o777)
+
+    def keep(descriptor, mode):
+        if refuses:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchmod", keep)
     with open_data_directory(tmp_path) as again:
         assert again.identity.id == data.identity.id
+    told = f"Other users of this machine can read and change {key}, as this volume keeps no permissions"
+    assert caplog.messages == [told]
 
 
 def test_a_directory_of_before_keys_gets_a_new_id(tmp_path):

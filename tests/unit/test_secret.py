@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from node.cli.__main__ import main as cluster
@@ -42,6 +44,29 @@ def test_a_file_that_others_can_read_or_change_is_refused(file, mode, can):
     with pytest.raises(SecretUnusable, match=rf"can {can} {file}.*chmod 600 {file}.*cluster secret new") as error:
         read_secret(file, {})
     assert SECRET not in str(error.value)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """Run as another user than the owner of files."""
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("mode", [0o640, 0o444, 0o644])
+def test_a_file_that_a_service_manager_gives_is_accepted(file, mode):
+    """As of Docker, Kubernetes and systemd: it is root's, which says who may read it."""
+    file.chmod(mode)
+    assert read_secret(file, {}) == SECRET.encode()
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("mode", [0o660, 0o666, 0o642])
+def test_a_file_that_others_can_change_is_refused_whoever_has_it(file, mode):
+    file.chmod(mode)
+    with pytest.raises(SecretUnusable, match=f"can change {file}"):
+        read_secret(file, {})
 
 
 WEAK = [
