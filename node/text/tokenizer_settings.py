@@ -110,7 +110,7 @@ def _template(value: Any) -> Any:
 
 _SPECIAL_TOKEN = re.compile(r"\w*_token", re.ASCII)
 _NAMED = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
-_MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -141,8 +141,9 @@ _SETTINGS: Mapping[str, Kind] = {
     "errors": _text("ignore|replace|strict"),
 }
 _MODEL_KEYS: Mapping[str, Kind] = {
-    **dict.fromkeys(("model_name", "model_type", "transformers_version", "tokenizer_class"), _text(r"[\w.+-]+")),
-    "_name_or_path": lambda value: value if _MODEL_ID.fullmatch(str(value)) else "",  # not opened, but often a path
+    **dict.fromkeys(("model_type", "transformers_version", "tokenizer_class"), _text(r"[\w.+-]+")),
+    # Only compared with known names, and often a path.
+    **dict.fromkeys(("model_name", "_name_or_path"), lambda value: value if _MODEL_ID.fullmatch(str(value)) else ""),
 }
 
 

@@ -114,6 +114,14 @@ def test_everything_else_goes(left):
     }
 
 
+@pytest.mark.parametrize("key", ["model_name", "_name_or_path"])
+@pytest.mark.parametrize(
+    ("name", "stays"), [("llama", True), ("org/x", True), ("My Model", False), ("../x", False), ("/etc/passwd", False)]
+)
+def test_a_name_that_is_only_compared_breaks_no_model(left, key, name, stays):
+    assert left(config={key: name})["config"] == {key: name if stays else ""}
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
