@@ -4,6 +4,7 @@ An audit hook refuses what Python code does. Native code does not ask it; on Lin
 """
 
 import ctypes
+import logging
 import os
 import struct
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import node
+
+log = logging.getLogger(__name__)
 
 _SYSTEM = (
     *("/usr/lib", "/lib", "/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache"),
@@ -79,10 +82,24 @@ def _is_beneath(path: Any, roots: Iterable[str]) -> bool:
     return any(real == root or real.startswith(root + os.sep) for root in roots)
 
 
+def check_system() -> None:
+    """Log a warning if this is Linux and its kernel does not confine native code."""
+    if sys.platform == "linux" and _landlock(ctypes.CDLL(None)) < 1:
+        log.warning(
+            "Sandboxes run without Linux's Landlock, as this kernel does not offer it: only Python's own code is confined"
+        )
+
+
+def _landlock(system: ctypes.CDLL) -> int:
+    """The version that the kernel knows; less than 1 if it has none."""
+    version: int = system.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)
+    return version
+
+
 def _restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     """Have the kernel refuse everything else. Does nothing where it can't."""
     system = ctypes.CDLL(None, use_errno=True)
-    version = system.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)
+    version = _landlock(system)
     if version < 1:
         return
     files = (1 << max(count for since, count in _FILES if version >= since)) - 1

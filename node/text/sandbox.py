@@ -21,7 +21,7 @@ from node.core.fair_turns import FairTurns
 from node.core.pool import Pool
 from node.core.units import format_bytes
 from node.host.memory import used_by
-from node.text import seatbelt
+from node.text import confinement, seatbelt
 from node.text.sandbox_server import ANSWERED, REPLY_HEADER, REQUEST_HEADER, START, START_REPLY
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class SandboxServer:
 
     def __init__(self) -> None:
         """Start the server, which imports the sandboxes' modules in the background."""
+        confinement.check_system()
         self._node, theirs = socket.socketpair()
         self._node.settimeout(_START_S)
         self._forks = Pool("sandbox", 1, 256)

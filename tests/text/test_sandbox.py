@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -277,6 +278,15 @@ async def test_a_sandbox_opens_nothing_else(start, files, harm, unused_tcp_port)
     with pytest.raises(SandboxFailed, match="PermissionError: a sandbox may not"):
         await sandbox.ask(harm.format(**given, port=unused_tcp_port).encode())
     assert not (elsewhere / "new").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is of Linux")
+@pytest.mark.parametrize(("version", "told"), [(-1, True), (0, True), (1, False)])
+def test_a_node_says_that_native_code_is_not_confined(monkeypatch, caplog, version, told):
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(syscall=lambda *_: version))
+    server = SandboxServer()
+    server.close()
+    assert any("without Linux's Landlock" in each for each in caplog.messages) == told
 
 
 @pytest.mark.skipif(not (has_landlock() or EXECUTABLE.exists()), reason="no system's wall here")
