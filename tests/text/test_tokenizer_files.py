@@ -6,6 +6,7 @@ import resource
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -27,12 +28,15 @@ def place(tmp_path, monkeypatch):
     return place
 
 
-@pytest.fixture
-def full():
-    """Have the system refuse each write of a file, as on a full disk."""
+@contextmanager
+def full_disk():
+    """Have the system refuse each write of a file. Ends in the test: pytest's own output may go to a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_temporary_folder_that_can_not_be_written_is_no_fault_of_the_model(place, sandbox_server):
@@ -45,18 +49,16 @@ async def test_a_temporary_folder_that_can_not_be_written_is_no_fault_of_the_mod
     await processes.close()
 
 
-async def test_a_full_disk_is_no_fault_of_the_model(place, full):
-    full()
-    with pytest.raises(NotReady, match=rf"temporary folder, {place}/.*: File too large.*Free space"):
+async def test_a_full_disk_is_no_fault_of_the_model(place):
+    with full_disk(), pytest.raises(NotReady, match=rf"temporary folder, {place}/.*: File too large.*Free space"):
         async with copies(Pool("file", 1, 1), DEMO):
             pass
     assert not list(place.iterdir())
 
 
-def test_a_disk_that_is_full_when_the_copy_is_cleaned_is_no_fault_of_the_model(tmp_path, full):
+def test_a_disk_that_is_full_when_the_copy_is_cleaned_is_no_fault_of_the_model(tmp_path):
     copy(DEMO, tmp_path / "copy")
-    full()
-    with pytest.raises(NotReady, match="File too large"):
+    with full_disk(), pytest.raises(NotReady, match="File too large"):
         clean(tmp_path / "copy")
 
 
