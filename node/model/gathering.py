@@ -113,6 +113,9 @@ class Gathering:
                     disk = open_parts(target, file)
                 except NotReady:
                     continue
+                if has_file(target, file):  # another load has finished it since it was looked for
+                    disk.discard()
+                    continue
                 here = sum(disk.counts)
                 found[file.name] = _Open(file, disk, here, resumed=here > 0)
         except BaseException:

@@ -90,6 +90,12 @@ class PartsFile:
             self._part.replace(self._path)
             self._journal_path.unlink(missing_ok=True)
 
+    def discard(self) -> None:
+        """Remove it, and close it."""
+        self._part.unlink(missing_ok=True)
+        self._journal_path.unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """Close the file, after any write in progress."""
         with self._using:

@@ -166,6 +166,21 @@ async def test_a_file_that_another_load_fetches_is_waited_for(client, tmp_path):
     assert is_once(client)
 
 
+async def test_a_file_that_another_load_finishes_just_then_is_not_fetched_again(client, tmp_path, monkeypatch):
+    there = module.has_file
+
+    def finished_after_the_look(target, file):
+        monkeypatch.setattr(module, "has_file", there)
+        (tmp_path / FILE.name).write_bytes(CONTENT)
+        return False
+
+    monkeypatch.setattr(module, "has_file", finished_after_the_look)
+    _, whole, _ = await gathered(client, tmp_path, A)
+    assert whole
+    assert client.sent == {}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE.name]
+
+
 async def test_files_come_from_peers_while_all_downloads_from_the_hub_are_slow(client, tmp_path):
     pools, go_on = replace(Pools(), downloads=Pool("download", 1, 9), pulls=Pool("pull", 1, 9)), threading.Event()
     slow = [asyncio.ensure_future(pool.run(go_on.wait, 60)) for pool in (pools.downloads, pools.pulls) for _ in "12"]
