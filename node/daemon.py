@@ -15,11 +15,9 @@ from pathlib import Path
 from api.app import create_app
 from api.server import ApiServer
 from node import PROTOCOL, __version__
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.control_service import ControlService
-from node.cluster.discovery import Discovery
 from node.cluster.draining import Draining, is_needed
 from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
@@ -50,6 +48,8 @@ from node.host.identity import DataDirectory
 from node.host.interfaces import Interface, hardware_kinds, local_interfaces
 from node.host.secret import read_secret
 from node.host.shutdown import exit_within, on_signals
+from node.members.address_book import AddressBook
+from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.files import Files
 from node.model.hub import Hub

@@ -11,10 +11,10 @@ from typing import Any
 from api.limits import MAX_BODY
 from node import __version__
 from node import option_values as values
-from node.cluster.membership import FAIL_AFTER_S
 from node.core.models import KV_BITS
 from node.core.usage import Parser
 from node.host.machine_name import machine_name
+from node.members.membership import FAIL_AFTER_S
 from node.settings import as_toml, given_in, misspelt, nothing_given, read_settings, value_of
 
 DEFAULT_API_PORT = 52415

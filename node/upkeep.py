@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 from node.cluster.agent import Agent
-from node.cluster.discovery import Discovery
 from node.core.addresses import people_first, without_zone
 from node.core.clock import in_step
 from node.core.pool import Pool
@@ -14,6 +13,7 @@ from node.core.retried import Retried
 from node.core.types import Issue, Severity
 from node.host import memory
 from node.host.interfaces import Interface
+from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
 
 ADDRESSES_S = 5.0

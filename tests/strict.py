@@ -1,6 +1,6 @@
 """Checks a server's output against the types of OpenAI's package: no missing and no additional fields.
 
-`check_answer` takes any exchange; the fixtures of tests/api and tests/cluster call it with each of theirs. The other
+`check_answer` takes any exchange; the fixtures of tests/api and tests/nodes call it with each of theirs. The other
 surfaces have checkers of their own, which it calls.
 """
 

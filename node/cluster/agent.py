@@ -13,14 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.cluster.address_book import AddressBook
 from node.cluster.clocks import Clocks
-from node.cluster.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
 from node.cluster.held_states import HeldStates
-from node.cluster.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
-from node.cluster.term_store import TermStore
 from node.core.clock import in_step, now, wall_ms
 from node.core.errors import Incompatible, NotReady
 from node.core.signal import Signal
@@ -38,6 +34,10 @@ from node.core.types import (
     StageState,
 )
 from node.host.interfaces import Interface
+from node.members.address_book import AddressBook
+from node.members.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term
+from node.members.membership import FAIL_AFTER_S, Change, Changed, Forgotten, Joined, Membership
+from node.members.term_store import TermStore
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ A node reports itself that it is draining, so a new head knows it; a node that r
 import asyncio
 import logging
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.core.errors import NodeNotFound, NotReady, PeerUnavailable
 from node.core.node_names import node_named
 from node.core.types import ClusterView, NodeState
+from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Exchanges heartbeats with every node of the address book, and watches its connection.
 
-`node/cluster/rhythm.py` decides how often; news is sent at once. `node/cluster/membership.py` decides what silence means.
+`node/cluster/rhythm.py` decides how often; news is sent at once. `node/members/membership.py` decides what silence means.
 """
 
 import asyncio
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
-from node.cluster.happy_eyeballs import happy_eyeballs
 from node.cluster.probes import Probes
 from node.cluster.rhythm import HEARTBEAT_S
 from node.cluster.turns import Turns
@@ -23,6 +21,8 @@ from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinEr
 from node.core.retried import Retried
 from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
 from node.host.interfaces import with_zone_name
+from node.members.address_book import AddressBook, address_at
+from node.members.happy_eyeballs import happy_eyeballs
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)

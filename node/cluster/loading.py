@@ -8,13 +8,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NotReady, PippinError
 from node.core.models import Wish
 from node.core.types import Address
+from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 
-from node.cluster.address_book import AddressBook, address_at
 from node.cluster.agent import Agent
 from node.cluster.rhythm import is_quiet
 from node.core.clock import in_step, now
@@ -12,6 +11,7 @@ from node.core.errors import PippinError
 from node.core.retried import Retried
 from node.core.types import PRESENT, PeerHint
 from node.host.interfaces import interface_towards
+from node.members.address_book import AddressBook, address_at
 from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.core.clock import now
 from node.core.types import Advert, NodeState
+from node.members.address_book import AddressBook
 
 PATIENCE_S = 10.0
 """A node that advertises itself is called within a second or two."""

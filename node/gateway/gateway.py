@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
@@ -26,6 +25,7 @@ from node.gateway.disk import Disk
 from node.gateway.model_index import ModelIndex, TokenizerFiles
 from node.gateway.model_names import ModelNames
 from node.gateway.router import OPEN_WAIT_S, Router
+from node.members.address_book import AddressBook
 from node.model.catalogue import Catalogue
 from node.model.config import read_sampling
 from node.model.short_names import SHORT_NAMES

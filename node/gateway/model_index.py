@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.core.errors import ModelNotFound
@@ -13,6 +12,7 @@ from node.core.types import MAX_NAME_CHARS, Address
 from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames
+from node.members.address_book import AddressBook
 from node.model.catalogue import Catalogue
 from node.model.config import read_config, read_sampling, read_template
 from node.model.short_names import untagged

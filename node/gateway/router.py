@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.readiness import driver_out_of_reach, usable_rings
 from node.core.clock import now
@@ -27,6 +26,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.health import loads_of
 from node.core.types import Address, NodeState, Ring
 from node.gateway.balancer import Balancer
+from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings
 from node.rpc.client import RpcClient
 

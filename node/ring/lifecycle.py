@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.core.clock import in_step, now
 from node.core.errors import (
@@ -47,6 +46,7 @@ from node.engine.device import MIN_CHUNK, prefill_chunk
 from node.engine.draft import DraftModel
 from node.engine.runner import Runner
 from node.host.memory import stranded
+from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.placement.footprint import stage_bytes
 from node.placement.speed import is_slow_wire

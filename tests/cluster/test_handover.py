@@ -1,176 +1,143 @@
-"""Work moves from one ring to another while eight streams run: a replica dies, a node joins, is drained, or leaves."""
+"""When a better placement is adopted, when a ring has retired, and when a node may leave."""
 
-import signal
-import subprocess
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
-
-pytestmark = pytest.mark.slow
-
-ASKED = [f"Count from {first} to {first + 40}" for first in range(1, 9)]
-TOKENS = 200
-MOVED_S = 20.0
-"""Loading the small model on a busy machine and handing over takes a tenth of this."""
-
-
-@contextmanager
-def streams(gateways: Sequence[Node]) -> Iterator[list[Future[str]]]:
-    """One stream for each prompt, each some tokens long already; yields the text of each, ready when it has ended."""
-    begun = threading.Semaphore(0)
-
-    def ask(number: int) -> str:
-        gateway = gateways[number % len(gateways)]
-        with gateway.stream(ASKED[number], max_tokens=TOKENS, ignore_eos=True) as events:
-            reading = iter(events)
-            for _ in range(10):
-                next(reading)
-            begun.release()
-            return events.rest()
-
-    with ThreadPoolExecutor(len(ASKED)) as pool:
-        answers = [pool.submit(ask, number) for number in range(len(ASKED))]
-        for _ in ASKED:
-            assert begun.acquire(timeout=30), [answer.exception(0) for answer in answers if answer.done()]
-        yield answers
+from node.cluster.draining import is_needed
+from node.cluster.handover import COLD_S, SETTLE_S, Handover
+from node.cluster.readiness import ready_rings
+from node.core.types import (
+    ClusterView,
+    Fence,
+    Memory,
+    NodeInfo,
+    NodeReport,
+    NodeState,
+    PeerView,
+    Placement,
+    Ring,
+    RingTraffic,
+    Shard,
+    StageReport,
+    StageSpec,
+    StageState,
+)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    with running_cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
-        (node,) = cluster.start(1, "--model", MODEL)
-        cluster.ready(node)
-        with streams([node]) as answers:
-            return [answer.result(60) for answer in answers]
+def ring(name: str, node: str, *, retiring: bool = False) -> Ring:
+    return Ring(name, "m", (StageSpec(node, 0, 8),), 4096, 4, retiring=retiring)
 
 
-def texts(answers: list[Future[str]]) -> list[str]:
-    return [answer.result(60) for answer in answers]
-
-
-def rings(node: Node) -> list[dict[str, Any]]:
-    return node.status()["models"][0]["rings"]
-
-
-def have(node: Node, count: int) -> list[dict[str, Any]]:
-    """Wait until there are exactly `count` rings and all are ready."""
-
-    def found() -> list[dict[str, Any]] | None:
-        seen = rings(node)
-        return seen if [ring["state"] for ring in seen] == ["ready"] * count else None
-
-    return until(found, MOVED_S, f"{count} rings are ready: {rings(node)}")
-
-
-def name_of(status: dict[str, Any], node: str) -> str:
-    return next(each["name"] for each in status["nodes"] if each["id"] == node)
-
-
-def members(cluster: Cluster, ring: dict[str, Any]) -> list[Node]:
-    status = next(node for node in cluster.nodes if node.process.poll() is None).status()
-    names = [name_of(status, stage["node"]) for stage in ring["stages"]]
-    return [node for name in names for node in cluster.nodes if node.name == name and node.process.poll() is None]
-
-
-def test_replicas_share_the_load_and_outlive_each_other(cluster: Cluster, undisturbed: list[str]) -> None:
-    first, second = cluster.start(2, "--model", MODEL)
-    cluster.ready(first, second)
-    have(first, 2)
-    with streams([first]) as answers:
-        until(lambda: min(ring["requests"]["running"] for ring in rings(first)) >= 2, 5, "each ring has some of them")
-        second.kill()
-        assert texts(answers) == undisturbed
-    have(first, 1)
-
-
-def test_a_node_that_joins_is_used_and_nobody_waits(cluster: Cluster, undisturbed: list[str]) -> None:
-    """The joining node's `--stages` makes the head replace the only ring; a third node then gets no ring."""
-    (first,) = cluster.start(1, "--model", MODEL)
-    before = cluster.ready(first)["models"][0]["rings"]
-    with streams([first]) as answers:
-        second = cluster.launch("--model", MODEL, "--stages", "2").started()
-        until(lambda: any(ring["state"] == "retiring" for ring in rings(first)), MOVED_S, "the old ring retires")
-        assert texts(answers) == undisturbed
-    (ring,) = have(second, 1)
-    assert len(ring["stages"]) == 2
-    assert ring["id"] != before[0]["id"]
-    assert first.chat(ASKED[0], max_tokens=TOKENS, ignore_eos=True).text == undisturbed[0]
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The model split over two of three nodes."""
-    with running_cluster(tmp_path_factory.mktemp("three")) as cluster:
-        cluster.ready(*cluster.start(3, "--model", MODEL, "--stages", "2"))
-        yield cluster
-
-
-def command(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [str(BIN / "cluster"), *arguments, "--api", cluster.nodes[0].url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def peer(
+    node: str,
+    *loads: tuple[str, StageState],
+    running: int = 0,
+    requests: int = 0,
+    state=NodeState.ALIVE,
+    draining=False,
+) -> PeerView:
+    info = NodeInfo(node, 1, node, "home", "1", 1, (), 1, 2)
+    report = NodeReport(
+        info,
+        Memory(8, 8),
+        stages=tuple(StageReport(name, Shard("m", 0, 8), load) for name, load in loads),
+        traffic=tuple(
+            RingTraffic(name, running, requests=requests) for name, load in loads if load is StageState.READY
+        ),
+        draining=draining,
     )
-    return done.returncode, done.stdout + done.stderr
+    return PeerView(report, state)
 
 
-def test_a_node_is_drained_and_no_stream_notices(three: Cluster, undisturbed: list[str]) -> None:
-    (ring,) = have(three.nodes[0], 1)
-    for victim in members(three, ring):  # the driver, and then another node of the next ring
-        with streams(three.nodes) as answers:
-            code, said = command(three, "drain", victim.name)
-            assert (code, said.splitlines()[0]) == (0, f"{victim.name} is drained")
-            assert victim.state_of(victim) == "drained"
-            assert victim not in members(three, have(victim, 1)[0])
-            assert texts(answers) == undisturbed
-        assert victim.chat(ASKED[1], max_tokens=TOKENS, ignore_eos=True).text == undisturbed[1]
-        assert command(three, "undrain", victim.name)[0] == 0
-        until(lambda node=victim: node.state_of(node) in ("idle", "ready"), 5, "it is in use again")
+def view(*peers: PeerView, rings: tuple[Ring, ...]) -> ClusterView:
+    return ClusterView("a", 1, "a", peers, Placement(Fence(1, 2), "a", rings))
 
 
-def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Cluster, undisturbed: list[str]) -> None:
-    victim = members(three, have(three.nodes[0], 1)[0])[0]
-    rest = [node for node in three.nodes if node is not victim]
-    with streams(rest) as answers:
-        victim.signal(signal.SIGTERM)
-        assert victim.wait(MOVED_S) == 0
-        assert texts(answers) == undisturbed
-    assert "lost its ring after 0 tokens" not in "".join(node.written for node in rest)
-    three.ready(*rest)
+OLD, NEW = ring("old", "a", retiring=True), ring("new", "b")
+BOTH = (NEW, OLD)
+READY, LOADING = StageState.READY, StageState.LOADING
 
 
-def test_a_drained_node_stays_so_under_a_new_head(cluster: Cluster) -> None:
-    nodes = cluster.start(3, "--model", MODEL)
-    head = cluster.head(cluster.ready(*nodes))
-    drained, other = (node for node in nodes if node is not head)
-    assert command(cluster, "drain", drained.name)[0] == 0
-    head.kill()
-    until(lambda: cluster.agreed(drained, other, within=0), 10, "there is a new head")
-    (ring,) = have(other, 1)
-    assert members(cluster, ring) == [other]
-    assert drained.state_of(drained) == other.state_of(drained) == "drained"
+def test_requests_go_to_the_ring_that_retires_only_until_the_new_one_is_ready():
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", LOADING)), rings=BOTH)
+    assert ready_rings(seen, "m") == [OLD]
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=BOTH)
+    assert ready_rings(seen, "m") == [NEW]
+    gone = view(peer("a", ("old", READY)), peer("b", ("new", READY), state=NodeState.FAILED), rings=BOTH)
+    assert ready_rings(gone, "m") == [OLD]
+    assert ready_rings(gone, "k") == []
 
 
-def test_a_node_that_is_needed_is_not_drained(cluster: Cluster) -> None:
-    large, small = cluster.launch("--model", MODEL), cluster.launch("--memory", "40MB")
-    cluster.ready(large.started(), small.started())
-    before = rings(large)
-    code, said = command(cluster, "drain", large.name)
-    assert code == 1
-    assert "fits nowhere else" in said
-    assert f"{small.name} has 40.0 MB free" in said
-    assert rings(large) == before
-    assert large.state_of(large) == "ready"
-    answer = small.post(f"/cluster/nodes/{large.name}/drain", None)
-    assert (answer.status, answer.error["code"]) == (503, "no_capacity")
-    assert small.post("/cluster/nodes/nobody/drain", None).status == 404
-    assert small.post(f"/cluster/nodes/{small.name}/drain", None).status == 200
-    until(lambda: small.state_of(small) == "drained", 5, "an idle node is drained at once")
+def test_an_idle_ring_has_retired_as_soon_as_another_is_ready():
+    handover = Handover()
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", LOADING)), rings=BOTH)
+    assert handover.remaining(seen) == BOTH
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=BOTH)
+    assert handover.remaining(seen) == (NEW,)
+
+
+def test_a_busy_ring_finishes_what_it_has_begun():
+    """To compute a long prompt again on the new ring may take minutes."""
+    handover = Handover()
+    busy = view(peer("a", ("old", READY), running=1), peer("b", ("new", READY)), rings=BOTH)
+    assert handover.remaining(busy) == BOTH
+    done = view(peer("a", ("old", READY), running=0), peer("b", ("new", READY)), rings=BOTH)
+    assert handover.remaining(done) == (NEW,)
+
+
+def test_a_node_that_drains_is_not_kept_waiting():
+    seen = view(peer("a", ("old", READY), running=3, draining=True), peer("b", ("new", READY)), rings=BOTH)
+    assert Handover().remaining(seen) == (NEW,)
+
+
+def test_nothing_retires_without_being_told_to():
+    rings = (NEW, replace(OLD, retiring=False))
+    seen = view(peer("a", ("old", READY)), peer("b", ("new", READY)), rings=rings)
+    assert Handover().remaining(seen) == rings
+
+
+def test_a_better_placement_has_to_be_better_for_a_while():
+    handover = Handover()
+    plan, better = Placement(rings=(OLD,)), Placement(rings=(NEW,))
+    other = Placement(rings=(ring("other", "c"),))
+    assert not handover.is_due(better, plan, 0.0)
+    assert not handover.is_due(better, plan, SETTLE_S - 1)
+    assert not handover.is_due(other, plan, SETTLE_S)
+    assert not handover.is_due(better, plan, SETTLE_S + 1)
+    assert not handover.is_due(plan, plan, SETTLE_S + 2)
+    assert not handover.is_due(better, plan, SETTLE_S + 3)
+    named = Placement(rings=(replace(NEW, id="as the next epoch calls it"),))
+    assert handover.is_due(named, plan, 2 * SETTLE_S + 3)
+    assert not handover.is_due(better, better, 9 * SETTLE_S)
+
+
+def test_a_ring_with_the_kv_of_a_recent_chat_is_warm():
+    kept = replace(OLD, retiring=False)
+    again = replace(kept, id="its successor on the same stages")
+    handover = Handover()
+
+    def is_warm(now: float, ring: Ring, **traffic: int) -> bool:
+        return ring.place in handover.warm(view(peer("a", (ring.id, READY), **traffic), rings=(ring,)), now)
+
+    assert not is_warm(0.0, kept)
+    assert is_warm(50.0, kept, running=1, requests=1)
+    assert is_warm(100.0, kept, requests=2)  # it came and ended between two plans
+    assert is_warm(99.0 + COLD_S, again)
+    assert not is_warm(100.0 + COLD_S, again)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "missed"),
+    [
+        (peer("a", ("new", READY), running=1), peer("b"), True),
+        (peer("a", ("new", READY), running=0), peer("b"), False),
+        (peer("a", ("new", READY), running=1), peer("b", draining=True), False),
+        (peer("a", ("new", READY), running=1), peer("b", state=NodeState.FAILED), False),
+        (peer("a", ("another", READY), running=1), peer("b"), False),
+    ],
+)
+def test_a_node_that_leaves_is_missed_while_others_could_take_over(here, there, missed):
+    leaving = replace(here, report=replace(here.report, draining=True))
+    assert is_needed(view(leaving, there, rings=(ring("new", "a"),))) == missed
+    assert not is_needed(view(leaving, there, rings=(ring("new", "b"),)))

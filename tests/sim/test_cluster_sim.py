@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from node.cluster.election import MAX_TERM_LEAD, BecameHead, Effect, Election, Follow, PersistTerm, cap_term
-from node.cluster.membership import Membership
 from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, NodeState
+from node.members.election import MAX_TERM_LEAD, BecameHead, Effect, Election, Follow, PersistTerm, cap_term
+from node.members.membership import Membership
 
 HEARTBEAT_S, TICK_S = 0.5, 0.25
 CHAOS_S, SETTLE_S, CALM_S = 40.0, 8.0, 4.0

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from node.cluster.election import MAX_TERM_LEAD
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
 from node.core.models import ModelSpec
@@ -24,6 +23,7 @@ from node.core.types import (
     Ring,
     StageSpec,
 )
+from node.members.election import MAX_TERM_LEAD
 from node.placement.place import place
 from node.rpc.client import DECIDE_TIMEOUT_S
 from tests.sim.world.loop import ProcessLoop, Timeline

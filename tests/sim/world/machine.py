@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from node.cluster.address_book import AddressBook
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.control_service import ControlService
@@ -23,6 +22,7 @@ from node.core.models import DraftChoice, HeldModel, ModelSpec
 from node.core.pool import Pools
 from node.core.types import Memory, NodeInfo, NodeReport, Ring, Shard
 from node.gateway.gateway import Gateway
+from node.members.address_book import AddressBook
 from node.model.weights import Weights
 from node.ring.lifecycle import Rings
 from tests.sim.world.loop import ProcessLoop

@@ -1,0 +1,1 @@
+"""Who is there: the other nodes, where they are, whether they are alive, and which of them is head."""

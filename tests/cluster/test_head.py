@@ -1,0 +1,396 @@
+"""The head's answers while it is still looking for models."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from node.cluster.agent import Agent
+from node.cluster.head import Head
+from node.cluster.wanted import MOST_ASKED
+from node.core.errors import ModelBusy, ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
+from node.core.models import DraftChoice, KvCost, ModelSpec, Wish
+from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, RingTraffic, StageSpec
+from node.placement.place import place
+
+INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
+SMALL = 2 << 30
+RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
+
+
+class Specs:
+    """Finds only models of `huge/`, which fit nowhere, of `small/`, of which one fits, and of `tiny/`, once `go_on` is set."""
+
+    def __init__(self):
+        self.go_on = asyncio.Event()
+        self.asked = 0
+
+    async def find(self, model):
+        self.asked += 1
+        await self.go_on.wait()
+        if model.startswith("huge/"):
+            return ModelSpec(model, (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+        if model.startswith("small/"):
+            return ModelSpec(model, (SMALL // 2, SMALL // 2), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+        if model.startswith("tiny/"):
+            return ModelSpec(model, (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+        raise ModelNotFound(f"There is no {model}.")
+
+    async def find_draft(self, draft, model):
+        if draft == "other/tokens":
+            raise ModelUnsupported(f"{draft} can't be the draft of {model.id}.")
+        return await self.find(draft)
+
+
+def head_and(specs, drafts=(), context=None) -> tuple[Head, Agent]:
+    nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, disconnect=lambda _: None)
+    agent = Agent(
+        INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL), drafts=tuple(drafts)), lambda _: None
+    )
+    return Head(agent, specs, context=context, max_sessions=None), agent
+
+
+@contextlib.asynccontextmanager
+async def elected(monkeypatch, drafts=(), context=None):
+    """A single node as head, and its requests for descriptions of models. It wants these `drafts`."""
+    monkeypatch.setattr("node.members.election.Election.is_head", True)
+    specs = Specs()
+    head, agent = head_and(specs, drafts, context)
+    agent.touch()
+    task = asyncio.create_task(head.run())
+    try:
+        yield head, agent, specs
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_all_who_want_a_model_that_nobody_has_are_told_so(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        wants = [asyncio.create_task(head.want("org/none")) for _ in range(3)]
+        await asyncio.sleep(0)
+        specs.go_on.set()
+        failures = await asyncio.gather(*wants, return_exceptions=True)
+    assert specs.asked == 1
+    assert [type(failure) for failure in failures] == 3 * [ModelNotFound]
+
+
+async def test_a_context_that_a_model_does_not_take(monkeypatch, caplog):
+    async with elected(monkeypatch, context=4096) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/a")
+        await head.want("tiny/b")
+    assert {ring.context for ring in agent.placement.rings} == {1000}
+    told = [record.message for record in caplog.records if "--context" in record.message]
+    assert told == [f"--context 4096: {model} takes 1000 tokens at most" for model in ("tiny/a", "tiny/b")]
+
+
+async def test_a_model_is_refused_while_the_node_stops(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        pass
+    with pytest.raises(ShuttingDown):
+        await head.want("org/late")
+    assert not specs.asked
+
+
+async def hung_up(head, models):
+    """Ask for models, and cancel at once."""
+    tasks = [asyncio.create_task(head.want(model)) for model in models]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def planned(head, agent):
+    agent.head_due.notify()
+    await asyncio.wait_for(head._planned.wait(), 10)
+
+
+async def test_nothing_is_left_of_unknown_models_whose_clients_hung_up(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await hung_up(head, [f"org/none-{n}" for n in range(MOST_ASKED)])
+        specs.go_on.set()
+        await asyncio.gather(*head._wanted.describing.values())
+        await planned(head, agent)
+        assert agent.placement.refused == ()
+
+
+async def test_the_head_looks_for_so_many_models_at_once(monkeypatch):
+    async with elected(monkeypatch) as (head, _, specs):
+        await hung_up(head, [f"org/none-{n}" for n in range(2000)])
+        assert specs.asked == MOST_ASKED
+        with pytest.raises(Overloaded, match=str(MOST_ASKED)):
+            await head.want("org/one-more")
+        specs.go_on.set()
+        await asyncio.gather(*head._wanted.describing.values())
+        with pytest.raises(ModelNotFound):
+            await head.want("org/one-more")
+
+
+@pytest.mark.slow
+async def test_models_that_fit_nowhere_are_bounded_too(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        for n in range(MOST_ASKED + 5):
+            await hung_up(head, [f"huge/model-{n}"])
+        await planned(head, agent)
+        assert len(agent.placement.refused) == MOST_ASKED
+        monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+        with pytest.raises(NoCapacity):
+            await head.want("huge/model-0")
+
+
+async def loaded(head, specs, model="tiny/model", wish=Wish(named=True)):  # noqa: B008 - it is frozen
+    specs.go_on.set()
+    await asyncio.sleep(0)
+    await head.load(model, wish)
+
+
+async def test_a_model_is_loaded_as_a_user_wishes_and_the_next_head_knows_it(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs, wish=Wish(named=True, context=300))
+        (spec,), (ring,) = agent.placement.specs, agent.placement.rings
+        assert spec.wish == Wish(named=True, context=300)
+        assert ring.context == 300
+        follower, _ = head_and(Specs())
+        follower._wanted.update(agent.alive(), agent.placement)
+        assert follower._wanted.models["tiny/model"].is_named
+        assert follower._wanted.specs(["tiny/model"]) == (spec,)
+
+
+async def test_a_wish_of_a_model_that_is_placed_already_is_told_too(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/model")
+        rings = agent.placement.rings
+        await head.load("tiny/model", Wish(named=True))
+        assert [spec.wish for spec in agent.placement.specs] == [Wish(named=True)]
+        assert agent.placement.rings == rings
+        fence = agent.placement.fence
+        await planned(head, agent)
+        assert agent.placement.fence == fence
+
+
+async def test_what_users_told_a_head_before_the_last_one_is_outdated(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        wanted = head._wanted.models["tiny/model"]
+        assert wanted.is_named
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        await planned(head, agent)
+        assert not wanted.is_named
+        (spec,) = agent.placement.specs
+        later = replace(agent.placement, head="other", specs=(replace(spec, wish=Wish(named=True, stages=2)),))
+        head._wanted.update(agent.alive(), later)
+        assert wanted.wish == Wish(named=True, stages=2)
+
+
+async def test_a_named_model_makes_no_room_for_another(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs, "small/one")
+        with pytest.raises(NoCapacity):
+            await head.want("small/other")
+        assert [ring.model for ring in agent.placement.rings] == ["small/one"]
+
+
+async def test_a_wish_that_fails_is_forgotten(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, _, specs):
+        for model, error in (("huge/model", NoCapacity), ("org/none", ModelNotFound)):
+            with pytest.raises(error):
+                await loaded(head, specs, model)
+        assert list(head._wanted.models) == ["huge/model"]
+        assert not head._wanted.models["huge/model"].is_named
+
+
+async def test_an_unloaded_model_stays_away_although_nodes_name_it(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        report = agent._local_report
+        agent._local_report = lambda: replace(report(), preload=("tiny/model",))
+        agent.touch()
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/model")
+        before = agent.placement.fence
+        head.unload("tiny/model")
+        assert agent.placement.rings == agent.placement.specs == ()
+        assert agent.placement.fence > before
+        await planned(head, agent)
+        assert agent.placement.rings == ()
+        agent._local_report = report
+        agent.touch()
+        await planned(head, agent)
+        await head.want("tiny/model")  # a request loads it again
+        assert agent.placement.rings
+
+
+async def test_a_model_is_idle_when_nobody_names_it_and_it_had_no_request_for_long(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/one")
+        await head.load("tiny/named", Wish(named=True))
+        report = agent._local_report
+        ring = next(ring for ring in agent.placement.rings if ring.model == "tiny/one")
+        assert head.idle(60) == []
+        assert head.idle(-1) == ["tiny/one"]
+        wanted = head._wanted.models["tiny/one"]
+        for traffic in (RingTraffic(ring.id, running=1), RingTraffic(ring.id, requests=2)):
+            wanted.asked_at = wanted.used_at = -1e9
+            agent._local_report = lambda traffic=traffic: replace(report(), traffic=(traffic,))
+            agent.touch()
+            await planned(head, agent)
+            assert head.idle(60) == []
+        wanted.used_at = -1e9
+        await planned(head, agent)
+        assert head.idle(60) == ["tiny/one"]
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        assert head.idle(60) == []
+
+
+async def test_what_can_not_be_unloaded(monkeypatch):
+    async with elected(monkeypatch) as (head, agent, specs):
+        await loaded(head, specs)
+        with pytest.raises(ModelNotFound, match="org/other is not loaded"):
+            head.unload("org/other")
+        report, (ring,) = agent._local_report, agent.placement.rings
+        agent._local_report = lambda: replace(report(), traffic=(RingTraffic(ring.id, running=1, queued=1),))
+        agent.touch()
+        with pytest.raises(ModelBusy, match="tiny/model is answering 2 requests"):
+            head.unload("tiny/model")
+        monkeypatch.setattr("node.members.election.Election.is_head", False)
+        with pytest.raises(NotReady):
+            head.unload("tiny/model")
+        assert agent.placement.rings
+
+
+async def test_a_model_gets_the_draft_model_that_a_node_wants(monkeypatch):
+    drafts = [DraftChoice("tiny/model", "tiny/draft")]
+    async with elected(monkeypatch, drafts) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        await head.want("tiny/model")
+        (spec,) = agent.placement.specs
+        assert (spec.id, spec.draft.id) == ("tiny/model", "tiny/draft")
+        drafts[:] = [DraftChoice("tiny/model", "tiny/other")]
+        agent.touch()
+        await planned(head, agent)
+        await asyncio.gather(*head._wanted.describing.values())
+        assert head._wanted.models["tiny/model"].spec.draft.id == "tiny/other"
+        asked = specs.asked
+        await planned(head, agent)
+        assert specs.asked == asked
+
+
+async def test_a_draft_model_with_other_tokens_refuses_a_model_that_is_not_served_yet(monkeypatch):
+    drafts = [DraftChoice("tiny/model", "other/tokens")]
+    async with elected(monkeypatch, drafts) as (head, agent, specs):
+        specs.go_on.set()
+        await asyncio.sleep(0)
+        with pytest.raises(ModelUnsupported, match="other/tokens can't be the draft of tiny/model"):
+            await head.want("tiny/model")
+        drafts.clear()
+        agent.touch()
+        head._wanted.models.clear()
+        await head.want("tiny/model")
+        drafts.append(DraftChoice("tiny/model", "other/tokens"))
+        agent.touch()
+        await planned(head, agent)
+        await asyncio.gather(*head._wanted.describing.values())
+        await planned(head, agent)
+        assert [ring.model for ring in agent.placement.rings] == ["tiny/model"]
+        assert not agent.placement.refused
+
+
+async def test_a_head_that_has_not_planned_yet_can_t_decide_of_a_node(monkeypatch):
+    """As a head that has just taken over, and waits for nodes that bring rings."""
+    monkeypatch.setattr("node.members.election.Election.is_head", True)
+    head, agent = head_and(Specs())
+    agent.touch()
+    agent.placement = Placement(Fence(1, 1), "old", (RING,))
+    with pytest.raises(NotReady):
+        head.check_drain("me")
+
+
+async def test_no_other_head_says_where_epochs_begin(monkeypatch):
+    async with elected(monkeypatch) as (_, agent, _specs):
+        agent.placement = Placement(Fence(agent.term + 7, COUNTER_LIMIT - 1), "other")
+        await agent.adopted.wait()
+        assert agent.placement.fence == Fence(agent.term, 1)
+
+
+async def test_nothing_is_worked_out_twice(monkeypatch):
+    """The head plans every second; mostly nothing has changed."""
+    placed = []
+    monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
+    monkeypatch.setattr("node.cluster.head.REPLAN_S", 0.001)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        with pytest.raises(NoCapacity):
+            await head.want("huge/one")
+        for _ in range(5):
+            await head._planned.wait()
+        before = len(placed)
+        for _ in range(20):
+            await head._planned.wait()
+            agent.touch()
+        assert len(placed) == before
+        with pytest.raises(NoCapacity):
+            await head.want("huge/two")
+        assert len(placed) > before
+
+
+async def test_a_model_that_is_being_loaded_makes_no_room(monkeypatch):
+    """Otherwise requests for one model and for the other would evict each other's model without end."""
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        await head.want("small/first")
+        with pytest.raises(NoCapacity):
+            await head.want("small/second")
+        assert [ring.model for ring in agent.placement.rings] == ["small/first"]
+        monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)  # no request waits for it any more
+        await head.want("small/second")
+        assert [ring.model for ring in agent.placement.rings] == ["small/second"]
+
+
+async def test_the_oldest_models_make_room_and_no_more_of_them_than_needed(monkeypatch):
+    placed = []
+    monkeypatch.setattr("node.cluster.head.place", lambda *args, **more: placed.append(args) or place(*args, **more))
+    monkeypatch.setattr("node.cluster.head.MEET_S", 0.0)
+    monkeypatch.setattr("node.cluster.wanted.LOADS_S", 0.0)
+    async with elected(monkeypatch) as (head, agent, specs):
+        specs.go_on.set()
+        await head._planned.wait()
+        tiny = [f"tiny/{n}" for n in range(8)]
+        for model in tiny:
+            await head.want(model)
+        assert sorted(ring.model for ring in agent.placement.rings) == tiny
+        placed.clear()
+        await head.want("small/one")
+        kept = sorted(ring.model for ring in agent.placement.rings if ring.model in tiny)
+        assert kept == tiny[-len(kept) :]
+        assert len(placed) <= 8, "some for all, for the new one alone, three of the search, and for a better placement"
+        placed.clear()
+        await head.want(tiny[len(tiny) - len(kept) - 1])  # one more does not fit: another makes room
+        assert len(agent.placement.rings) == len(kept) + 1
+
+
+async def test_a_slow_plan_is_followed_by_a_pause(monkeypatch):
+    monkeypatch.setattr("node.cluster.head.SLOW_PLAN_S", 0.0)
+    monkeypatch.setattr("node.cluster.head.PAUSE_SHARE", 1e9)
+    async with elected(monkeypatch) as (head, agent, _):
+        await head._planned.wait()
+        agent.head_due.notify()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(head._planned.wait(), 0.05)
+        await asyncio.wait_for(head._planned.wait(), 10)  # the pause ends, however slow the plan was

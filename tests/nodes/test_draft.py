@@ -1,0 +1,103 @@
+"""A draft model guesses the tokens of a model that is spread over nodes: the same text, also when its node dies."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import MODEL, ROOT, Cluster, Node
+from tests.nodes.test_guesses import GREEDY, SEEDED, counted_guesses, right_guesses
+
+pytestmark = pytest.mark.slow
+
+COUNT, STORY = GREEDY | {"model": "twin"}, SEEDED | {"model": "twin"}
+BUILTIN = ROOT / "node" / "builtin" / MODEL
+
+
+def deepen(model: Path, layers: int = 16) -> None:
+    """Add layers that change nothing, as they add zeros: a draft model has to be quicker than its model."""
+    config = json.loads((model / "config.json").read_text())
+    tensors = {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for name, tensor in list(tensors.items()):
+        if name.startswith("model.layers.0."):
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            for layer in range(config["num_hidden_layers"], layers):
+                tensors[name.replace(".0.", f".{layer}.")] = np.zeros_like(tensor) if adds else tensor
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, model / "model.safetensors", {"format": "mlx"})
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+
+
+@pytest.fixture
+def models(cluster: Cluster) -> Path:
+    """Copies of the built-in model: a twin that takes longer, and one with two tokens exchanged."""
+    folder = cluster.directory / "models"
+    for name in ("twin", "stranger"):
+        shutil.copytree(BUILTIN, folder / name)
+    deepen(folder / "twin")
+    tokenizer = json.loads((BUILTIN / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = sorted(vocabulary, key=vocabulary.get)[500:502]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (folder / "stranger" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def started(cluster: Cluster, models: Path, *options: str, count: int = 2) -> Sequence[Node]:
+    nodes = cluster.start(count, "--models-dir", str(models), "--stages", "2", "--model", "twin", *options)
+    cluster.ready(*nodes)
+    return nodes
+
+
+def ring(node: Node) -> dict[str, Any]:
+    (model,) = node.status()["models"]
+    (found,) = model["rings"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_draft_model_guesses_and_a_death_changes_nothing(cluster: Cluster, models: Path, victim: int) -> None:
+    nodes = started(cluster, models, "--draft", MODEL)
+    gateway = cluster.launch("--models-dir", str(models), "--stages", "2", "--memory", "1MB", name="gateway").started()
+    cluster.ready(*nodes, gateway)
+    assert ring(gateway)["draft"] == MODEL
+    texts = [gateway.chat(**ask).text for ask in (COUNT, STORY)]
+    before = right_guesses(nodes)
+    assert before > 100, "how many are made depends on how often the driver waits"
+    assert counted_guesses(nodes, "wrong") <= before / 10, "the twins are the same"
+    names = {node["id"]: node["name"] for node in gateway.status()["nodes"]}
+    stage = names[ring(gateway)["stages"][victim]["node"]]
+    with gateway.stream(**COUNT) as events:
+        for count, _ in enumerate(events):
+            if count == 60:
+                assert right_guesses(nodes) > before + 20
+                next(node for node in nodes if node.name == stage).kill()
+        assert events.text == texts[0]
+    cluster.start(1, "--models-dir", str(models), "--stages", "2")
+    assert gateway.chat(**STORY).text == texts[1]
+
+
+def test_the_text_is_the_same_without_a_draft_model(cluster: Cluster, models: Path) -> None:
+    one, other = started(cluster, models)
+    assert ring(one)["draft"] is None
+    texts = [one.chat(**ask).text for ask in (COUNT, STORY)]
+    late = cluster.launch("--models-dir", str(models), "--draft", f"twin={MODEL}", "--memory", "1MB", name="late")
+    cluster.ready(one, other, late.started())
+    assert [one.chat(**ask).text for ask in (COUNT, STORY)] == texts
+
+
+def test_a_draft_model_with_other_tokens_is_refused(cluster: Cluster, models: Path) -> None:
+    node = cluster.launch("--models-dir", str(models), "--model", "twin", "--draft", "stranger", name="node").started()
+    answer = node.post("/v1/chat/completions", {"model": "twin", "messages": [{"role": "user", "content": "Hi"}]})
+    error = json.loads(answer.body)["error"]
+    assert (
+        "stranger can't be the draft of twin, as it has other tokens: 2 of its tokens differ, the first is 500"
+        in error["message"]
+    )
+    assert "Choose a smaller model of the same family" in error["message"]

@@ -1,0 +1,124 @@
+"""Whatever one client sends, another client's small chat takes little longer than alone. Real nodes."""
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.conftest import MODEL, ROOT, Answer, Cluster, Node, chat_body, running_cluster
+from tests.model.conftest import FakeHub, running_hub
+from tests.nodes.hub import ID, of_hub
+from tests.nodes.test_access import from_elsewhere
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="has one loopback address only"),
+]
+
+BUSY = 3
+"""How many times as long all may take beside a load: the machine has few cores, and runs other tests."""
+WORDS = "The quick brown fox, 12 of them. "
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running_cluster(tmp_path_factory.mktemp("one")) as cluster:
+        cluster.ready(*cluster.start(1, "--model", MODEL, "--no-mdns"))
+        yield cluster.nodes[0]
+
+
+def seconds(ask: Callable[[], Answer]) -> float:
+    begun = time.monotonic()
+    answer = ask()
+    assert answer.status == 200, answer.body
+    return time.monotonic() - begun
+
+
+def beside(load: Sequence[Callable[[], Answer]], ask: Callable[[], Answer]) -> tuple[list[float], list[int]]:
+    """Seconds of requests, one after the other, while all of a load is under way; and the load's statuses."""
+    with ThreadPoolExecutor(len(load)) as greedy:
+        asked = [greedy.submit(each) for each in load]
+        took = [seconds(ask)]
+        while not all(each.done() for each in asked):
+            took.append(seconds(ask))
+    return took, [each.result().status for each in asked]
+
+
+def check(took: Sequence[float], alone: Sequence[float], piece: float) -> None:
+    """The aim, in units of what a request and a piece of the load take alone."""
+    assert statistics.median_high(took) <= BUSY * (3 * statistics.median(alone) + piece), (took, alone, piece)
+
+
+def test_long_texts(node: Node) -> None:
+    ask = partial(replace(node, connect=from_elsewhere).chat, "Hello", max_tokens=16)
+    tokenize = partial(node.post, "/tokenize", {"model": MODEL, "prompt": WORDS * (2**20 // len(WORDS))})
+    seconds(ask), seconds(tokenize)
+    alone, piece = [seconds(ask) for _ in range(5)], seconds(tokenize)
+    took, statuses = beside([tokenize] * 12, ask)
+    assert statuses == [200] * 12
+    check(took, alone, piece)
+
+
+def test_large_schemas(node: Node) -> None:
+    numbers = itertools.count()
+
+    def with_enum(asked: Node, size: int) -> Answer:
+        """Each schema is new, so none is kept."""
+        schema = {"enum": [f"{next(numbers)}" for _ in range(size)]}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        return asked.chat("Hello", max_tokens=4, response_format=form)
+
+    ask = partial(with_enum, replace(node, connect=from_elsewhere), 2)
+    large = partial(with_enum, node, 18_000)
+    seconds(ask), seconds(large)
+    alone, piece = [seconds(ask) for _ in range(5)], seconds(large)
+    took, statuses = beside([large] * 66, ask)
+    assert set(statuses) <= {200, 429}
+    check(took, alone, piece)
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    """Three models that can be loaded, and sixteen whose weights never come."""
+    hub = FakeHub()
+    files = {file.name: file.read_bytes() for file in (ROOT / "node" / "builtin" / MODEL).iterdir()}
+    hub.repos = {f"{ID}-{number}": files for number in range(3)} | {f"slow/{number}": files for number in range(16)}
+    hub.silent = {f"slow/{number}" for number in range(16)}
+    with running_hub(hub):
+        yield hub
+
+
+def test_slow_pulls(cluster: Cluster, hub: FakeHub) -> None:
+    """The other client's chats have models loaded that it names first."""
+    environment = of_hub(hub, cluster.directory / "home")
+    node = cluster.launch("--no-mdns", environment=environment).started()
+    cluster.agreed(node)
+    other = replace(node, connect=from_elsewhere)
+
+    def ask(number: int) -> Answer:
+        return other.post("/v1/chat/completions", chat_body("Hello", model=f"{ID}-{number}", max_tokens=4))
+
+    def pull(number: int) -> bytes:
+        with node.request("POST", f"/cluster/models/slow%2F{number}/pull") as response:
+            return response.read()
+
+    alone = seconds(partial(ask, 0))
+    with ThreadPoolExecutor(16) as greedy:
+        pulls = [greedy.submit(pull, number) for number in range(16)]
+        try:
+            for _ in range(2):
+                assert hub.silenced.acquire(timeout=60)
+            took = [seconds(partial(ask, number)) for number in (1, 2)]
+            assert not any(each.done() for each in pulls)
+            health: dict[str, Any] = node.get("/health").json
+            assert (health["status"], health["warnings"]) == ("ok", [])
+        finally:
+            node.end()  # and with it the pulls
+    check(took, [alone], 0)
