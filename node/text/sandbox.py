@@ -48,6 +48,7 @@ class Bounds:
     """Limits of one request."""
 
     seconds: float
+    """Of a request of up to 1 MiB; what a longer one asks for may take as many times longer."""
     memory: int
     """Bytes beyond those of the sandbox server."""
     reply: int
@@ -148,9 +149,10 @@ class Sandbox(asyncio.Protocol):
         if not self.alive:
             raise SandboxFailed("its process has ended")
         self._reply = asyncio.get_running_loop().create_future()
+        seconds = self._bounds.seconds * max(1.0, len(request) / 2**20)
         # The second limit, by the kernel, holds when the node has died.
-        self._transport.write(REQUEST_HEADER.pack(len(request), 2 * self._bounds.seconds) + request)
-        return await self._replied(self._bounds.seconds, finish=finish)
+        self._transport.write(REQUEST_HEADER.pack(len(request), 2 * seconds) + request)
+        return await self._replied(seconds, finish=finish)
 
     async def wait_idle(self) -> None:
         """Wait until the process has completed or failed an abandoned request. Afterwards check `alive`."""

@@ -107,6 +107,12 @@ async def test_harm_ends_the_process_and_is_named(start, harm, bounds, reason):
         await sandbox.ask(b"more")
 
 
+async def test_a_long_request_may_take_longer(start):
+    sandbox = await start(QUICK)
+    with pytest.raises(SandboxFailed, match=r"it took more than 0.6 s"):
+        await sandbox.ask(b"loop " + b"x" * (2 * MB - 5))
+
+
 async def test_memory_is_looked_at_where_the_system_does_not_limit_it(start, monkeypatch):
     sandbox = await start(BOUNDS)
     used = memory.used_by(sandbox._process)
