@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelDescription, ModelEntry
-from node.core.types import NodeMetrics
+from node.core.reports import NodeMetrics
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import OpenModel
 

@@ -35,7 +35,7 @@ MAX_DIGITS = 400
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
-# Names have at most MAX_NAME_CHARS of node.core.types, like those that nodes accept from each other.
+# Names have at most MAX_NAME_CHARS of node.core.limits, like those that nodes accept from each other.
 MAX_MESSAGES = 4096
 """Maximum messages of a chat, or items of a response's input."""
 MAX_PARTS = 1024

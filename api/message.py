@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from api.json_object import parse_json
 from api.limits import MAX_CALLS, MAX_PARTS
 from node.core.errors import BadRequest
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 _DESCRIBED = "a description in words"
 MEDIA = {

@@ -27,7 +27,7 @@ from api.limits import (
 from api.message import StrictModel, join_parts
 from node.core.errors import BadRequest
 from node.core.generation import RANGES, Sampling
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 MAX_INT = 2**31 - 1
 SEEDS = 2**63

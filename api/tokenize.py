@@ -20,7 +20,7 @@ from api.env import Env
 from api.generation import check_tokens
 from api.limits import MAX_COUNTED
 from api.schema import are_tokens, parse
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 from node.text.sandboxed_encoder import OpenModel
 
 JSON = "application/json"

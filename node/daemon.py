@@ -30,8 +30,10 @@ from node.core.errors import PippinError
 from node.core.health import gpu_failed, pool_full
 from node.core.logs import RecentLines
 from node.core.models import Alias, DraftChoice, Preset
+from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
-from node.core.types import Issue, Memory, NodeInfo, NodeReport, PeerView
+from node.core.reports import Issue, NodeReport
+from node.core.views import PeerView
 from node.engine.blas import has_slow_blas, tuned_blas
 from node.engine.compute import Compute
 from node.engine.device import choose_device, device_memory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.core.addresses import parse_host, split_host_port
 from node.core.generation import parse_sampling
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 from node.core.units import parse_bytes
 from node.host.api_keys import read_keys
 from node.host.interfaces import can_bind, interface_names

@@ -9,8 +9,8 @@ from node.cluster.agent import Agent
 from node.core.addresses import people_first, without_zone
 from node.core.clock import in_step
 from node.core.pool import Pool
+from node.core.reports import Issue, Severity
 from node.core.retried import Retried
-from node.core.types import Issue, Severity
 from node.host import memory
 from node.host.interfaces import Interface
 from node.members.discovery import Discovery

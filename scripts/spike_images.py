@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
 from node.core.frames import Frame, Open
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.ghosts import LayerProxy
 from node.engine.load import load_stage

@@ -13,7 +13,7 @@ from api.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
 from api.message import Name, WithoutNulls
 from api.schema import MAX_INT
 from node.core.errors import BadRequest
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 Json = dict[str, Any]
 

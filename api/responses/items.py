@@ -13,7 +13,7 @@ from api.limits import MAX_MESSAGES, MAX_PARTS
 from api.message import MEDIA, Name, StrictModel, media_refusal
 from api.responses.tools import Place, flat_name
 from node.core.errors import BadRequest
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 Json = dict[str, Any]
 

@@ -14,7 +14,7 @@ from api.responses.items import Item, items_of
 from api.responses.tools import Function, Place, flat_name, functions_of
 from api.schema import MAX_INT
 from node.core.errors import BadRequest
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 CHAT_PARAMETERS = (
     *("temperature", "top_p", "parallel_tool_calls", "reasoning_effort"),

@@ -19,20 +19,11 @@ from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.core.clock import in_step, now, wall_ms
 from node.core.errors import Incompatible, NotReady
+from node.core.nodes import Address, Caller, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport, StageState
+from node.core.rings import Placement, Refusal
 from node.core.signal import Signal
-from node.core.types import (
-    Address,
-    Caller,
-    ClusterView,
-    Heartbeat,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-    Placement,
-    Refusal,
-    StageState,
-)
+from node.core.views import ClusterView, NodeState
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 from node.members.election import BecameHead, Effect, Election, Follow, HeadLost, PersistTerm, SteppedDown, cap_term

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from node.core.types import MAX_NODES
+from node.core.limits import MAX_NODES
 
 
 class Clocks:

@@ -14,7 +14,8 @@ from node.core.errors import NotAdmitted
 from node.core.followers import Followers
 from node.core.logs import RecentLines
 from node.core.models import ModelSpec, Wish
-from node.core.types import Caller, Heartbeat, NodeInfo
+from node.core.nodes import Caller, NodeInfo
+from node.core.reports import Heartbeat
 
 FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
 """Maximum calls that follow this node's log, and those of one node: as many as its API lets its clients make."""

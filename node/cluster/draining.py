@@ -10,7 +10,7 @@ from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.core.errors import NodeNotFound, NotReady, PeerUnavailable
 from node.core.node_names import node_named
-from node.core.types import ClusterView, NodeState
+from node.core.views import ClusterView, NodeState
 from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 

@@ -16,7 +16,7 @@ from node.cluster.agent import Agent
 from node.core.addresses import without_zone
 from node.core.clock import now
 from node.core.errors import PippinError
-from node.core.types import NodeInfo, PeerHint
+from node.core.nodes import NodeInfo, PeerHint
 from node.host.node_key import NodeKey, is_signed, sign
 from node.members.address_book import AddressBook, address_at
 from node.rpc.client import RpcClient

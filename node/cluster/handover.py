@@ -4,7 +4,8 @@ Pure: views and times in, answers out. A new head measures the times anew, which
 """
 
 from node.cluster.readiness import ready_rings
-from node.core.types import ClusterView, Placement, Ring, RingPlace
+from node.core.rings import Placement, Ring, RingPlace
+from node.core.views import ClusterView
 
 SETTLE_S = 10.0
 """Time for which a placement must be better: links are measured several times by then, and short visits of nodes end."""

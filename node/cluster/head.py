@@ -16,8 +16,9 @@ from node.cluster.wanted import WantedModels
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NoCapacity, NotReady, PippinError, error_from
 from node.core.models import Wish
+from node.core.reports import NodeReport, StageState
+from node.core.rings import Fence, Placement, Ring, RingPlace
 from node.core.signal import Signal
-from node.core.types import Fence, NodeReport, Placement, Ring, RingPlace, StageState
 from node.placement.normalize import normalize
 from node.placement.place import Rules, place
 from node.placement.search import CONTEXTS, SESSIONS

@@ -18,8 +18,10 @@ from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import in_step, in_step_before, now
 from node.core.errors import NotAdmitted, PeerTimeout, PeerUnavailable, PippinError, SecretMismatch
+from node.core.nodes import Address, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
 from node.core.retried import Retried
-from node.core.types import Address, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint, PeerView
+from node.core.views import NodeState, PeerView
 from node.host.interfaces import with_zone_name
 from node.members.address_book import AddressBook, address_at
 from node.members.happy_eyeballs import happy_eyeballs

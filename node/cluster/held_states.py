@@ -9,7 +9,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TypeVar
 
-from node.core.types import MAX_NODES, Heartbeat, NodeReport, Placement
+from node.core.limits import MAX_NODES
+from node.core.reports import Heartbeat, NodeReport
+from node.core.rings import Placement
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -13,7 +13,7 @@ from node.cluster.head import Head
 from node.core.clock import in_step, now
 from node.core.errors import ModelBusy, ModelNotFound, NotReady, PippinError
 from node.core.models import Wish
-from node.core.types import Address
+from node.core.nodes import Address
 from node.members.address_book import AddressBook
 from node.rpc.client import RpcClient
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from node.cluster.status import model_states
-from node.core.types import PRESENT, ClusterView, NodeReport
+from node.core.reports import NodeReport
 from node.core.units import format_bytes
+from node.core.views import PRESENT, ClusterView
 
 Json = dict[str, Any]
 

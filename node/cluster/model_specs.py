@@ -7,8 +7,8 @@ from typing import Any
 
 from node.core.errors import HubUnavailable, ModelNotFound, ModelUnsupported, PeerUnavailable, PippinError
 from node.core.models import HeldModel, ModelSpec
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address
 from node.engine.compute import Compute
 from node.engine.plan import make_plan
 from node.model.catalogue import Catalogue

@@ -8,8 +8,9 @@ from node.cluster.agent import Agent
 from node.cluster.rhythm import is_quiet
 from node.core.clock import in_step, now
 from node.core.errors import PippinError
+from node.core.nodes import PeerHint
 from node.core.retried import Retried
-from node.core.types import PRESENT, PeerHint
+from node.core.views import PRESENT
 from node.host.interfaces import interface_towards
 from node.members.address_book import AddressBook, address_at
 from node.rpc.client import RpcClient

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from node.core.types import PRESENT, ClusterView, PeerView, Ring, StageReport, StageSpec, StageState
+from node.core.reports import StageReport, StageState
+from node.core.rings import Ring, StageSpec
+from node.core.views import PRESENT, ClusterView, PeerView
 
 UNHEARD_S = 5.0
 """A node that was not heard for this long, but that the head still keeps in a ring, is only unreachable from this node:

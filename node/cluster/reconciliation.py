@@ -4,7 +4,9 @@ import math
 
 from node.cluster.readiness import RingState, ring_state
 from node.core.models import ModelSpec
-from node.core.types import PRESENT, ClusterView, NodeReport, Placement, Ring, StageState
+from node.core.reports import NodeReport, StageState
+from node.core.rings import Placement, Ring
+from node.core.views import PRESENT, ClusterView
 
 MEET_S = 3.0
 """Time within which all nodes of a healed partition join, after the first one: lost nodes are retried every 2 s, for 1 s.

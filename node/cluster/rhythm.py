@@ -9,7 +9,7 @@ hardly later than a busy one, as two nodes watch each, and the cost for each nod
 import zlib
 from collections.abc import Sequence
 
-from node.core.types import NodeReport, StageState
+from node.core.reports import NodeReport, StageState
 
 HEARTBEAT_S = 0.6
 """Interval of heartbeats with a node that does not rest."""

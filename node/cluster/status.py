@@ -33,18 +33,9 @@ from typing import Any
 from node.cluster.readiness import load_of, ring_state
 from node.core.addresses import join_host_port
 from node.core.health import diagnose
-from node.core.types import (
-    PRESENT,
-    ClusterView,
-    NodeState,
-    PeerView,
-    Ring,
-    RingTraffic,
-    Speed,
-    StageReport,
-    StageSpec,
-    StageState,
-)
+from node.core.reports import RingTraffic, Speed, StageReport, StageState
+from node.core.rings import Ring, StageSpec
+from node.core.views import PRESENT, ClusterView, NodeState, PeerView
 from node.placement.footprint import stage_bytes, stage_weights
 
 Json = dict[str, Any]

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from node.cluster.agent import Agent
 from node.core.clock import now
-from node.core.types import Advert, NodeState
+from node.core.nodes import Advert
+from node.core.views import NodeState
 from node.members.address_book import AddressBook
 
 PATIENCE_S = 10.0

@@ -11,8 +11,11 @@ from node.cluster.model_specs import ModelSpecs
 from node.cluster.readiness import ready_rings
 from node.core.clock import now
 from node.core.errors import ModelChanged, Overloaded, PippinError, ShuttingDown, as_pippin_error, error_from
+from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import ModelSpec, Wish
-from node.core.types import MAX_TEXT_CHARS, ClusterView, NodeReport, Placement, Refusal, StageReport, StageState
+from node.core.reports import NodeReport, StageReport, StageState
+from node.core.rings import Placement, Refusal
+from node.core.views import ClusterView
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ All stages apply the same operations in the same order, as the operations travel
 
 from dataclasses import dataclass
 
-from node.core.types import Fence
+from node.core.rings import Fence
 
 
 @dataclass(frozen=True, slots=True)

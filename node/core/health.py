@@ -4,20 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from node.core.types import (
-    PRESENT,
-    PROCESS_ENDED,
-    ClusterView,
-    Issue,
-    Link,
-    NodeState,
-    PeerView,
-    Refusal,
-    Severity,
-    StageReport,
-    StageState,
-)
+from node.core.reports import Issue, Link, Severity, StageReport, StageState
+from node.core.rings import Refusal
 from node.core.units import format_bytes
+from node.core.views import PRESENT, PROCESS_ENDED, ClusterView, NodeState, PeerView
 
 _MAX_NAMED = 5
 """Maximum nodes that one warning names."""

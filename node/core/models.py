@@ -14,6 +14,18 @@ small models is hardly smaller than that of large ones: 0.9 GB for Qwen3 0.6B.
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """The layers [start, end) of a model."""
+
+    model: str
+    start: int
+    end: int
+    revision: str = ""
+    kv_bits: int = 0
+    """As in ModelSpec."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class HeldModel:
     """A model whose files are complete on a node.
 

@@ -7,7 +7,7 @@ Pure: rings, their loads and the time in, a ring out. The idea is that of SGLang
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from node.core.types import Ring, StageSpec
+from node.core.rings import Ring, StageSpec
 
 BLOCK = 32
 """Tokens of a prompt that share one entry."""

@@ -8,8 +8,9 @@ from node.cluster.model_specs import ModelSpecs
 from node.core.clock import now
 from node.core.errors import ModelBusy
 from node.core.fair_turns import FairTurns
+from node.core.models import Shard
 from node.core.pool import PULLS, Pools
-from node.core.types import Download, Shard
+from node.core.reports import Download
 from node.model.catalogue import Catalogue
 from node.model.files import Files
 from node.model.stage_fetch import Progress

@@ -20,7 +20,9 @@ from node.core.logs import RecentLines
 from node.core.models import HeldModel, ModelDescription, ModelEntry, Wish
 from node.core.node_names import node_named
 from node.core.pool import Pools
-from node.core.types import NodeMetrics, PeerView, Ring, Severity
+from node.core.reports import NodeMetrics, Severity
+from node.core.rings import Ring
+from node.core.views import PeerView
 from node.gateway.disk import Disk
 from node.gateway.model_index import ModelIndex, TokenizerFiles
 from node.gateway.model_names import ModelNames

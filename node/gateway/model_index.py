@@ -6,9 +6,10 @@ from pathlib import Path
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.core.errors import ModelNotFound
+from node.core.limits import MAX_NAME_CHARS
 from node.core.models import HeldModel, ModelDescription, ModelEntry
+from node.core.nodes import Address
 from node.core.pool import Pool
-from node.core.types import MAX_NAME_CHARS, Address
 from node.engine.architectures import WITHOUT_EMBEDDINGS
 from node.engine.plan import max_context
 from node.gateway.model_names import ModelNames

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from node.cluster.agent import Agent
 from node.core.errors import ModelNotFound
 from node.core.generation import RANGES, in_range
-from node.core.types import NodeReport
+from node.core.reports import NodeReport
 from node.model.catalogue import Catalogue
 from node.model.short_names import untagged
 

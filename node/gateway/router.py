@@ -24,7 +24,9 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.fair_turns import FairTurns
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.health import loads_of
-from node.core.types import Address, NodeState, Ring
+from node.core.nodes import Address
+from node.core.rings import Ring
+from node.core.views import NodeState
 from node.gateway.balancer import Balancer
 from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings

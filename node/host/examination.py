@@ -22,7 +22,8 @@ from node.core.health import (
     which_node,
     wired_memory,
 )
-from node.core.types import Advert, Issue
+from node.core.nodes import Advert
+from node.core.reports import Issue
 from node.host.local_network import local_network_hint
 from node.host.mac_program import full_disk_access_hint
 from node.host.memory import stranded

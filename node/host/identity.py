@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from node.core.errors import PippinError
-from node.core.types import COUNTER_LIMIT
+from node.core.limits import COUNTER_LIMIT
 from node.host.node_key import NodeKey, from_pem, id_of, new_key, to_pem
 from node.host.private_file import protect
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from node.core.addresses import is_link_local_ipv6, is_local_address, join_host_port, without_zone
 from node.core.clock import now
+from node.core.limits import MAX_ADDRESSES, MAX_NODES
+from node.core.nodes import Address, Caller, PeerHint
+from node.core.reports import Link
 from node.core.signal import Signal
-from node.core.types import MAX_ADDRESSES, MAX_NODES, Address, Caller, Link, PeerHint
 from node.host.interfaces import Interface, has_interface_of
 from node.members.paths import Paths
 from node.rpc.client import RpcClient

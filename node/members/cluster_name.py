@@ -12,7 +12,7 @@ from zeroconf import (  # type: ignore[attr-defined]  # AddressResolver is docum
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from node.core.addresses import best_for_people, without_zone
-from node.core.types import NodeInfo
+from node.core.nodes import NodeInfo
 
 _HTTP = "_http._tcp.local."
 _TTL_S = 10

@@ -19,19 +19,12 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 
 from node.core.addresses import without_zone
 from node.core.clock import in_step, now
+from node.core.limits import MAX_ADDRESSES, MAX_NODES
+from node.core.nodes import Advert, Memory, NodeInfo, PeerHint
+from node.core.reports import NodeReport
 from node.core.retried import Retried
 from node.core.signal import Signal
-from node.core.types import (
-    MAX_ADDRESSES,
-    MAX_NODES,
-    Advert,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-    PeerView,
-)
+from node.core.views import NodeState, PeerView
 from node.host.interfaces import can_bind
 from node.host.local_network import local_network_hint
 from node.members.cluster_name import ClusterName

@@ -18,7 +18,8 @@ refuse the next one (that takes 2⁴³ heartbeats).
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from node.core.types import Fence, NodeReport
+from node.core.reports import NodeReport
+from node.core.rings import Fence
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ a node ends the rest of all: that node is suspect here, too, unless it was just 
 import math
 from dataclasses import dataclass
 
-from node.core.types import MAX_NODES, PRESENT, PROCESS_ENDED, NodeInfo, NodeReport, NodeState, PeerView
+from node.core.limits import MAX_NODES
+from node.core.nodes import NodeInfo
+from node.core.reports import NodeReport
+from node.core.views import PRESENT, PROCESS_ENDED, NodeState, PeerView
 
 
 @dataclass(frozen=True, slots=True)

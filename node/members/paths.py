@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from node.core.addresses import is_self_assigned
-from node.core.types import Link
+from node.core.reports import Link
 
 _SMOOTHING = 0.25
 """Weight of a new probe that took longer (moving average): one late answer hardly shows. A shorter one counts at once, as

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from node.core.errors import ModelBroken, ModelNotFound, PippinError
-from node.core.models import HeldModel
-from node.core.types import MAX_MODELS, MAX_NAME_CHARS, Shard
+from node.core.limits import MAX_MODELS, MAX_NAME_CHARS
+from node.core.models import HeldModel, Shard
 from node.model.file_names import DESCRIPTION, checked_revision, id_parts
 from node.model.formats import TAKE_ANOTHER
 from node.model.layouts import Layouts

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from node.core.errors import ModelNotFound, PeerUnavailable
 from node.core.model_files import File, Listing
-from node.core.models import HeldModel
+from node.core.models import HeldModel, Shard
+from node.core.nodes import Address
 from node.core.pool import Pool, Pools
-from node.core.types import Address, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import is_small
 from node.model.gathering import Gathering, Refused

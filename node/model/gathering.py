@@ -11,8 +11,8 @@ from typing import Any
 from node.core.errors import ModelBroken, NotReady, PeerUnavailable, PippinError
 from node.core.model_files import File
 from node.core.models import HeldModel
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address
 from node.model.parts import PART, Part, Parts
 from node.model.parts_file import PartsFile
 from node.model.transfer import has_file, open_parts

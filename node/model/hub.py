@@ -23,7 +23,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from node.core.errors import HubUnavailable, ModelBroken, NoCapacity
 from node.core.models import TensorHeader
 from node.core.pool import Pool
-from node.core.types import Download
+from node.core.reports import Download
 from node.core.units import format_bytes
 from node.model.config import read_config
 from node.model.digests import digest_like, is_digest, mismatch

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from node.core.rate import Rate
-from node.core.types import Download
+from node.core.reports import Download
 
 
 class Meter:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from node.core.model_files import Claim, File, Listing
 from node.core.models import HeldModel
-from node.core.types import Address
+from node.core.nodes import Address
 
 
 def holders_of(listings: Mapping[Address, Listing]) -> dict[File, list[Address]]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.core.types import Address
+from node.core.nodes import Address
 
 PART = 8 << 20
 """Bytes asked of a peer at once; the last part of a file is shorter."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from node.core.errors import HubUnavailable, ModelBroken, ModelChanged, ModelGated, ModelNotFound, NotReady, PippinError
 from node.core.model_files import File, Listing
-from node.core.models import HeldModel
+from node.core.models import HeldModel, Shard
+from node.core.nodes import Address
 from node.core.pool import Pool, Pools
-from node.core.types import Address, Download, Shard
+from node.core.reports import Download
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, check_small_files, is_commit, is_small
 from node.model.gathering import Gathering

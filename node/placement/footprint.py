@@ -4,7 +4,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from node.core.models import DRAFT_CONTEXT, ModelSpec
-from node.core.types import Ring, StageSpec
+from node.core.rings import Ring, StageSpec
 
 STAGE_RESERVE = 64 * 2**20
 """Bytes reserved per stage: frames in flight, logits of a few sessions over a large vocabulary, allocator slack."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from node.core.models import ModelSpec
-from node.core.types import NodeReport, Ring, StageSpec, StageState
+from node.core.reports import NodeReport, StageState
+from node.core.rings import Ring, StageSpec
 from node.placement.footprint import footprint
 from node.placement.search import Goal, new_ring
 from node.placement.split import boundaries

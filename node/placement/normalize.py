@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from node.core.types import Link, Memory, NodeReport, StageState
+from node.core.nodes import Memory
+from node.core.reports import Link, NodeReport, StageState
 
 
 def normalize(nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from node.core.models import HeldModel, ModelSpec
-from node.core.types import Fence, NodeReport, Placement, Refusal, Ring, RingPlace
+from node.core.reports import NodeReport
+from node.core.rings import Fence, Placement, Refusal, Ring, RingPlace
 from node.placement.footprint import stage_bytes
 from node.placement.loaded_layers import rings_of_loaded_layers
 from node.placement.search import CONTEXTS, SESSIONS, Goal, draft_of, find_ring, refusal

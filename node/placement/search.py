@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.models import ModelSpec
-from node.core.types import NodeReport, Refusal, Ring, Shard, StageSpec
+from node.core.models import ModelSpec, Shard
+from node.core.reports import NodeReport
+from node.core.rings import Refusal, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import Footprint, footprint
 from node.placement.split import Order, best_orders, may_fit, split

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from node.core.models import ModelSpec
-from node.core.types import NodeReport, StageSpec
+from node.core.reports import NodeReport
+from node.core.rings import StageSpec
 from node.placement.split import latency
 
 GAIN = 0.2

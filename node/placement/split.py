@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 from math import factorial, inf, isfinite, perm
 
 from node.core.models import ModelSpec
-from node.core.types import NodeReport
+from node.core.reports import NodeReport
 from node.placement.footprint import Footprint
 
 UNMEASURED_MS = 5.0

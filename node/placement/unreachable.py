@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from node.core.types import Link, NodeReport
+from node.core.reports import Link, NodeReport
 
 APART_S = 3.0
 """Grace period: a new node has not met all others yet. Lost peers are retried every 2 s, for 1 s each."""

@@ -10,7 +10,8 @@ from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
 from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Frame, Held
-from node.core.types import Ring, RingTraffic
+from node.core.reports import RingTraffic
+from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
 from node.engine.runner import Behind, Runner

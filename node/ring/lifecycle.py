@@ -28,19 +28,12 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.health import wired_memory
+from node.core.limits import MAX_TEXT_CHARS
+from node.core.models import Shard
+from node.core.nodes import Caller
+from node.core.reports import Download, RingTraffic, Speed, StageReport, StageState
+from node.core.rings import Placement, Ring
 from node.core.signal import Signal
-from node.core.types import (
-    MAX_TEXT_CHARS,
-    Caller,
-    Download,
-    Placement,
-    Ring,
-    RingTraffic,
-    Shard,
-    Speed,
-    StageReport,
-    StageState,
-)
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK, prefill_chunk
 from node.engine.draft import DraftModel

@@ -8,7 +8,9 @@ from pathlib import Path
 from node.core.clock import now
 from node.core.errors import PippinError
 from node.core.mlx_errors import MLX_ERRORS
-from node.core.types import Ring, Shard, Speed, StageSpec
+from node.core.models import Shard
+from node.core.reports import Speed
+from node.core.rings import Ring, StageSpec
 from node.core.units import format_bytes
 from node.engine.compute import Compute
 from node.engine.device import release_memory

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.core.errors import PeerUnavailable, PippinError
-from node.core.types import Address
+from node.core.nodes import Address
 from node.rpc.client import RpcClient
 from node.rpc.link import FrameLink
 

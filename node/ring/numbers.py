@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count
 
-from node.core.types import NodeInfo
+from node.core.nodes import NodeInfo
 
 FIRST_NUMBER = 1 << 16
 """First number of prefixes and of lanes of prompts; decoding lanes have numbers below."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from node.core.clock import now
 from node.core.errors import BadRequest, PippinError, StaleFence
 from node.core.frames import CacheOp, Frame, Held
-from node.core.types import Ring
+from node.core.rings import Ring
 from node.ring.lane import Step
 from node.ring.next_hop import NextHop
 from node.rpc.link import FrameLink

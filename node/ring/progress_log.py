@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from node.core.clock import in_step
 from node.core.logs import ERASE_LINE
-from node.core.types import StageReport, StageState
+from node.core.reports import StageReport, StageState
 
 LINE_S = 10.0
 BAR_S = 1.0

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.core.types import Shard, Speed
+from node.core.models import Shard
+from node.core.reports import Speed
 
 MOST_SPEEDS = 64
 """Maximum models whose speed is remembered."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from node.core.errors import BadRequest, PippinError, RingLost, StaleFence, as_pippin_error
 from node.core.frames import Failure, Frame
-from node.core.types import Ring
+from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.runner import Runner
 from node.ring.next_hop import NextHop

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sized
 
 from node.core.errors import Incompatible
+from node.core.limits import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES, RECENT
 from node.core.models import KV_BITS
-from node.core.types import COUNTER_LIMIT, MAX_ADDRESSES, MAX_MODELS, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
 

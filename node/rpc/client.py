@@ -14,7 +14,8 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
-from node.core.types import Address, Heartbeat, NodeInfo
+from node.core.nodes import Address, NodeInfo
+from node.core.reports import Heartbeat
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
 from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_proof, checked_spec

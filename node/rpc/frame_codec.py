@@ -25,7 +25,7 @@ from node.core.frames import (
     Take,
     Tensor,
 )
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.wire.frame_pb2 import Fault as FaultMessage
 from node.wire.frame_pb2 import Header, Op, TensorMeta
 from node.wire.frame_pb2 import Held as HeldMessage

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from node.core.addresses import is_local_address, split_host_port
 from node.core.errors import BadRequest, NotAdmitted
-from node.core.types import Caller
+from node.core.nodes import Caller
 from node.host.interfaces import with_zone_name
 from node.rpc.boundary import answering
 from node.rpc.channel_options import MAX_CONTROL_BYTES, MAX_HEADERS

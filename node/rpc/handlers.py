@@ -8,7 +8,8 @@ from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
-from node.core.types import Caller, Heartbeat, NodeInfo
+from node.core.nodes import Caller, NodeInfo
+from node.core.reports import Heartbeat
 
 
 class ControlHandler(Protocol):

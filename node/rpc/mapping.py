@@ -1,4 +1,4 @@
-"""Converts dataclasses of core/types.py and core/models.py to protobuf messages and back, by equal field names.
+"""Converts dataclasses of node/core to protobuf messages and back, by equal field names.
 
 One implementation for all control-plane messages. A field that exists on one side only is a programming error, found by
 tests/rpc/test_mapping.py for every pair. How a field is converted follows from its type alone and is found out once, as idle

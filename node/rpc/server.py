@@ -13,7 +13,7 @@ from node.core.errors import PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
 from node.core.models import Wish
-from node.core.types import Heartbeat
+from node.core.reports import Heartbeat
 from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ControlStub:
     """The control plane: what nodes tell each other about themselves and what the head decided.
-    Field names equal those of the dataclasses in node/core/types.py and models.py; node/rpc/mapping.py relies on it.
+    Field names equal those of the dataclasses in node/core; node/rpc/mapping.py relies on it.
 
     """
 
@@ -101,7 +101,7 @@ class ControlStub:
 
 class ControlServicer:
     """The control plane: what nodes tell each other about themselves and what the head decided.
-    Field names equal those of the dataclasses in node/core/types.py and models.py; node/rpc/mapping.py relies on it.
+    Field names equal those of the dataclasses in node/core; node/rpc/mapping.py relies on it.
 
     """
 
@@ -263,7 +263,7 @@ def add_ControlServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Control:
     """The control plane: what nodes tell each other about themselves and what the head decided.
-    Field names equal those of the dataclasses in node/core/types.py and models.py; node/rpc/mapping.py relies on it.
+    Field names equal those of the dataclasses in node/core; node/rpc/mapping.py relies on it.
 
     """
 

@@ -11,7 +11,8 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.models import ModelDescription, ModelEntry
-from node.core.types import Address, Caller, NodeMetrics
+from node.core.nodes import Address, Caller
+from node.core.reports import NodeMetrics
 from node.rpc.client import RpcClient
 from node.text.grammars import Grammars
 from node.text.sandboxed_encoder import OpenModel, SandboxedEncoder, TokenizerProcesses

@@ -18,8 +18,8 @@ from figures import ROOT
 
 from api.app import create_app
 from api.server import ApiServer
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address
 from node.rpc.client import RpcClient
 from node.rpc.server import RpcServer
 from node.text.grammars import Grammars

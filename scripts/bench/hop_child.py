@@ -16,7 +16,8 @@ from hop import BYTES
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Address, Caller, Fence
+from node.core.nodes import Address, Caller
+from node.core.rings import Fence
 from node.engine.compute import Compute
 from node.engine.tensor_codec import pack, unpack
 from node.host.node_key import new_key

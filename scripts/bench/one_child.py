@@ -21,7 +21,7 @@ import prompts
 from mlx_lm.utils import load_model
 
 from node.core.generation import GenerateRequest, Sampling
-from node.core.types import Fence, Ring, StageSpec
+from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.engine.load import load_stage

@@ -24,7 +24,7 @@ from node.core.generation import GenerateRequest, TokenEvent
 from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
-from node.core.types import NodeMetrics, RingTraffic
+from node.core.reports import NodeMetrics, RingTraffic
 from node.model.short_names import untagged
 from node.text.encoder import check_length
 from node.text.grammars import Grammars

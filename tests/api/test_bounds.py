@@ -22,7 +22,7 @@ from api.json_object import Counts, approximate_bytes, parse_json
 from api.schema import CompletionRequest, EmbeddingRequest, parse
 from api.stop_strings import Pattern, StopMatcher
 from node.core.errors import BadRequest
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 from node.options import Options
 from tests.api.hostile import MOST
 

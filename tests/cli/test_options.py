@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from node.core.types import MAX_NAME_CHARS
+from node.core.limits import MAX_NAME_CHARS
 from node.options import Options, parse_options
 
 ORIGINS = ("https://chat.example", "app://obsidian.md")

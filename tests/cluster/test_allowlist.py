@@ -9,8 +9,10 @@ from node.cluster.allowlist import Allowlist
 from node.cluster.control_service import ControlService
 from node.core.errors import ModelNotAllowed
 from node.core.models import HeldModel
+from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
-from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Ring, StageSpec
+from node.core.reports import NodeReport
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.gateway.gateway import Gateway
 
 INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)

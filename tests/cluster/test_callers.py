@@ -9,18 +9,9 @@ from node.cluster.agent import Agent
 from node.cluster.control_service import ControlService
 from node.core.errors import NotAdmitted
 from node.core.frames import Frame
-from node.core.types import (
-    Caller,
-    Fence,
-    Heartbeat,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    PeerHint,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.nodes import Caller, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings

@@ -1,5 +1,5 @@
 from node.cluster.clocks import Clocks
-from node.core.types import MAX_NODES
+from node.core.limits import MAX_NODES
 
 
 def test_a_late_message_is_no_slow_clock() -> None:

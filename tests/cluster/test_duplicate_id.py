@@ -12,7 +12,8 @@ from node.cluster import duplicate_id as module
 from node.cluster.agent import Agent
 from node.cluster.duplicate_id import MAX_ADDRESSES, MOST_ASKED, DuplicateId
 from node.core.errors import PeerUnavailable
-from node.core.types import Address, Caller, Heartbeat, Memory, NodeInfo, NodeReport, PeerHint
+from node.core.nodes import Address, Caller, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
 from node.host.interfaces import Interface
 from node.host.node_key import NodeKey, id_of, new_key
 from node.members.address_book import AddressBook

@@ -7,22 +7,11 @@ import pytest
 from node.cluster.draining import is_needed
 from node.cluster.handover import COLD_S, SETTLE_S, Handover
 from node.cluster.readiness import ready_rings
-from node.core.types import (
-    ClusterView,
-    Fence,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Ring,
-    RingTraffic,
-    Shard,
-    StageReport,
-    StageSpec,
-    StageState,
-)
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport, RingTraffic, StageReport, StageState
+from node.core.rings import Fence, Placement, Ring, StageSpec
+from node.core.views import ClusterView, NodeState, PeerView
 
 
 def ring(name: str, node: str, *, retiring: bool = False) -> Ring:

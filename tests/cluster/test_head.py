@@ -11,8 +11,11 @@ from node.cluster.agent import Agent
 from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
 from node.core.errors import ModelBusy, ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
+from node.core.limits import COUNTER_LIMIT
 from node.core.models import DraftChoice, KvCost, ModelSpec, Wish
-from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, Placement, Ring, RingTraffic, StageSpec
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport, RingTraffic
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.placement.place import place
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)

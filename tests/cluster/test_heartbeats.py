@@ -14,19 +14,11 @@ from node.cluster.agent import Agent
 from node.cluster.heartbeats import Heartbeats
 from node.core.clock import now
 from node.core.errors import PeerTimeout, PeerUnavailable, SecretMismatch
+from node.core.limits import MAX_ADDRESSES, MAX_NODES
+from node.core.nodes import Address, Caller, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
 from node.core.signal import Signal
-from node.core.types import (
-    MAX_ADDRESSES,
-    MAX_NODES,
-    Address,
-    Caller,
-    Heartbeat,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-)
+from node.core.views import NodeState
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 from node.members.happy_eyeballs import happy_eyeballs

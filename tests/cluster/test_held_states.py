@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from node.cluster.held_states import RECENT, HeldStates
-from node.core.types import MAX_NODES, Heartbeat, Memory, NodeInfo, NodeReport
+from node.core.limits import MAX_NODES
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Heartbeat, NodeReport
 
 
 def report(node: str, term: int = 0) -> NodeReport:

@@ -4,7 +4,7 @@ import pytest
 
 from node.cluster.model_list import build_models
 from node.core.models import HeldModel, KvCost, ModelSpec
-from node.core.types import Fence, Placement, Refusal
+from node.core.rings import Fence, Placement, Refusal
 from tests.cluster.test_status import load, peer, ring, view
 
 SHORT = {"small": "org/m", "m": "org/m", "other": "org/other"}

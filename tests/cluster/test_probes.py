@@ -8,18 +8,11 @@ import pytest
 from node.cluster.probes import Probes
 from node.cluster.rhythm import is_quiet
 from node.core.errors import PeerTimeout
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo, PeerHint
+from node.core.reports import NodeReport, RingTraffic, StageReport, StageState
 from node.core.signal import Signal
-from node.core.types import (
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerHint,
-    RingTraffic,
-    Shard,
-    StageReport,
-    StageState,
-)
+from node.core.views import NodeState
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 

@@ -6,17 +6,9 @@ from dataclasses import replace
 import pytest
 
 from node.cluster.rhythm import FEW, HEARTBEAT_S, RESTING_S, WATCHED_BY_TWO_S, interval_s, is_news, rest_s
-from node.core.types import (
-    Link,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    PeerHint,
-    RingTraffic,
-    Shard,
-    StageReport,
-    StageState,
-)
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo, PeerHint
+from node.core.reports import Link, NodeReport, RingTraffic, StageReport, StageState
 
 
 def report(node: str, **more) -> NodeReport:

@@ -7,26 +7,11 @@ from pathlib import Path
 import pytest
 
 from node.cluster.status import build_status
-from node.core.models import KvCost, ModelSpec
-from node.core.types import (
-    ClusterView,
-    Download,
-    Fence,
-    Link,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Refusal,
-    Ring,
-    RingTraffic,
-    Shard,
-    StageReport,
-    StageSpec,
-    StageState,
-)
+from node.core.models import KvCost, ModelSpec, Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Download, Link, NodeReport, RingTraffic, StageReport, StageState
+from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
+from node.core.views import ClusterView, NodeState, PeerView
 
 GOLDEN = Path(__file__).parents[1] / "cli" / "golden" / "status.json"
 FETCHING, READY, LOADING, FAILED = StageState.FETCHING, StageState.READY, StageState.LOADING, StageState.FAILED

@@ -8,7 +8,9 @@ import pytest
 from node.cluster.agent import Agent
 from node.cluster.unreached import PATIENCE_S, Unreached
 from node.core.clock import now
-from node.core.types import Advert, Caller, Heartbeat, Memory, NodeInfo, NodeReport, NodeState, PeerHint
+from node.core.nodes import Advert, Caller, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
+from node.core.views import NodeState
 from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 

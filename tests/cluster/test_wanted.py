@@ -11,21 +11,11 @@ import pytest
 
 from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
 from node.core.errors import HubUnavailable
-from node.core.models import ModelSpec
-from node.core.types import (
-    ClusterView,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Ring,
-    Shard,
-    StageReport,
-    StageSpec,
-    StageState,
-)
+from node.core.models import ModelSpec, Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport, StageReport, StageState
+from node.core.rings import Placement, Ring, StageSpec
+from node.core.views import ClusterView, NodeState, PeerView
 
 NODE = NodeReport(NodeInfo("me", 1, "me", "home", "1", 1, (), 1, 2), Memory(1, 1), preload=("org/m",))
 

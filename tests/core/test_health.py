@@ -4,24 +4,11 @@ from pathlib import Path
 import pytest
 
 from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of, pool_full
-from node.core.types import (
-    PROCESS_ENDED,
-    ClusterView,
-    Download,
-    Link,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Refusal,
-    Ring,
-    Shard,
-    StageReport,
-    StageSpec,
-    StageState,
-)
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Download, Link, NodeReport, StageReport, StageState
+from node.core.rings import Placement, Refusal, Ring, StageSpec
+from node.core.views import PROCESS_ENDED, ClusterView, NodeState, PeerView
 
 
 def peer(name, state=NodeState.ALIVE, *, loads=(), links=(), version="0.1.0", seen=0.0, reason=""):

@@ -7,7 +7,7 @@ import pytest
 
 from node.core.health import disk_low, open_api
 from node.core.pool import Pool
-from node.core.types import Issue
+from node.core.reports import Issue
 from node.upkeep import Upkeep
 
 

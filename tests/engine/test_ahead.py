@@ -16,7 +16,7 @@ import node.engine.runner
 from node.core.errors import PippinError
 from node.core.frames import CacheOp, Drop, Filter, Frame, Held, Keep, Merge, Open, Reuse
 from node.core.generation import Sampling
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.plan import make_plan
 from node.engine.runner import Draw, Runner, StepFailed

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
-from node.core.types import Fence, Ring, StageSpec
+from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.engine.runner import Runner

@@ -7,7 +7,7 @@ import pytest
 
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import CacheOp, Frame, Merge, Open
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.runner import HEAD_TOKENS, Runner
 from node.ring.session import PartialEvaluation

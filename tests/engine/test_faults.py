@@ -11,7 +11,7 @@ from node.core.errors import DeviceFailed, DeviceTimeout
 from node.core.frames import Frame, Held, Open
 from node.core.generation import Sampling
 from node.core.mlx_errors import Fault, fault_of
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.compute import Compute
 from node.engine.faults import MAX_IN_ROW, Faults
 from node.engine.runner import Draw, Runner, StepFailed

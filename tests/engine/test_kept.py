@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from node.core.frames import Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.runner import Runner, StepFailed
 from node.engine.stage import Stage

@@ -9,7 +9,7 @@ import pytest
 from node.core.evaluation import ChunkRequest
 from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.runner import Draw, Runner, StepFailed
 from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, History, Sampled, sample, score

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.core.frames import Drop, Frame
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.runner import Runner, StepFailed
 

@@ -9,7 +9,7 @@ import pytest
 
 from node.core.frames import Frame, Open
 from node.core.generation import Sampling
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.engine import runner as module
 from node.engine.faults import Faults
 from node.engine.runner import Draw, Runner

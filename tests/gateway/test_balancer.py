@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.types import Ring, StageSpec
+from node.core.rings import Ring, StageSpec
 from node.gateway.balancer import BLOCK, BLOCKS, IMBALANCE, REPORT_S, Balancer
 
 

@@ -9,7 +9,7 @@ import pytest
 from node.core.errors import ModelBusy
 from node.core.models import KvCost, ModelSpec
 from node.core.pool import Pools
-from node.core.types import Download
+from node.core.reports import Download
 from node.gateway.disk import Disk
 
 SPEC = ModelSpec("org/m", (40, 40), 20, (KvCost(1), KvCost(1)), (1,), 1000)

@@ -10,19 +10,11 @@ import pytest
 
 from node.core.errors import NodeNotFound
 from node.core.logs import RecentLines
+from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
-from node.core.types import (
-    ClusterView,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Refusal,
-    Ring,
-    StageSpec,
-)
+from node.core.reports import NodeReport
+from node.core.rings import Placement, Refusal, Ring, StageSpec
+from node.core.views import ClusterView, NodeState, PeerView
 from node.gateway.gateway import Gateway, _Opened
 from node.text.sandbox import SandboxServer
 from node.text.sandboxed_encoder import SandboxedEncoder

@@ -7,7 +7,7 @@ import pytest
 from node.core.errors import ModelBroken, ModelNotFound
 from node.core.models import Alias, HeldModel
 from node.core.pool import Pools
-from node.core.types import Placement
+from node.core.rings import Placement
 from node.gateway.model_index import ModelIndex
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue

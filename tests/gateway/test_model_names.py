@@ -5,7 +5,7 @@ import pytest
 
 from node.core.errors import ModelNotFound
 from node.core.models import Alias, HeldModel, Preset
-from node.core.types import Placement
+from node.core.rings import Placement
 from node.gateway.model_names import ModelNames
 from node.model.catalogue import Catalogue
 

@@ -6,20 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from node.core.errors import NotReady, PippinError, RingLost, replaced
-from node.core.types import (
-    ClusterView,
-    Download,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    NodeState,
-    PeerView,
-    Placement,
-    Ring,
-    Shard,
-    StageReport,
-    StageState,
-)
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Download, NodeReport, StageReport, StageState
+from node.core.rings import Placement, Ring
+from node.core.views import ClusterView, NodeState, PeerView
 from node.gateway.router import Router, Tries
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from node.core.health import Code
-from node.core.types import Advert, PeerHint
+from node.core.nodes import Advert, PeerHint
 from node.host import firewall
 from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_start, examine_terminal
 

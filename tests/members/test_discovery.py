@@ -14,8 +14,8 @@ import pytest
 from zeroconf import AddressResolver, DNSOutgoing, DNSPointer, IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
+from node.core.nodes import NodeInfo, PeerHint
 from node.core.signal import Signal
-from node.core.types import NodeInfo, PeerHint
 from node.members import discovery as module
 from node.members import multicast_limiter
 from node.members.discovery import SERVICE, Discovery

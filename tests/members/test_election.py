@@ -5,7 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport
+from node.core.limits import COUNTER_LIMIT
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport
+from node.core.rings import Fence
 from node.members.election import (
     MAX_TERM_LEAD,
     BecameHead,

@@ -2,7 +2,9 @@ import dataclasses
 
 import pytest
 
-from node.core.types import Memory, NodeInfo, NodeReport, NodeState
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport
+from node.core.views import NodeState
 from node.members.membership import Changed, Forgotten, Joined, Membership
 
 SELF = NodeInfo("me", 5, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.types import Link
+from node.core.reports import Link
 from node.members.paths import LONGER_MS, NOISE, SHORTER_MS, Paths
 
 

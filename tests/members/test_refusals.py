@@ -5,7 +5,9 @@ import logging
 import pytest
 
 from node.cluster.agent import Agent
-from node.core.types import Fence, Memory, NodeInfo, NodeReport, Placement, Refusal, Ring, StageSpec
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport
+from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.members.address_book import AddressBook
 
 INFO = NodeInfo("a", 1, "a", "home", "1", 1, ("10.0.0.1",), 7001, 7002)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from node.cluster.agent import Agent
-from node.core.types import MAX_NAME_CHARS, Heartbeat, Memory, NodeInfo, NodeReport
+from node.core.limits import MAX_NAME_CHARS
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Heartbeat, NodeReport
 from node.members.term_store import RETRY_S, TermStore
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)

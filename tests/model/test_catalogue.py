@@ -4,8 +4,7 @@ import shutil
 import pytest
 
 from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
-from node.core.models import HeldModel
-from node.core.types import Shard
+from node.core.models import HeldModel, Shard
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.file_names import DESCRIPTION
 from node.model.layouts import Layout

@@ -11,9 +11,10 @@ import pytest
 
 from node.core.errors import ModelBroken, NotReady, PippinError
 from node.core.model_files import File, Listing
-from node.core.models import HeldModel
+from node.core.models import HeldModel, Shard
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address, Download, Shard
+from node.core.reports import Download
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, is_weights
 from node.model.files import Files

@@ -12,8 +12,8 @@ import pytest
 from node.core.errors import PeerUnavailable
 from node.core.model_files import File
 from node.core.models import HeldModel
+from node.core.nodes import Address
 from node.core.pool import Pool, Pools
-from node.core.types import Address
 from node.model import gathering as module
 from node.model.gathering import Gathering
 from node.model.parts import PART

@@ -14,7 +14,7 @@ from node.core.errors import (
     NoCapacity,
     PippinError,
 )
-from node.core.types import Shard
+from node.core.models import Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.hub import Hub

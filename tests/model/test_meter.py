@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from node.core.rate import WINDOW_S
-from node.core.types import Download
+from node.core.reports import Download
 from node.model.meter import Meter
 
 MB = 1 << 20

@@ -2,7 +2,7 @@
 
 from node.core.model_files import Claim, File, Listing
 from node.core.models import HeldModel
-from node.core.types import Address
+from node.core.nodes import Address
 from node.model.offers import Claims, claimed, holders_of, prior
 
 A, B, C = (Address(f"10.0.0.{number}:1", name) for number, name in enumerate("abc"))

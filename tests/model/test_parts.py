@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.types import Address
+from node.core.nodes import Address
 from node.model.parts import PART, PATIENCE_S, Part, Parts
 
 A, B, C = (Address(f"10.0.0.{number}:1") for number in (1, 2, 3))

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from node.core.models import HeldModel
-from node.core.types import Shard
+from node.core.models import HeldModel, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, checked_revision, is_commit
 from node.model.layouts import Layout

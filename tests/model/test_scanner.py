@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.core.errors import PippinError
-from node.core.types import Shard
+from node.core.models import Shard
 from node.model.catalogue import Catalogue
 from node.model.layouts import Layouts
 

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from node.core.errors import HubUnavailable, PeerUnavailable
+from node.core.models import Shard
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address, Shard
 from node.model import stage_fetch
 from node.model.catalogue import Catalogue
 from node.model.files import Files

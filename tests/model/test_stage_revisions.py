@@ -10,9 +10,11 @@ import pytest
 
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
-from node.core.models import HeldModel, KvCost, ModelSpec
+from node.core.models import HeldModel, KvCost, ModelSpec, Shard
+from node.core.nodes import Address
 from node.core.pool import Pools
-from node.core.types import Address, Placement, Ring, Shard, StageReport, StageSpec, StageState
+from node.core.reports import StageReport, StageState
+from node.core.rings import Placement, Ring, StageSpec
 from node.gateway.router import Router
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION

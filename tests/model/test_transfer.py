@@ -7,7 +7,7 @@ import pytest
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.core.model_files import File
-from node.core.types import Shard
+from node.core.models import Shard
 from node.model import sending
 from node.model.catalogue import Catalogue
 from node.model.digests import digest_of

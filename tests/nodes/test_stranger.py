@@ -13,18 +13,9 @@ from node.core.errors import BadRequest, Incompatible, ModelNotFound, StaleFence
 from node.core.frames import Frame, Open, Tensor
 from node.core.generation import GenerateRequest
 from node.core.models import HeldModel
-from node.core.types import (
-    Address,
-    Fence,
-    Heartbeat,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    PeerHint,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.nodes import Address, Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.model.file_names import DESCRIPTION
 from node.rpc.client import RpcClient
 from tests.conftest import MODEL, Cluster, until

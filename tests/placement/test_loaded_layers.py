@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from node.core.models import HeldModel
-from node.core.types import NodeReport, Placement, Ring, Shard, StageReport, StageState
+from node.core.models import HeldModel, Shard
+from node.core.reports import NodeReport, StageReport, StageState
+from node.core.rings import Placement, Ring
 from tests.placement.test_placement import (
     CABLE,
     GB,

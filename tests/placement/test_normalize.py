@@ -2,7 +2,10 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from node.core.types import Fence, Link, Memory, PeerHint, RingTraffic, Shard, StageReport, StageState
+from node.core.models import Shard
+from node.core.nodes import Memory, PeerHint
+from node.core.reports import Link, RingTraffic, StageReport, StageState
+from node.core.rings import Fence
 from node.placement.normalize import normalize
 from node.placement.place import place
 from tests.placement.test_placement import clusters, node, specs

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.models import HeldModel, KvCost, ModelSpec
-from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, Placement, Ring, Shard, StageSpec
+from node.core.models import HeldModel, KvCost, ModelSpec, Shard
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Link, NodeReport
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import STAGE_RESERVE, Footprint, footprint, stage_bytes
 from node.placement.place import Rules, place

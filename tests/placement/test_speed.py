@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.models import ModelSpec
-from node.core.types import NodeReport, Ring, Shard, Speed, StageSpec
+from node.core.models import ModelSpec, Shard
+from node.core.reports import NodeReport, Speed
+from node.core.rings import Ring, StageSpec
 from node.placement.footprint import Footprint, footprint
 from node.placement.speed import GB_PER_S, PROMPT_TOKENS, is_slow_wire, pace, token_ms
 from node.placement.split import boundaries, split

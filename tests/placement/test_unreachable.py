@@ -5,7 +5,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from node.core.models import KvCost, ModelSpec
-from node.core.types import Fence, Link, Memory, NodeInfo, NodeReport, PeerHint, Placement
+from node.core.nodes import Memory, NodeInfo, PeerHint
+from node.core.reports import Link, NodeReport
+from node.core.rings import Fence, Placement
 from node.placement.place import place
 from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from node.core.models import Wish
-from node.core.types import Fence
+from node.core.rings import Fence
 from node.placement.place import Rules, place
 from tests.placement.test_placement import GB, model, node
 

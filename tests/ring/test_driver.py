@@ -14,7 +14,7 @@ from node.core.errors import DeviceFailed, DeviceTimeout, Overloaded, PippinErro
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Fence, Ring, StageSpec
+from node.core.rings import Fence, Ring, StageSpec
 from node.engine.runner import Behind, Draw, StepFailed
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver

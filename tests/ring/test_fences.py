@@ -10,7 +10,8 @@ import pytest
 from node.core.errors import PippinError, StaleFence
 from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
-from node.core.types import Caller, Fence, Ring, StageSpec
+from node.core.nodes import Caller
+from node.core.rings import Fence, Ring, StageSpec
 from node.ring.driver import Driver
 from node.ring.lifecycle import Rings
 from node.ring.limits import RingLimits

@@ -16,9 +16,11 @@ import pytest
 from node.core.errors import DeviceFailed, NotReady, PeerUnavailable, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
-from node.core.models import KvCost, ModelSpec
+from node.core.models import KvCost, ModelSpec, Shard
+from node.core.nodes import Caller
+from node.core.reports import Speed, StageState
+from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.core.signal import Signal
-from node.core.types import Caller, Fence, Placement, Refusal, Ring, Shard, Speed, StageSpec, StageState
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.ring import lifecycle, loaded_shards

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from node.core.logs import ERASE_LINE
-from node.core.types import Download, Shard, StageReport, StageState
+from node.core.models import Shard
+from node.core.reports import Download, StageReport, StageState
 from node.ring.progress_log import bar, line, tell_progress
 
 FETCHING = StageReport(

@@ -1,6 +1,7 @@
 """Which of a node's measurements count."""
 
-from node.core.types import Shard, Speed
+from node.core.models import Shard
+from node.core.reports import Speed
 from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds
 
 SHARD = Shard("m", 0, 8)

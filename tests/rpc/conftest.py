@@ -12,7 +12,9 @@ from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Claim, File, Listing
 from node.core.models import ModelSpec
-from node.core.types import Caller, Fence, Heartbeat, Memory, NodeInfo, NodeReport
+from node.core.nodes import Caller, Memory, NodeInfo
+from node.core.reports import Heartbeat, NodeReport
+from node.core.rings import Fence
 from node.rpc.client import RpcClient
 from node.rpc.security import Security
 from node.rpc.server import RpcServer

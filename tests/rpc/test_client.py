@@ -14,7 +14,8 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from node.core.errors import Incompatible, PeerUnavailable, PippinError
 from node.core.frames import Frame
 from node.core.logs import MAX_LINE_CHARS, MAX_PART_LINES
-from node.core.types import Address, Caller, Fence
+from node.core.nodes import Address, Caller
+from node.core.rings import Fence
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
 from tests.rpc.conftest import serving

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from node.core.errors import PippinError
-from node.core.types import Address
+from node.core.nodes import Address
 from node.host.node_key import id_of, new_key
 from node.rpc import channel_options
 from node.rpc import server as module

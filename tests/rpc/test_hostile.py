@@ -12,7 +12,9 @@ import pytest
 from node.core.errors import BadRequest, Incompatible, NotAdmitted, PippinError, StaleFence
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest
-from node.core.types import MAX_ADDRESSES, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS, Address, Caller, Heartbeat
+from node.core.limits import MAX_ADDRESSES, MAX_NAME_CHARS, MAX_NODES, MAX_TEXT_CHARS
+from node.core.nodes import Address, Caller
+from node.core.reports import Heartbeat
 from node.rpc import channel_options, guard
 from node.rpc import server as server_module
 from node.rpc.boundary import to_error

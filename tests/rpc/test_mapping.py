@@ -8,31 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core import models, types
+from node.core import models, nodes, reports, rings
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
-from node.core.models import HeldModel, KvCost, ModelSpec, Wish
-from node.core.types import (
+from node.core.models import HeldModel, KvCost, ModelSpec, Shard, Wish
+from node.core.nodes import Memory, NodeInfo, PeerHint
+from node.core.reports import (
     Download,
-    Fence,
     Heartbeat,
     Issue,
     Link,
-    Memory,
-    NodeInfo,
     NodeReport,
-    PeerHint,
-    Placement,
-    Refusal,
-    Ring,
     RingTraffic,
     Severity,
-    Shard,
     Speed,
     StageReport,
-    StageSpec,
     StageState,
 )
+from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.rpc.mapping import from_message, to_message
 from node.rpc.token_codec import (
     decode_evaluation,
@@ -42,7 +35,7 @@ from node.rpc.token_codec import (
 )
 from node.wire import control_pb2, serving_pb2
 
-CLASSES = vars(models) | vars(types)
+CLASSES = vars(models) | vars(nodes) | vars(reports) | vars(rings)
 small = st.integers(0, 2**31)
 texts = st.text(max_size=8)
 
@@ -77,7 +70,7 @@ reports = st.builds(
     suspects=tuples(texts),
     issues=tuples(st.builds(Issue, texts, st.sampled_from(Severity), texts, texts, texts)),
 )
-rings = st.builds(
+placed = st.builds(
     Ring,
     texts,
     texts,
@@ -89,7 +82,7 @@ rings = st.builds(
     st.booleans(),
     texts,
 )
-placements = st.builds(Placement, fences, texts, tuples(rings), tuples(st.builds(Refusal, texts, texts, texts, texts)))
+placements = st.builds(Placement, fences, texts, tuples(placed), tuples(st.builds(Refusal, texts, texts, texts, texts)))
 specs = st.builds(
     ModelSpec,
     texts,

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from node.core.errors import NotAdmitted, PeerUnavailable, PippinError, SecretMismatch
 from node.core.generation import GenerateRequest
-from node.core.types import Address, Heartbeat
+from node.core.nodes import Address
+from node.core.reports import Heartbeat
 from node.host.node_key import NodeKey, id_of, new_key
 from node.rpc import security as module
 from node.rpc.client import RpcClient

@@ -11,7 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from node.core.types import COUNTER_LIMIT, Fence, Memory, NodeInfo, NodeReport, NodeState
+from node.core.limits import COUNTER_LIMIT
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import NodeReport
+from node.core.rings import Fence
+from node.core.views import NodeState
 from node.members.election import MAX_TERM_LEAD, BecameHead, Effect, Election, Follow, PersistTerm, cap_term
 from node.members.membership import Membership
 

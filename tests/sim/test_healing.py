@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.core.types import Ring
+from node.core.rings import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Ask, Process

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.core.types import Shard, StageState
+from node.core.models import Shard
+from node.core.reports import StageState
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.model import MB, MODEL

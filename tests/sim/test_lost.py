@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.cluster.head import SUCCESSOR_INTERVAL_S
-from node.core.types import Ring
+from node.core.rings import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.model import MB

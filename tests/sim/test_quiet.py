@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from node.core.types import NodeState
+from node.core.views import NodeState
 from tests.sim.convergence import converged, convergence_s
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World

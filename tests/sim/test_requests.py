@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling
-from node.core.types import Ring
+from node.core.rings import Ring
 from tests.sim.whole_cluster import simulated
 from tests.sim.world.cluster import World
 from tests.sim.world.machine import Ask

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from node.core.errors import BadRequest
 from node.core.generation import GenerateRequest, Sampling
-from node.core.types import Fence, Ring, StageSpec
+from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
 from node.engine.runner import Runner

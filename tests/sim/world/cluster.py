@@ -11,18 +11,11 @@ from typing import Any
 
 from node.core.errors import PippinError
 from node.core.generation import GenerateRequest, Sampling
+from node.core.limits import COUNTER_LIMIT
 from node.core.models import ModelSpec
-from node.core.types import (
-    COUNTER_LIMIT,
-    Fence,
-    Heartbeat,
-    Memory,
-    NodeInfo,
-    NodeReport,
-    Placement,
-    Ring,
-    StageSpec,
-)
+from node.core.nodes import Memory, NodeInfo
+from node.core.reports import Heartbeat, NodeReport
+from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.members.election import MAX_TERM_LEAD
 from node.placement.place import place
 from node.rpc.client import DECIDE_TIMEOUT_S

@@ -18,9 +18,11 @@ from node.cluster.loading import Loading
 from node.core.errors import HubUnavailable, PippinError
 from node.core.generation import GenerateRequest
 from node.core.logs import RecentLines
-from node.core.models import DraftChoice, HeldModel, ModelSpec
+from node.core.models import DraftChoice, HeldModel, ModelSpec, Shard
+from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
-from node.core.types import Memory, NodeInfo, NodeReport, Ring, Shard
+from node.core.reports import NodeReport
+from node.core.rings import Ring
 from node.gateway.gateway import Gateway
 from node.members.address_book import AddressBook
 from node.model.weights import Weights

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.errors import PeerTimeout, PeerUnavailable, PippinError, as_pippin_error, error_from
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.types import Address, Caller
+from node.core.nodes import Address, Caller
 from node.rpc.client import DECIDE_TIMEOUT_S
 
 if TYPE_CHECKING:

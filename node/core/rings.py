@@ -1,0 +1,96 @@
+"""Rings, and the placement that decides on them. Messages on the wire have the same fields."""
+
+from dataclasses import dataclass
+
+from node.core.models import ModelSpec, Shard
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fence:
+    """Number of a head's decision, ordered by (term, epoch). A stage refuses frames with another one than its ring's."""
+
+    term: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """The layers [start, end) that a node holds in a ring."""
+
+    node: str
+    start: int
+    end: int
+
+
+RingPlace = tuple[str, tuple[StageSpec, ...]]
+"""Model and stages of a ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Nodes that together hold one whole copy of a model. The first is the driver."""
+
+    id: str
+    model: str
+    stages: tuple[StageSpec, ...]
+    context: int
+    """Maximum sequence length that it accepts, in tokens."""
+    max_sessions: int
+    """Number of sessions of that length that memory is reserved for."""
+    shared_ends: bool = False
+    """As in ModelSpec: every stage needs the files of the model's ends."""
+    fence: Fence = Fence()
+    """Fence of the placement that created it. Later placements that keep the ring keep its fence, too."""
+    retiring: bool = False
+    """Whether another ring replaces it: it serves until that one is ready, then finishes or hands over its sessions."""
+    revision: str = ""
+    kv_bits: int = 0
+    """As in ModelSpec."""
+    draft: Shard | None = None
+    """All layers of a draft model, which the driver holds, too; None without one, and with one stage."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(stage.node for stage in self.stages)
+
+    @property
+    def driver(self) -> str:
+        return self.stages[0].node
+
+    def after(self, node: str) -> str:
+        """The next node of the ring; after the last comes the driver."""
+        return self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
+
+    @property
+    def place(self) -> RingPlace:
+        """A ring finds the weights in memory that another ring of the same place has left, and its KV
+        if both have the same context and sessions.
+        """
+        return self.model, self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reason why a wanted model has no ring."""
+
+    model: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Decision of the head: the rings of each wanted model."""
+
+    fence: Fence = Fence()
+    head: str = ""
+    rings: tuple[Ring, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    specs: tuple[ModelSpec, ...] = ()
+    """Specs of the wanted models. The next head might not find them itself, if no node has a whole model."""
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Ids of the models that have a ring, or are refused."""
+        return frozenset([ring.model for ring in self.rings] + [refusal.model for refusal in self.refused])

@@ -1,0 +1,56 @@
+"""The cluster as one node sees it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from node.core.reports import NodeReport
+from node.core.rings import Placement
+
+
+class NodeState(StrEnum):
+    """State of a peer, as a node sees it."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    FAILED = "failed"
+    LEFT = "left"
+    REFUSED = "refused"
+    """It has another protocol version, or another secret."""
+
+
+PROCESS_ENDED = "its process has ended"
+"""Why a node has failed whose machine still answers."""
+
+
+PRESENT = (NodeState.ALIVE, NodeState.SUSPECT)
+"""States of a present node. Suspects count: most recover, and their rings work until they are declared failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """A node, as seen by this one."""
+
+    report: NodeReport
+    state: NodeState
+    last_seen_s: float = 0.0
+    """Seconds since its last message, or since it was due to be asked if it rested; 0 for this node itself."""
+    reason: str = ""
+    """Why it is refused or failed, for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The state of the cluster at one moment, as a node sees it."""
+
+    self_id: str
+    term: int
+    head: str
+    """Id of the head; empty if there is none."""
+    peers: tuple[PeerView, ...]
+    """All known nodes, including this one."""
+    placement: Placement
+    duplicate: str = ""
+    """Name of another node that was recently started with a copy of this one's key."""
+    clocks: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds by which the clocks of other nodes are ahead of this one's, by id."""
