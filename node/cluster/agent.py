@@ -13,11 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.cluster.clocks import Clocks
 from node.cluster.held_states import HeldStates
 from node.cluster.reconciliation import Reconciliation
 from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
-from node.core.clock import in_step, now, wall_ms
+from node.core.clock import in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.nodes import Address, Caller, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport, StageState
@@ -83,7 +82,6 @@ class Agent:
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
         self._states = HeldStates()
-        self._clocks = Clocks()
         self._told: NodeReport | None = None
         """This node's report when the others were last told at once."""
         self._quiet = True
@@ -123,7 +121,7 @@ class Agent:
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
         duplicate = self._duplicate if now() < self._duplicate_until else ""
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate, self._clocks.ahead_s())
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the participating nodes, including this one."""
@@ -210,7 +208,6 @@ class Agent:
 
     def heard(self, heartbeat: Heartbeat) -> bool:
         """Process a peer's heartbeat, received in a call or in an answer. Returns whether this node lacks the report of it."""
-        self._clocks.note(heartbeat.sender, heartbeat.clock_ms, wall_ms())
         complete = self._states.incoming(heartbeat)
         if not complete or not complete.report:
             return True
@@ -353,7 +350,7 @@ class Agent:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
         placement = self.placement if theirs and self._needs_placement(theirs) else None
-        return replace(self._states.outgoing(self._report(), placement, node), clock_ms=wall_ms())
+        return self._states.outgoing(self._report(), placement, node)
 
     def holds(self, node: str) -> int:
         """Digest of the report that this node has of another one; 0 for none."""

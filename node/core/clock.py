@@ -2,17 +2,11 @@
 
 import asyncio
 import math
-import time
 
 
 def now() -> float:
     """Seconds, monotonic, since an arbitrary moment; the event loop's own timers use the same clock."""
     return asyncio.get_running_loop().time()
-
-
-def wall_ms() -> int:
-    """Unix milliseconds by this machine's clock, which people may set: only to be compared with other machines' clocks."""
-    return time.time_ns() // 1_000_000
 
 
 _GRID_S = 0.3

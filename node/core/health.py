@@ -17,10 +17,6 @@ SLOW_LINK_MS = 5.0
 """Threshold of a slow link. A wired hop takes less than 1 ms; with 5 ms, a ring of three loses 15 ms per token."""
 
 
-CLOCK_SKEW_S = 2.0
-"""Seconds by which two clocks have to differ: heartbeats, by which they are compared, take up to a second."""
-
-
 class Code(StrEnum):
     """Stable codes, on which scripts and dashboards rely."""
 
@@ -49,7 +45,6 @@ class Code(StrEnum):
     OPEN_API = "open-api"
     WHICH_NODE = "which-node"
     ROSETTA = "rosetta"
-    CLOCK_SKEW = "clock-skew"
     NODE_UNREACHABLE = "node-unreachable"
     FIREWALL = "firewall"
     SLOW_BLAS = "slow-blas"
@@ -232,15 +227,6 @@ def rosetta() -> Issue:
     return Issue(Code.ROSETTA, Severity.ERROR, text, hint)
 
 
-def clock_skew(node: str, other: str, ahead_s: float) -> Issue:
-    """`ahead_s`: seconds by which the node's clock is ahead of the other's; negative if it is behind."""
-    text = f"{node}'s clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} {other}'s."
-    hint = (
-        "Have both set their clocks by themselves: `timedatectl set-ntp true`, on a Mac System Settings > Date & Time."
-    )
-    return Issue(Code.CLOCK_SKEW, Severity.WARNING, text, hint)
-
-
 def node_unreachable(node: str, name: str, where: str) -> Issue:
     """`where`: address and port at which a node of this name advertises itself."""
     text = f"{name} advertises itself by mDNS, but {node} cannot connect to it at {where}."
@@ -296,7 +282,6 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += _node_issues(view)
     found += _load_issues(view)
     found += _link_issues(view)
-    found += _clock_issues(view)
     found += [duplicate(view.duplicate)] if view.duplicate else []
     found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
@@ -330,16 +315,6 @@ def _version_issues(view: ClusterView) -> Iterator[Issue]:
             versions.setdefault(peer.report.info.version, []).append(peer.report.info.name)
     if len(versions) > 1:
         yield version_skew(versions)
-
-
-def _clock_issues(view: ClusterView) -> Iterator[Issue]:
-    """Compare each clock with the one in the middle; of two, with the one that is behind."""
-    names = {peer.report.info.id: peer.report.info.name for peer in view.peers if peer.state in PRESENT}
-    ahead = {node: seconds for node, seconds in {**view.clocks, view.self_id: 0.0}.items() if node in names}
-    middle = sorted(ahead, key=lambda node: (ahead[node], node))[(len(ahead) - 1) // 2] if ahead else ""
-    for node, seconds in ahead.items():
-        if abs(seconds - ahead[middle]) >= CLOCK_SKEW_S:
-            yield replace(clock_skew(names[node], names[middle], seconds - ahead[middle]), node=node)
 
 
 def _node_issues(view: ClusterView) -> Iterator[Issue]:

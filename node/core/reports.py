@@ -198,8 +198,6 @@ class Heartbeat:
     """Of the sender's report; 0 if it is not to be kept."""
     held: int = 0
     """Digest of the receiver's report that the sender has; 0 if it has none."""
-    clock_ms: int = 0
-    """Unix milliseconds by the sender's clock when it was sent; 0 if unknown."""
 
     @property
     def sender(self) -> str:

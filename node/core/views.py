@@ -1,7 +1,6 @@
 """The cluster as one node sees it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from node.core.reports import NodeReport
@@ -52,5 +51,3 @@ class ClusterView:
     placement: Placement
     duplicate: str = ""
     """Name of another node that was recently started with a copy of this one's key."""
-    clocks: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds by which the clocks of other nodes are ahead of this one's, by id."""

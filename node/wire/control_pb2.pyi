@@ -436,17 +436,15 @@ class Placement(_message.Message):
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., head: _Optional[str] = ..., rings: _Optional[_Iterable[_Union[Ring, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[ModelSpec, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("report", "placement", "node", "digest", "held", "clock_ms")
+    __slots__ = ("report", "placement", "node", "digest", "held")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
     report: NodeReport
     placement: Placement
     node: str
     digest: int
     held: int
-    clock_ms: int
-    def __init__(self, report: _Optional[_Union[NodeReport, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., node: _Optional[str] = ..., digest: _Optional[int] = ..., held: _Optional[int] = ..., clock_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, report: _Optional[_Union[NodeReport, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., node: _Optional[str] = ..., digest: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...

@@ -86,11 +86,3 @@ async def test_a_node_that_may_not_be_called_is_no_finding(site: Site) -> None:
     site.adverts.append(Advert("b", PeerHint("b", ("8.8.8.8",), 7001), now() - PATIENCE_S))
     site.book.add_advert(site.adverts[0].hint)
     assert site.found == []
-
-
-async def test_heartbeats_tell_of_other_clocks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = site.agent.heartbeat_for(None).clock_ms
-    site.agent.exchange(
-        Heartbeat(NodeReport(info("b"), Memory(1, 1)), clock_ms=sent + 60_000), Caller(info("b").addresses[0])
-    )
-    assert site.agent.view().clocks["b"] == pytest.approx(60.0, abs=1.0)

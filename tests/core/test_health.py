@@ -199,29 +199,6 @@ def test_issues_name_the_node_that_they_are_about():
     }
 
 
-@pytest.mark.parametrize(
-    ("clocks", "told"),
-    [
-        ({"b": 1.9, "c": -1.9}, {}),
-        ({"b": 34.0}, {"b": "b's clock is 34.0 s ahead of a's."}),
-        ({"b": -2.0}, {"a": "a's clock is 2.0 s ahead of b's."}),
-        ({"b": 0.1, "c": -3600.0}, {"c": "c's clock is 3600.0 s behind a's."}),
-        ({"b": 60.0, "c": 60.2}, {"a": "a's clock is 60.0 s behind b's."}),
-    ],
-)
-def test_clocks_that_differ(clocks, told):
-    """Each is compared with the one in the middle, so that all nodes say the same."""
-    peers = [peer(name) for name in ("a", *clocks)]
-    found = diagnose(view(*peers, clocks={f"id-{name}": ahead for name, ahead in clocks.items()}))
-    assert {issue.node.removeprefix("id-"): issue.text for issue in found} == told
-    assert {issue.code for issue in found} <= {Code.CLOCK_SKEW}
-
-
-def test_the_clock_of_a_node_that_is_gone_counts_no_more():
-    gone = peer("b", NodeState.LEFT)
-    assert diagnose(view(peer("a"), gone, clocks={"id-b": 60.0, "id-forgotten": 60.0})) == ()
-
-
 def test_a_copy_of_the_data_directory_is_told():
     issue = only(diagnose(view(peer("a"), duplicate="mini-2")))
     assert (issue.code, issue.severity) == (Code.DUPLICATE, Severity.WARNING)
