@@ -8,31 +8,40 @@ from functools import partial
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from api import admin, chat, completions, embeddings, logs, metrics, models, tokenize
-from api.access_log import REQUEST_ID, add_request_id, log_request
+from api.admin import logs, metrics, tokenize
+from api.admin import routes as admin
+from api.admin.metrics import ANYTHING_ELSE, CountedInference, Metrics
+from api.anthropic import models as anthropic_models
 from api.anthropic import routes as messages
-from api.auth import ApiKeys
-from api.backend import Backend
-from api.body import Bodies
-from api.callers import Callers
-from api.cors import Cors
-from api.env import STREAM, Env
-from api.errors import EndpointUnsupported
-from api.gate import gate, leave_to_gate
-from api.in_flight import IN_FLIGHT, InFlight
-from api.limits import BODY_S, FOLLOWERS, FOLLOWERS_OF_ONE, MAX_BODY
-from api.metrics import ANYTHING_ELSE, CountedInference, Metrics
+from api.chat.backend import Backend
+from api.chat.env import STREAM, Env
+from api.http.access_log import REQUEST_ID, add_request_id, log_request
+from api.http.auth import ApiKeys
+from api.http.body import Bodies
+from api.http.callers import Callers
+from api.http.cors import Cors
+from api.http.errors import EndpointUnsupported
+from api.http.gate import gate, leave_to_gate
+from api.http.in_flight import IN_FLIGHT, InFlight
+from api.http.limits import BODY_S, FOLLOWERS, FOLLOWERS_OF_ONE, MAX_BODY
+from api.http.stream import EventStream, StreamTiming
 from api.ollama.greeting import greeting
 from api.ollama.routes import ollama_routes
+from api.openai import chat, completions, embeddings, models
+from api.page.routes import FILES as PAGE
 from api.page.routes import page_routes
 from api.responses.background import Background
 from api.responses.routes import Responses
-from api.stream import EventStream, StreamTiming
-from api.surfaces import error_writer
+from api.surfaces import by_client, error_writer
 from node.core.errors import PippinError, ShuttingDown, Unauthorized
 from node.core.followers import Followers
 
 log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", *PAGE})
+"""Paths that need no key: load balancers, supervisors and addresses typed into a browser have none, and the answers
+contain nothing confidential.
+"""
 
 
 def create_app(
@@ -66,7 +75,7 @@ def create_app(
             log_request,
             counted.middleware,
             answer_errors,
-            gate(callers, cors, ApiKeys(api_keys), in_flight, bodies),
+            gate(callers, cors, ApiKeys(api_keys, OPEN_PATHS), in_flight, bodies),
         ],
     )
     app[IN_FLIGHT] = in_flight
@@ -98,8 +107,11 @@ def _add_openai_routes(router: web.UrlDispatcher, env: Env, responses: Responses
         _add(router.add_post, f"{prefix}/embeddings", partial(embeddings.create, env))
         _add(router.add_post, f"{prefix}/tokenize", partial(tokenize.tokenize, env))
         _add(router.add_post, f"{prefix}/detokenize", partial(tokenize.detokenize, env))
-        _add(router.add_get, f"{prefix}/models", partial(models.index, env))
-        _add(router.add_get, f"{prefix}/models/{{id:.+}}", partial(models.show, env))
+        for path, handler, theirs in (
+            ("/models", models.index, anthropic_models.index),
+            ("/models/{id:.+}", models.show, anthropic_models.show),
+        ):
+            _add(router.add_get, f"{prefix}{path}", by_client(partial(handler, env), partial(theirs, env)))
         _add(router.add_post, f"{prefix}/responses", responses.create)
         _add(router.add_get, f"{prefix}/responses/{{id}}", responses.show)
         _add(router.add_delete, f"{prefix}/responses/{{id}}", responses.delete)

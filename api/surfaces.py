@@ -6,9 +6,10 @@ Each writes errors in its own way. Requests that are refused before any handler 
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from api import errors
 from api.anthropic import errors as anthropic_errors
+from api.http import errors
 from api.ollama import errors as ollama_errors
 
 
@@ -23,11 +24,20 @@ def error_writer(request: web.BaseRequest) -> ErrorWriter:
     """How the surface that the request is for writes errors."""
     if request.path.startswith("/api/"):
         return ollama_errors.error_object
-    if is_of_anthropic(request):
+    if _is_of_anthropic(request):
         return anthropic_errors.error_object
     return errors.error_object
 
 
-def is_of_anthropic(request: web.BaseRequest) -> bool:
-    """Whether the request is for Anthropic's API, or one of its clients sent it: `/v1/models` exists on both surfaces."""
+def by_client(others: Handler, anthropics: Handler) -> Handler:
+    """The handler of a path that is on OpenAI's surface and on Anthropic's."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await (anthropics if _is_of_anthropic(request) else others)(request)
+
+    return answer
+
+
+def _is_of_anthropic(request: web.BaseRequest) -> bool:
+    """Whether the request is for Anthropic's API, or one of its clients sent it."""
     return request.path.startswith(("/v1/messages", "/messages")) or "anthropic-version" in request.headers

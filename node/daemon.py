@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from api.app import create_app
-from api.server import ApiServer
+from api.http.server import ApiServer
 from node import PROTOCOL, __version__
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist

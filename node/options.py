@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from api.limits import MAX_BODY
+from api.http.limits import MAX_BODY
 from node import __version__
 from node import option_values as values
 from node.core.models import KV_BITS

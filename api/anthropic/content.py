@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from api.errors import Unsupported
-from api.limits import MAX_MESSAGES, MAX_PARTS
-from api.message import MEDIA, Name, StrictModel, media_refusal
-from api.schema import parse
+from api.chat.message import MEDIA, Name, StrictModel, media_refusal
+from api.chat.schema import parse
+from api.http.errors import Unsupported
+from api.http.limits import MAX_MESSAGES, MAX_PARTS
 from node.core.errors import BadRequest
 
 Json = dict[str, Any]

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from api.errors import shorten
+from api.http.errors import shorten
 from node.core.errors import ContextExceeded
 
 TYPES = {

@@ -1,10 +1,13 @@
-"""The models as Anthropic's API lists them, in pages."""
+"""GET /v1/models, in pages, and /v1/models/{id}, as Anthropic writes them."""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from aiohttp import web
+
+from api.chat.env import Env, known_model
 from node.core.errors import BadRequest
 from node.core.models import ModelEntry
 
@@ -13,7 +16,15 @@ Json = dict[str, Any]
 MAX_PAGE = 1000
 
 
-def page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
+async def index(env: Env, request: web.Request) -> web.Response:
+    return web.json_response(_page(env.backend.models(), request.query))
+
+
+async def show(env: Env, request: web.Request) -> web.Response:
+    return web.json_response(_entry(known_model(env, request.match_info["id"])))
+
+
+def _page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
     """The models after that of `after_id`, or the last ones before that of `before_id`. Raises BadRequest."""
     limit = query.get("limit", "20")
     if not re.fullmatch(r"[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_PAGE:
@@ -26,7 +37,7 @@ def page(models: Sequence[ModelEntry], query: Mapping[str, str]) -> Json:
         after = query.get("after_id")
         rest = rest[_place(models, "after_id", after) + 1 :] if after else rest
         shown = rest[:most]
-    data = [entry(model) for model in shown]
+    data = [_entry(model) for model in shown]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"data": data, "has_more": len(rest) > len(shown), **ends}
 
@@ -38,7 +49,7 @@ def _place(models: Sequence[ModelEntry], param: str, wanted: str) -> int:
     return place
 
 
-def entry(model: ModelEntry) -> Json:
+def _entry(model: ModelEntry) -> Json:
     created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     name = model.id.rpartition("/")[2]
     return {"type": "model", "id": model.id, "display_name": name, "created_at": created_at, "lifecycle": "active"}

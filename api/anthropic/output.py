@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from api.answer import Delta
 from api.anthropic.schema import MessagesRequest
-from api.generation import Choice
-from api.json_object import generated_object
-from api.reader import CallDelta
-from api.stream import Sse
+from api.chat.answer import Delta
+from api.chat.generation import Choice
+from api.chat.reader import CallDelta
+from api.http.json_object import generated_object
+from api.http.stream import Sse
 
 Json = dict[str, Any]
 

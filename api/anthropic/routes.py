@@ -6,17 +6,17 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from api.answer import Delta
 from api.anthropic.output import Events, Output
 from api.anthropic.schema import MessagesRequest, PromptRequest
-from api.chat import count_tokens, prepare
-from api.chat_schema import ChatRequest
-from api.env import STREAM, Env
-from api.generation import run_all
-from api.limits import MAX_COUNTED
-from api.param_names import renamed_params
-from api.schema import parse
-from api.stream import EventStream
+from api.chat.answer import Delta
+from api.chat.env import STREAM, Env
+from api.chat.generation import run_all
+from api.chat.param_names import renamed_params
+from api.chat.prompt import encode_chat, prepare
+from api.chat.request import ChatRequest
+from api.chat.schema import parse
+from api.http.limits import MAX_COUNTED
+from api.http.stream import EventStream
 
 Json = dict[str, Any]
 Body = TypeVar("Body", bound=PromptRequest)
@@ -56,7 +56,8 @@ async def count(env: Env, request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens: the length of a prompt, with a model that may have to be loaded for it."""
     _, chat = await env.bodies.read(request, partial(_parse, PromptRequest))
     with renamed_params(PARAMS):
-        return web.json_response({"input_tokens": await count_tokens(env, request, chat, most=MAX_COUNTED)})
+        _, prompt = await encode_chat(env, request, chat, most=MAX_COUNTED)
+    return web.json_response({"input_tokens": len(prompt)})
 
 
 async def _stream(env: Env, request: web.Request, output: Output) -> web.StreamResponse:

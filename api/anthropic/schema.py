@@ -7,11 +7,11 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.anthropic.content import chat_messages, system_text
-from api.chat_schema import Effort
-from api.errors import Unsupported
-from api.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
-from api.message import Name, WithoutNulls
-from api.schema import MAX_INT
+from api.chat.message import Name, WithoutNulls
+from api.chat.request import Effort
+from api.chat.schema import MAX_INT
+from api.http.errors import Unsupported
+from api.http.limits import MAX_STOP_CHARS, MAX_STOP_SEQUENCES, MAX_TOOLS
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 

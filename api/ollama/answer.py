@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.answer import Delta, Ending, TokenText
-from api.json_object import generated_object
-from api.logprobs import chat_logprobs
+from api.chat.answer import Delta, Ending, TokenText
+from api.chat.logprobs import chat_logprobs
+from api.chat.reader import CallDelta
+from api.http.json_object import generated_object
 from api.ollama.lines import timestamp
-from api.reader import CallDelta
 from node.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]

@@ -7,15 +7,15 @@ from typing import Any
 
 from aiohttp import web
 
-from api.callers import CLIENT
-from api.env import STREAM, Env
-from api.errors import Unsupported
-from api.in_flight import IN_FLIGHT
+from api.chat.env import STREAM, Env
+from api.chat.schema import parse
+from api.http.callers import CLIENT
+from api.http.errors import Unsupported
+from api.http.in_flight import IN_FLIGHT
+from api.http.stream import EventStream
 from api.ollama.lines import Lines
 from api.ollama.models import digest, named
 from api.ollama.schema import ModelRequest
-from api.schema import parse
-from api.stream import EventStream
 from node.core.errors import ShuttingDown
 
 Json = dict[str, Any]

@@ -5,13 +5,13 @@ from functools import partial
 
 from aiohttp import web
 
-from api.callers import CLIENT
-from api.embeddings import embed, tokens_to_embed
-from api.env import Env
-from api.errors import Unsupported
+from api.chat.embedding import embed, tokens_to_embed
+from api.chat.env import Env
+from api.chat.schema import parse
+from api.http.callers import CLIENT
+from api.http.errors import Unsupported
 from api.ollama.durations import Durations
 from api.ollama.schema import EmbedBody, EmbeddingsBody
-from api.schema import parse
 from node.text.sandboxed_encoder import OpenModel
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.errors import shorten
+from api.http.errors import shorten
 
 
 def error_object(_status: int, message: str, **_: str | None) -> dict[str, Any]:

@@ -7,25 +7,23 @@ from typing import Any
 
 from aiohttp import web
 
-from api.answer import Delta
-from api.callers import CLIENT
-from api.chat import prepare
-from api.chat_schema import ChatRequest, ResponseFormat
-from api.completions import encode
-from api.constraint import make_grammar
-from api.env import STREAM, Env, open_model
-from api.errors import Unsupported
-from api.generation import Choice, Job, run_all
+from api.chat.answer import Delta
+from api.chat.constraint import make_grammar
+from api.chat.env import STREAM, Env, open_model
+from api.chat.generation import Choice, Job, new_id, run_all
+from api.chat.param_names import renamed_params
+from api.chat.prompt import encode_text, prepare
+from api.chat.request import ChatRequest, ResponseFormat
+from api.chat.schema import CompletionRequest, GenerationRequest, parse
+from api.chat.tools import ToolUse
+from api.http.callers import CLIENT
+from api.http.errors import Unsupported
+from api.http.stream import EventStream
 from api.ollama.answer import Calls, Part, Writer, reason
 from api.ollama.durations import Durations, TimedInference
 from api.ollama.lines import Lines
 from api.ollama.messages import for_chat
 from api.ollama.schema import SHARED, ChatBody, GenerateBody, Generation
-from api.param_names import renamed_params
-from api.response import new_id
-from api.schema import CompletionRequest, GenerationRequest, parse
-from api.stream import EventStream
-from api.tools import ToolUse
 from node.core.errors import ModelNotFound
 
 Json = dict[str, Any]
@@ -85,7 +83,7 @@ class Generations:
         form = ResponseFormat.model_validate(body.response_format).json_format
         grammar = await make_grammar(self.env.backend.grammars, ToolUse(), form, request[CLIENT])
         model = await open_model(self.env, request, asked)
-        prompt = await encode(model, body.prompt, param="prompt")
+        prompt = await encode_text(model, body.prompt, param="prompt")
         job = Job(
             id=new_id("generate"),
             client=request[CLIENT],

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from api.stream import to_json
+from api.http.stream import to_json
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from api.limits import MAX_CALLS
-from api.message import Name, StrictModel
+from api.chat.message import Name, StrictModel
+from api.http.limits import MAX_CALLS
 
 Json = dict[str, Any]
 

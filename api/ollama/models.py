@@ -7,10 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
-from api.env import Env
+from api.chat.env import Env
+from api.chat.schema import parse
 from api.ollama.lines import timestamp
 from api.ollama.schema import DEFAULTS, NAMES, ModelRequest
-from api.schema import parse
 from node.core.errors import BadRequest
 from node.core.models import ModelDescription, ModelEntry
 

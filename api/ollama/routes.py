@@ -6,7 +6,7 @@ from functools import partial
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from api.env import Env
+from api.chat.env import Env
 from api.ollama import disk, embedding, models
 from api.ollama.generation import Generations
 

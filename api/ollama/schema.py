@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from api.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
+from api.chat.schema import MAX_INT, stop_list
+from api.http.limits import MAX_INPUTS, MAX_MESSAGES, MAX_STOP_SEQUENCES, MAX_TOOLS
 from api.ollama.messages import Message, NoImages
-from api.schema import MAX_INT, stop_list
 from node.core.limits import MAX_NAME_CHARS
 
 Json = dict[str, Any]

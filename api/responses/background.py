@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from api.backend import Inference
-from api.in_flight import InFlight
-from api.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
+from api.chat.backend import Inference
+from api.http.in_flight import InFlight
+from api.http.limits import MAX_BACKGROUND, MAX_BACKGROUND_BYTES, MAX_BACKGROUND_S
 from api.responses.turn import Turn
 from node.core.errors import Overloaded, PippinError, as_pippin_error
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from api.errors import Unsupported
-from api.limits import MAX_MESSAGES, MAX_PARTS
-from api.message import MEDIA, Name, StrictModel, media_refusal
+from api.chat.message import MEDIA, Name, StrictModel, media_refusal
+from api.http.errors import Unsupported
+from api.http.limits import MAX_MESSAGES, MAX_PARTS
 from api.responses.tools import Place, flat_name
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS

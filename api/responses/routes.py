@@ -10,22 +10,22 @@ from typing import Any
 
 from aiohttp import web
 
-from api.answer import Delta
-from api.chat import prepare
-from api.chat_schema import ChatRequest
-from api.env import STREAM, Env
-from api.errors import Unsupported
-from api.generation import run_all
-from api.json_object import approximate_bytes
-from api.limits import SMALL_BODY
-from api.param_names import renamed_params
+from api.chat.answer import Delta
+from api.chat.env import STREAM, Env
+from api.chat.generation import run_all
+from api.chat.param_names import renamed_params
+from api.chat.prompt import prepare
+from api.chat.request import ChatRequest
+from api.chat.schema import parse
+from api.http.errors import Unsupported
+from api.http.json_object import approximate_bytes
+from api.http.limits import SMALL_BODY
 from api.responses.background import Background
 from api.responses.items import Item, item_id, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
 from api.responses.store import Store, StoredResponse
 from api.responses.turn import Turn
-from api.schema import parse
 from node.core.errors import BadRequest, ContextExceeded, NotReady, PippinError
 
 Json = dict[str, Any]

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from api.chat_schema import Effort
-from api.errors import Unsupported
-from api.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
-from api.message import Name, WithoutNulls
+from api.chat.message import Name, WithoutNulls
+from api.chat.request import Effort
+from api.chat.schema import MAX_INT
+from api.http.errors import Unsupported
+from api.http.limits import MAX_METADATA, MAX_TOOLS, MAX_VARIABLES
 from api.responses.items import Item, items_of
 from api.responses.tools import Function, Place, flat_name, functions_of
-from api.schema import MAX_INT
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 

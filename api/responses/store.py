@@ -5,9 +5,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import NotFound, PreviousNotFound
-from api.json_object import approximate_bytes
-from api.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
+from api.http.errors import NotFound, PreviousNotFound
+from api.http.json_object import approximate_bytes
+from api.http.limits import MAX_RESPONSES, MAX_RESPONSES_BYTES
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from api.errors import Unsupported
+from api.http.errors import Unsupported
 from node.core.errors import BadRequest
 
 Json = dict[str, Any]

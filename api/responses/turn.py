@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.answer import Delta
-from api.backend import Inference
-from api.errors import shorten
-from api.generation import Choice, Job, run_all, usage
-from api.logprobs import chat_logprobs
+from api.chat.answer import Delta
+from api.chat.backend import Inference
+from api.chat.generation import Choice, Job, run_all, usage
+from api.chat.logprobs import chat_logprobs
+from api.http.errors import shorten
 from api.responses.items import Item
 from api.responses.output import Output
 from api.responses.store import Store, StoredResponse

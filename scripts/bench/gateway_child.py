@@ -17,7 +17,7 @@ from fake_engine import FakeBackend, FakeEngine, FakeServing, demo_tokens
 from figures import ROOT
 
 from api.app import create_app
-from api.server import ApiServer
+from api.http.server import ApiServer
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.rpc.client import RpcClient

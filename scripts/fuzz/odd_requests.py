@@ -11,7 +11,7 @@ from drawing import batches
 from hypothesis import strategies as st
 from target import Target
 
-from api.limits import MAX_WAITING
+from api.http.limits import MAX_WAITING
 from tests.api.fuzz import GOOD, JSON_PIECES, Request, answers_to, bodies, damaged, pipelines, raw_requests, written
 from tests.conftest import MODEL, Node
 

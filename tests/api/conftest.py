@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from api.app import create_app
-from api.connections import ConnectionLimits
-from api.server import ApiServer
-from api.stream import StreamTiming
+from api.http.connections import ConnectionLimits
+from api.http.server import ApiServer
+from api.http.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent

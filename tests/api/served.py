@@ -8,7 +8,7 @@ import gc
 import sys
 
 from api.app import create_app
-from api.server import ApiServer
+from api.http.server import ApiServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
 from node.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from api.callers import Callers
+from api.http.callers import Callers
 from node.core.errors import NotAdmitted
 from tests.api.test_gate import CHAT, KEYS
 
@@ -387,7 +387,7 @@ def test_callers(caller, own, admitted):
 
 
 async def test_strangers_get_nothing_but_a_reason(serve, monkeypatch):
-    monkeypatch.setattr("api.callers.connection_ends", lambda _: ("203.0.113.9", "192.168.1.2"))
+    monkeypatch.setattr("api.http.callers.connection_ends", lambda _: ("203.0.113.9", "192.168.1.2"))
     server, opened, keyed = await serve(), await serve(open_api=True), await serve(api_keys=KEYS)
     for path in ("/v1/chat/completions", "/cluster/nodes/n/drain", "/nowhere"):
         answer = await server.post(path, CHAT, headers={"X-Forwarded-For": "127.0.0.1"})

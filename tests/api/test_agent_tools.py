@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from api.chat_schema import ChatRequest
-from api.constraint import make_grammar
-from api.schema import parse
+from api.chat.constraint import make_grammar
+from api.chat.request import ChatRequest
+from api.chat.schema import parse
 from node.text.constraint import Constraints
 from node.text.tokenizer import Tokenizer
 from tests.api.conftest import DEMO, MODEL

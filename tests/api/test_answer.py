@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.answer import Answer
+from api.chat.answer import Answer
 from node.core.generation import TokenEvent
 from node.text.tokenizer import Tokenizer
 

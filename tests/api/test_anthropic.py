@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import Message
 
 from api.anthropic.output import Events
-from api.stream import StreamTiming
+from api.http.stream import StreamTiming
 from node.core.errors import NotReady, Overloaded, RingLost
 from tests.strict_anthropic import check_stream, strictly
 

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import limits
-from api.body import Bodies
-from api.chat_schema import ChatRequest
-from api.errors import error_object
-from api.json_object import Counts, approximate_bytes, parse_json
-from api.schema import CompletionRequest, EmbeddingRequest, parse
-from api.stop_strings import Pattern, StopMatcher
+from api.chat.request import ChatRequest
+from api.chat.schema import CompletionRequest, parse
+from api.chat.stop_strings import Pattern, StopMatcher
+from api.http import limits
+from api.http.body import Bodies
+from api.http.errors import error_object
+from api.http.json_object import Counts, approximate_bytes, parse_json
+from api.openai.embeddings import EmbeddingRequest
 from node.core.errors import BadRequest
 from node.core.limits import MAX_NAME_CHARS
 from node.options import Options
@@ -146,7 +147,7 @@ values = st.recursive(
 @pytest.fixture(scope="module", params=[1, 2, 3, 7, 2**18])
 def piece(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("api.json_object.PIECE", request.param)
+        patch.setattr("api.http.json_object.PIECE", request.param)
         yield
 
 
@@ -299,7 +300,7 @@ async def test_deflate_with_and_without_its_header(server, window):
 def test_damaged_packages_leave_no_traceback(data):
     from aiohttp import web
 
-    from api.body import _decompressed
+    from api.http.body import _decompressed
 
     whole = bytearray(gzip.compress(json.dumps(CHAT).encode()))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.channels import Channels, Glyph
+from api.chat.channels import Channels, Glyph
 
 CONTROL = 7
 TURNS = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from api.connections import ConnectionLimits, Connections
-from api.limits import MAX_WAITING
+from api.http.connections import ConnectionLimits, Connections
+from api.http.limits import MAX_WAITING
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"model": "pippin/demo", "prompt": "x", "stream": True, "max_tokens": 5}).encode()

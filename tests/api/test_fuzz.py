@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.app import create_app
-from api.limits import MAX_WAITING
-from api.server import ApiServer
+from api.http.limits import MAX_WAITING
+from api.http.server import ApiServer
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
 from node.text.tokenizer import Tokenizer

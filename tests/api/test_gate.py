@@ -8,8 +8,8 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.in_flight import IN_FLIGHT
-from api.stream import StreamTiming
+from api.http.in_flight import IN_FLIGHT
+from api.http.stream import StreamTiming
 from node import PROTOCOL, __version__
 from node.core.errors import NotReady
 
@@ -310,7 +310,7 @@ async def test_requests_have_numbers(server):
 async def test_the_log_has_a_line_for_each_request(server, caplog):
     caplog.set_level(logging.DEBUG, "api")
     answers = [await server.chat(), await server.post("/nowhere?key=sk-1", {}), await server.chat(stream=True)]
-    lines, chat = [r.message for r in caplog.records if r.name == "api.access_log"], "/v1/chat/completions"
+    lines, chat = [r.message for r in caplog.records if r.name == "api.http.access_log"], "/v1/chat/completions"
     for answer, line, path in zip(answers, lines, (chat, "/nowhere", chat), strict=True):
         number = answer.headers["X-Request-ID"]
         assert re.fullmatch(rf"{number} POST {path} from 127.0.0.1: {answer.status} after [0-9.]+ s, \d+ bytes", line)

@@ -6,7 +6,7 @@ import re
 import pytest
 from aiohttp import hdrs
 
-from api.connections import ConnectionLimits
+from api.http.connections import ConnectionLimits
 from node.core.errors import NodeNotFound
 
 NEXT = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from api.in_flight import IN_FLIGHT
-from api.limits import FOLLOWERS_OF_ONE
-from api.stream import StreamTiming
+from api.http.in_flight import IN_FLIGHT
+from api.http.limits import FOLLOWERS_OF_ONE
+from api.http.stream import StreamTiming
 from node.core.errors import HubUnavailable, ModelBusy, ModelNotFound, NodeNotFound, PeerUnavailable
 
 MODEL = "pippin/demo"

@@ -10,9 +10,9 @@ import time
 import ollama
 import pytest
 
-from api.json_object import generated_object
+from api.http.json_object import generated_object
+from api.http.stream import StreamTiming
 from api.ollama import answer as writing
-from api.stream import StreamTiming
 from node.core.errors import ModelNotFound, RingLost
 from tests.api.families import FAMILIES, make
 from tests.api.test_tools import CITY, WEATHER, call

@@ -7,7 +7,7 @@ import aiohttp
 import ollama
 import pytest
 
-from api.server import ApiServer
+from api.http.server import ApiServer
 from node.core.errors import ModelBusy, ModelNotFound, PortTaken, RingLost
 
 MODEL = "pippin/demo"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.answer import Answer
-from api.channels import Glyph
-from api.reader import CallReader, FamilyReader
-from api.response import Collected
+from api.chat.answer import Answer
+from api.chat.channels import Glyph
+from api.chat.reader import CallReader, FamilyReader
+from api.openai.reply import Collected
 from node.core.generation import TokenEvent
 from node.text.grammar import call_head
 from node.text.tokenizer import Tokenizer

@@ -9,14 +9,14 @@ import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from api.in_flight import IN_FLIGHT
+from api.chat.schema import parse
+from api.http.in_flight import IN_FLIGHT
+from api.http.stream import StreamTiming
 from api.responses.background import Background
 from api.responses.items import items_of, messages_of
 from api.responses.output import Output
 from api.responses.schema import ResponseRequest
 from api.responses.store import Store, StoredResponse
-from api.schema import parse
-from api.stream import StreamTiming
 from node.core.errors import NotReady, Overloaded, PippinError, RingLost
 from node.core.generation import Sampling
 from tests.strict import strictly

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.chat_schema import ChatRequest
-from api.json_object import parse_object
-from api.schema import CompletionRequest, parse
+from api.chat.request import ChatRequest
+from api.chat.schema import CompletionRequest, parse
+from api.http.json_object import parse_object
 from node.core.errors import BadRequest
 
 scalars = st.one_of(

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from api.app import create_app
-from api.connections import ConnectionLimits
-from api.server import ApiServer
+from api.http.connections import ConnectionLimits
+from api.http.server import ApiServer
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.stop_strings import StopMatcher
+from api.chat.stop_strings import StopMatcher
 
 # Few letters, so that matches, overlaps and near misses are frequent.
 words = st.text(alphabet="ab😀", min_size=1, max_size=5)

@@ -100,7 +100,7 @@ async def test_a_prompt_over_the_context_is_counted(server):
 
 
 async def test_no_prompt_is_longer_than_what_is_counted(server, monkeypatch):
-    monkeypatch.setattr("api.tokenize.MAX_COUNTED", 8)
+    monkeypatch.setattr("api.admin.tokenize.MAX_COUNTED", 8)
     server.backend.model.context = 4
     most = 8 * server.backend.model.tokenizer.max_token_chars
     assert (await tokenize(server, prompt="a" * most)).status == 200
@@ -110,7 +110,7 @@ async def test_no_prompt_is_longer_than_what_is_counted(server, monkeypatch):
 
 async def test_a_long_list_is_written_in_pieces(server, monkeypatch):
     whole = (await tokenize(server, prompt="Once upon a time", return_token_strs=True)).json
-    monkeypatch.setattr("api.tokenize.PIECE", 2)
+    monkeypatch.setattr("api.admin.tokenize.PIECE", 2)
     assert (await tokenize(server, prompt="Once upon a time", return_token_strs=True)).json == whole
     assert (await tokenize(server, prompt="", return_token_strs=True)).json["tokens"] == []
 

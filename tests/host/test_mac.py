@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from api.server import ApiServer
+from api.http.server import ApiServer
 from node import daemon
 from node.core.errors import PeerUnavailable, PortTaken
 from node.host import local_network, ports, sleep

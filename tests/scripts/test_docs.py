@@ -131,9 +131,10 @@ def cells(section: str, page: str) -> set[str]:
 
 
 def test_every_parameter_is_in_its_table() -> None:
-    from api.chat_schema import ChatRequest
+    from api.chat.request import ChatRequest
+    from api.chat.schema import CompletionRequest
+    from api.openai.embeddings import EmbeddingRequest
     from api.responses.schema import CHAT_PARAMETERS, ResponseRequest
-    from api.schema import CompletionRequest, EmbeddingRequest
 
     page = text("api.md")
     both = cells("## Parameters of both", page)

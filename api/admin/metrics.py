@@ -1,0 +1,155 @@
+"""Prometheus metrics of this node. Each application has its own registry; there is no global state."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from api.chat.backend import Backend, Inference
+from node.core.evaluation import EvaluateRequest, Evaluation
+from node.core.generation import GenerateRequest, TokenEvent
+
+ANYTHING_ELSE = hdrs.METH_ANY
+"""Method of the catch-all routes, which answer 404 or 405."""
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+
+
+class Metrics:
+    """Counters of the HTTP side, and gauges that are read from the backend at each scrape."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "pippin_http_requests", "Requests answered", ["route", "method", "status"], registry=registry
+        )
+        self.duration = Histogram(
+            "pippin_http_request_seconds",
+            "Time to the complete answer, or to the last event of a stream",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "pippin_first_token_seconds",
+            "Time from the request to a ring to the first token, including the queue",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter("pippin_tokens", "Tokens of prompts and answers", ["model", "kind"], registry=registry)
+        registry.register(_BackendGauges(backend))
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+            begun, status = time.perf_counter(), 499  # nginx's status for a client that hung up
+            found = request.match_info.route
+            # A label for each mistyped path or method would fill the memory.
+            known = found.resource if found.method != ANYTHING_ELSE else None
+            route, method = (known.canonical, request.method) if known else ("none", "any")
+            try:
+                response = await handler(request)
+                status = response.status
+                return response
+            finally:
+                self.requests.labels(route, method, status).inc()
+                self.duration.labels(route).observe(time.perf_counter() - begun)
+
+        return count
+
+
+class CountedInference:
+    """Counts the tokens of an `Inference`, and times each first token."""
+
+    def __init__(self, inference: Inference, metrics: Metrics) -> None:
+        self._inference = inference
+        self._metrics = metrics
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        begun, made, cached = time.perf_counter(), 0, 0
+        try:
+            async with aclosing(self._inference.generate(request)) as events:
+                async for event in events:
+                    if not made:
+                        self._metrics.first_token.labels(request.model).observe(time.perf_counter() - begun)
+                        cached = event.cached_tokens
+                    made += 1
+                    yield event
+        finally:
+            if made:
+                for kind, count in (("prompt", len(request.prompt)), ("cached", cached), ("answer", made)):
+                    self._metrics.tokens.labels(request.model, kind).inc(count)
+
+    async def evaluate(self, request: EvaluateRequest) -> Evaluation:
+        evaluation = await self._inference.evaluate(request)
+        self._metrics.tokens.labels(request.model, "prompt").inc(len(request.prompt))
+        return evaluation
+
+
+class _BackendGauges(Collector):
+    """Gauges, read from the backend at each scrape."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def describe(self) -> list[Metric]:
+        return []  # the backend knows nothing yet when this is registered
+
+    def collect(self) -> Iterator[Metric]:
+        node, status = self._backend.metrics(), self._backend.status()
+        yield GaugeMetricFamily("pippin_kv_bytes", "KV caches of this node", node.kv_bytes)
+        yield GaugeMetricFamily("pippin_memory_used_bytes", "Weights and KV on this node", node.memory_bytes)
+        yield GaugeMetricFamily("pippin_loop_lag_seconds", "Recent maximum of the event loop's lag", node.lag_s)
+        yield GaugeMetricFamily(
+            "pippin_compute_job_seconds", "Duration of the compute thread's current job", node.job_s
+        )
+        yield GaugeMetricFamily("pippin_tasks", "Tasks of the event loop", len(asyncio.all_tasks()))
+        yield CounterMetricFamily(
+            "pippin_recoveries", "Requests of this gateway that were resumed on another ring", node.recoveries
+        )
+        for name, text, values in (
+            ("running", "Sessions that this node's rings are computing", [ring.running for ring in node.rings]),
+            ("queued", "Sessions waiting for this node's rings", [ring.queued for ring in node.rings]),
+            (
+                "tokens_per_second",
+                "Recent tokens per second of this node's rings",
+                [ring.tokens_per_second for ring in node.rings],
+            ),
+        ):
+            family = GaugeMetricFamily(f"pippin_ring_{name}", text, labels=["ring"])
+            for ring, value in zip(node.rings, values, strict=True):
+                family.add_metric([ring.ring], value)
+            yield family
+        guesses = CounterMetricFamily(
+            "pippin_ring_guesses", "Guessed tokens of this node's rings, right or wrong", labels=["ring", "outcome"]
+        )
+        for ring in node.rings:
+            guesses.add_metric([ring.ring, "right"], ring.right_guesses)
+            guesses.add_metric([ring.ring, "wrong"], ring.guesses - ring.right_guesses)
+        yield guesses
+        recomputed = CounterMetricFamily(
+            "pippin_ring_recomputed_tokens",
+            "Tokens computed again for requests that had made room for others",
+            labels=["ring"],
+        )
+        for ring in node.rings:
+            recomputed.add_metric([ring.ring], ring.recomputed)
+        yield recomputed
+        for kind in ("models", "nodes"):
+            family = GaugeMetricFamily(f"pippin_cluster_{kind}", f"{kind.title()} in each state", labels=["state"])
+            states = [each["state"] for each in status.get(kind, [])]
+            for state in sorted(set(states)):
+                family.add_metric([state], states.count(state))
+            yield family
+
+
+async def show(metrics: Metrics, _request: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

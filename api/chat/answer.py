@@ -1,0 +1,148 @@
+"""Turns the tokens of one answer into the text a client sees, plain or streamed. Pure: no I/O, no clock."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+from operator import attrgetter
+from typing import Literal
+
+from api.chat.channels import Glyph
+from api.chat.reader import CallDelta, Parts, Reader
+from api.chat.stop_strings import StopMatcher
+from node.core.generation import Finish, TokenEvent
+from node.text.tokenizer import Tokenizer
+
+Ending = Finish | Literal["tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token and the characters that it completes. Concatenated over an answer, they give its text."""
+
+    event: TokenEvent
+    text: str
+    start: int
+    """Offset of its first character in the text, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """An increment of an answer."""
+
+    text: str = ""
+    tokens: tuple[TokenText, ...] = ()
+    """Tokens whose text has now been given out; filled only if log-probabilities are wanted."""
+    finish: Ending | None = None
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
+    stop: str | None = None
+    """The stop string that ended the answer."""
+
+
+class Answer:
+    """Incremental detokenizer of one answer.
+
+    Text that was given out is final: it has no partial characters, no control tokens and no part of a stop string.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Iterable[str] = (),
+        *,
+        logprobs: bool = False,
+        control_logprobs: bool = False,
+        offset: int = 0,
+        reader: Reader | None = None,
+    ) -> None:
+        """`control_logprobs`: report log-probabilities of control tokens, too. `offset`: number of characters before
+        the answer (an echoed prompt).
+
+        `reader`: separates reasoning and tool calls from the text; stop strings and log-probabilities apply to the text
+        only.
+        """
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.logprob = 0.0
+        """Sum of the log-probabilities of the tokens; 0 unless the driver was asked for them."""
+        self.cached_tokens = 0
+        self._control = tokenizer.control
+        self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
+        """Control tokens that are passed on to the reader."""
+        self._reader = reader
+        self._called = False
+        self._unread: dict[int, TokenEvent] = {}
+        """Events by position of the tokens that the reader may hold back; filled only if log-probabilities are wanted.
+        """
+        self._silent: set[int] = set()
+        """Positions of tokens without text so far; they are given out with the token that completes their character."""
+        self._detokenizer = tokenizer.detokenizer()
+        self._stops = StopMatcher(stops)
+        self._logprobs = logprobs
+        self._without_logprobs = frozenset[int]() if control_logprobs else tokenizer.control
+        self._waiting: deque[TokenText] = deque()
+        self._made = 0
+        """Number of characters that the tokens so far stand for."""
+        self._offset = offset
+
+    def take(self, event: TokenEvent) -> Delta:
+        """Process one token. An incomplete UTF-8 character at the end of the answer is dropped."""
+        self.completion_tokens += 1
+        self.logprob += event.logprob or 0.0
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        made = self._detokenizer.add(event.token)
+        if self._reader:
+            return self._take_parts(event, self._read(self._reader, event, made))
+        if self._logprobs and event.token not in self._without_logprobs:
+            self._waiting.append(TokenText(event, made, self._made))
+        return self._take_text(made, event.finish)
+
+    def _read(self, reader: Reader, event: TokenEvent, made: str) -> Parts:
+        symbols = [event.token] if event.token in self._marks else made
+        if self._logprobs:
+            self._unread[event.position] = event
+            self._silent |= {event.position} if not symbols and event.token not in self._control else set()
+        parts = reader.push([Glyph(symbol, event.position) for symbol in symbols])
+        if event.finish and not parts.ended:
+            parts.add(reader.finish())
+        return parts
+
+    def _take_parts(self, event: TokenEvent, parts: Parts) -> Delta:
+        if self._logprobs:
+            self._queue_tokens(parts.text)
+        self.reasoning_tokens += parts.reasoning_tokens
+        self._called = self._called or bool(parts.calls)
+        made = "".join(str(glyph.symbol) for glyph in parts.text)
+        delta = self._take_text(made, "stop" if parts.ended else event.finish)
+        finish = "tool_calls" if self._called and delta.finish == "stop" else delta.finish
+        return replace(delta, finish=finish, reasoning=parts.reasoning, calls=tuple(parts.calls))
+
+    def _queue_tokens(self, glyphs: Iterable[Glyph]) -> None:
+        start = self._made
+        for position, of_token in groupby(glyphs, key=attrgetter("position")):
+            text = "".join(str(glyph.symbol) for glyph in of_token)
+            before = takewhile(self._silent.__contains__, range(position - 1, -1, -1))
+            self._waiting += [TokenText(self._unread[silent], "", start) for silent in reversed(list(before))]
+            self._waiting.append(TokenText(self._unread[position], text, start))
+            start += len(text)
+
+    def _take_text(self, made: str, end: Finish | None) -> Delta:
+        self._made += len(made)
+        text = self._stops.push(made)
+        if end:
+            text += self._stops.finish()
+        stop = self._stops.matched
+        finish = end if stop is None else "stop"
+        return Delta(text, self._tokens_given(ended=finish is not None), finish, stop=stop)
+
+    def _tokens_given(self, *, ended: bool) -> tuple[TokenText, ...]:
+        given = self._stops.given
+        tokens: list[TokenText] = []
+        while self._waiting and self._waiting[0].start + len(self._waiting[0].text) <= given:
+            tokens.append(self._waiting.popleft())
+        if ended and self._waiting and self._waiting[0].start < given:
+            # A stop string begins inside this token.
+            last = self._waiting.popleft()
+            tokens.append(replace(last, text=last.text[: given - last.start]))
+        return tuple(replace(token, start=token.start + self._offset) for token in tokens)

@@ -1,0 +1,267 @@
+"""Separates reasoning and tool calls from an answer's text, as it arrives. Pure."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from api.chat.channels import Channels, Glyph, Piece
+from api.http.json_object import without_halves
+from node.text.dialect import START, Dialect
+from node.text.grammar import call_head
+from node.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """An increment of a tool call; the first one of a call has its `id` and `name`."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+    ended: bool = False
+    """Whether the call is complete."""
+
+    def grown(self, more: "CallDelta") -> "CallDelta":
+        """This increment and the next one of the same call, joined."""
+        return replace(self, arguments=self.arguments + more.arguments, ended=more.ended)
+
+
+@dataclass(slots=True)
+class Parts:
+    """An increment of an answer, separated into text, reasoning and tool calls."""
+
+    text: list[Glyph] = field(default_factory=list)
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    """Number of tokens of reasoning, including the marker at its end."""
+    calls: list[CallDelta] = field(default_factory=list)
+    ended: bool = False
+    """Whether the answer is complete, so that no more tokens are needed."""
+
+    def add(self, more: "Parts") -> None:
+        """Append the next increment."""
+        self.text += more.text
+        self.reasoning += more.reasoning
+        self.reasoning_tokens += more.reasoning_tokens
+        self.calls += more.calls
+
+    def add_call(self, delta: CallDelta) -> None:
+        """Append an increment of a call; consecutive increments of the same call are joined."""
+        last = self.calls[-1] if self.calls else None
+        if last and last.index == delta.index:
+            self.calls[-1] = last.grown(delta)
+        else:
+            self.calls.append(delta)
+
+
+class Reader(Protocol):
+    """Incremental parser of an answer's glyphs. `finish`, called once, returns what was held back."""
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts: ...
+
+    def finish(self) -> Parts: ...
+
+
+class FamilyReader:
+    """Parses what a model writes without a grammar, in the format of its family.
+
+    A call that cannot be parsed, or of an unknown function, is given out as text, so that nothing is lost. White space
+    between a marker and the text after it is dropped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        channel: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        names: Iterable[str] = (),
+        many: bool = True,
+    ) -> None:
+        """`channel`: where the answer begins.
+
+        `names`: those of the `tools` that may be called. `many`: allow several calls.
+        """
+        dialect = tokenizer.dialect
+        turns = {
+            name: [(tokenizer.symbols(marker), to) for marker, to in edges]
+            for name, edges in dialect.markers(tools=bool(tools)).items()
+        }
+        self._channels = Channels(turns, channel)
+        self._spell: Callable[[int], str] = lambda token: tokenizer.token_bytes(token).decode(errors="replace")
+        self._dialect: Dialect = dialect
+        self._tools = tools
+        self._names = frozenset(names)
+        self._many = many
+        self._calls = 0
+        self._call: list[Glyph] | None = None
+        """Glyphs of an unfinished call, including its first marker and white space before it."""
+        self._opening = 0
+        """Number of those glyphs that precede the call itself."""
+        self._blanks: list[Glyph] = []
+        """White space at the beginning of a run of text, held back."""
+        self._tail = ""
+        """White space at the end of the reasoning so far, held back."""
+        self._headers: list[Glyph] = []
+        """Hidden glyphs outside of text and reasoning; given out at the end if the answer had no marker."""
+        self._tokens = 0
+        """Number of tokens read so far."""
+        self._turned = False
+        self._begun = False
+        self._after_marker = channel != START
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts:
+        return self._read(self._channels.push(glyphs))
+
+    def finish(self) -> Parts:
+        parts = self._read(self._channels.finish())
+        if self._call is not None:
+            self._end_call(parts, ())
+        if not self._after_marker:
+            parts.text += self._blanks
+        if not self._turned:
+            parts.text += [glyph for glyph in self._headers if isinstance(glyph.symbol, str)]
+        return parts
+
+    def _read(self, pieces: Iterable[Piece]) -> Parts:
+        parts = Parts()
+        for piece in pieces:
+            if parts.ended:
+                break
+            parts.reasoning_tokens += self._count(piece)
+            if piece.to is not None:
+                self._turn(parts, piece)
+            elif piece.channel == "tool" and self._call is not None:
+                self._call += piece.glyphs
+            elif piece.channel in (START, "reasoning"):
+                self._show(parts, piece)
+            else:
+                self._headers += piece.glyphs
+        return parts
+
+    def _count(self, piece: Piece) -> int:
+        """Number of reasoning tokens that the piece completes; a token in two pieces belongs to the first."""
+        before, self._tokens = self._tokens, max(self._tokens, piece.glyphs[-1].position + 1)
+        return self._tokens - before if piece.channel == "reasoning" else 0
+
+    def _turn(self, parts: Parts, marker: Piece) -> None:
+        self._turned = True
+        was_text = marker.channel == "tool" and not self._end_call(parts, () if marker.to == "tool" else marker.glyphs)
+        if marker.to == "tool":
+            self._call = [*([] if self._after_marker else self._blanks), *marker.glyphs]
+            self._opening = len(self._call)
+        self._begun, self._after_marker, self._blanks, self._tail = was_text, True, [], ""
+
+    def _show(self, parts: Parts, piece: Piece) -> None:
+        """Add a piece to text or reasoning, without control tokens that are not markers."""
+        shown = [glyph for glyph in piece.glyphs if isinstance(glyph.symbol, str)]
+        if not self._begun:
+            first = next((index for index, glyph in enumerate(shown) if not str(glyph.symbol).isspace()), len(shown))
+            self._blanks += shown[:first]
+            shown = shown[first:]
+            if not shown:
+                return
+            self._begun = True
+            if not self._after_marker:
+                shown = self._blanks + shown
+            self._blanks = []
+        if piece.channel == START:
+            parts.text += shown
+        else:
+            thought = self._tail + "".join(str(glyph.symbol) for glyph in shown)
+            parts.reasoning += thought.rstrip()
+            self._tail = thought[len(thought.rstrip()) :]
+
+    def _end_call(self, parts: Parts, closing: Sequence[Glyph]) -> bool:
+        """End the unfinished call. Returns False if it is not a valid call; its glyphs are then text."""
+        whole, self._call = self._call or [], None
+        try:
+            symbols = [glyph.symbol for glyph in whole[self._opening :]]
+            written = "".join(symbol if isinstance(symbol, str) else self._spell(symbol) for symbol in symbols)
+            calls = self._dialect.parse(written, self._tools)
+            unknown = [call.name for call in calls if call.name not in self._names]
+            if unknown or not calls:
+                raise ValueError(f"there is no function {unknown}")
+        except ValueError:
+            parts.text += [glyph for glyph in (*whole, *closing) if isinstance(glyph.symbol, str)]
+            return False
+        for call in calls if self._many else calls[:1]:
+            arguments = without_halves(json.dumps(call.arguments, ensure_ascii=False))
+            parts.calls.append(CallDelta(self._calls, arguments, _new_id(), call.name, ended=True))
+            self._calls += 1
+        parts.ended = not self._many
+        return True
+
+
+class CallReader:
+    """Incremental parser of calls that were generated under a grammar of node/text/grammar.py."""
+
+    def __init__(self, names: Iterable[str], *, only: str | None = None) -> None:
+        """`only`: the answer is the arguments of one call of this function; None: each call has its function's name."""
+        self._heads = {call_head(name): name for name in names}
+        self._only = only
+        self._calls = 0
+        self._head: list[Glyph] = []
+        self._inside = False
+        """Whether inside the arguments of a call, where `_depth` braces and brackets are open."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._is_text = False
+        """Whether the answer turned out to contain no call."""
+
+    def push(self, glyphs: Iterable[Glyph]) -> Parts:
+        parts = Parts()
+        for glyph in glyphs:
+            if not isinstance(glyph.symbol, str):
+                continue
+            if self._only is not None and not self._calls:
+                self._begin(parts, self._only)
+            if self._is_text:
+                parts.text.append(glyph)
+            elif self._inside:
+                self._count(glyph.symbol)
+                parts.add_call(CallDelta(self._calls - 1, glyph.symbol, ended=not self._inside))
+            else:
+                self._read_head(parts, glyph)
+        return parts
+
+    def finish(self) -> Parts:
+        return Parts(text=self._head if not self._calls else [])
+
+    def _read_head(self, parts: Parts, glyph: Glyph) -> None:
+        self._head.append(glyph)
+        if self._calls and self._head[0].symbol in ("}", "\n"):  # the end of the previous call
+            self._head.clear()
+            return
+        text = "".join(str(each.symbol) for each in self._head)
+        if text in self._heads:
+            self._head.clear()
+            self._begin(parts, self._heads[text])
+        elif not self._calls and not any(head.startswith(text) for head in self._heads):
+            self._is_text = True
+            parts.text, self._head = self._head, []
+
+    def _begin(self, parts: Parts, name: str) -> None:
+        parts.add_call(CallDelta(self._calls, id=_new_id(), name=name))
+        self._calls += 1
+        self._inside = True
+
+    def _count(self, char: str) -> None:
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self._inside = self._depth > 0
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,141 @@
+"""Schema of requests to /v1/chat/completions, which the other surfaces translate theirs to."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from api.chat.adapter import Adapter
+from api.chat.constraint import JsonFormat
+from api.chat.message import Message, StrictModel
+from api.chat.schema import MAX_INT, GenerationRequest
+from api.chat.tools import NAME, FunctionCallChoice, FunctionTool, Tool, ToolChoice, ToolUse, tool_use
+from api.http.errors import Unsupported
+from api.http.json_object import Counts
+from api.http.limits import MAX_MESSAGES, MAX_TOOLS, MAX_VARIABLES
+from node.core.errors import BadRequest
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class JsonSchema(StrictModel):
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def json_format(self) -> JsonFormat | None:
+        """The format that the answer must have; None: any text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return JsonFormat({"type": "object"})
+        return JsonFormat(self.json_schema.schema_, strict=bool(self.json_schema.strict))
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise BadRequest(
+                "Missing required parameter: 'response_format.json_schema'.", param="response_format.json_schema"
+            )
+        return self
+
+
+# Parameters of `apply_chat_template` itself, which are not variables of the template.
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        *("messages", "conversation", "tools", "chat_template", "continue_final_message", "tokenize", "padding"),
+        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("sanitize_control_tokens", "tokenizer_kwargs", "self", "add_generation_prompt"),
+    }
+)
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
+    function_call: FunctionCallChoice | None = None
+    modalities: list[str] = Field(default=["text"], max_length=MAX_VARIABLES, fail_fast=True)
+    audio: Any = None
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=MAX_VARIABLES)
+    reasoning_effort: Effort | None = None
+    adapter: Adapter | None = None
+    _for_template: list[dict[str, Any]] = PrivateAttr(default=[])
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the template. `reasoning_effort` is one, which some models' templates use."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
+
+    @property
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        """Messages in the form that templates expect; empty if there is an adapter, which replaces the template."""
+        return self._for_template
+
+    @property
+    def json_format(self) -> JsonFormat | None:
+        return self.response_format.json_format if self.response_format else None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises BadRequest."""
+        if (self.functions or self.function_call) and not self.tools:
+            return tool_use(self.functions, self.function_call, many=False, legacy=True)
+        tools = [tool.function for tool in self.tools]
+        return tool_use(tools, self.tool_choice, many=self.parallel_tool_calls, legacy=False)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _parameters_agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        for name in NOT_FOR_TEMPLATES.intersection(self.chat_template_kwargs):
+            raise BadRequest(
+                f"Invalid 'chat_template_kwargs': '{name}' is no variable of a template.", param="chat_template_kwargs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_has_text_only(self) -> Self:
+        if self.adapter is None:
+            return self
+        called = any(message.tool_calls or message.function_call for message in self.messages)
+        if self.tools or self.functions or called:
+            raise BadRequest("An 'adapter' cannot be combined with tools or tool calls.", param="adapter")
+        self.stop = [*self.stop, *self.adapter.stops]
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if "audio" in self.modalities or self.audio is not None:
+            raise Unsupported("Only text is supported in 'modalities'.", param="modalities")
+        return self
+
+    @model_validator(mode="after")
+    def _write_for_template(self) -> Self:
+        """Convert the messages. Done during validation, which runs in a thread for large requests."""
+        if self.adapter is None:
+            Counts.of_all([call.arguments.encode() for message in self.messages for call in message.calls]).check()
+            self._for_template = [message.for_template() for message in self.messages]
+        return self

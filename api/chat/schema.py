@@ -1,0 +1,229 @@
+"""Request schemas. null means "not given", unknown parameters are ignored, known ones are validated."""
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from api.chat.message import StrictModel, join_parts
+from api.http.errors import Unsupported
+from api.http.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+)
+from node.core.errors import BadRequest
+from node.core.generation import RANGES, Sampling
+from node.core.limits import MAX_NAME_CHARS
+
+MAX_INT = 2**31 - 1
+SEEDS = 2**63
+TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
+
+def stop_list(value: Any, most: int) -> Any:
+    """A stop string or a list of them, as a list."""
+    stops = [value] if isinstance(value, str) else value
+    if isinstance(stops, list) and len(stops) > most:
+        raise PydanticCustomError("stop", f"Input should have at most {most} strings, not {len(stops)}")
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop", "Input should be a string or a list of strings")
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
+        raise PydanticCustomError("stop", f"A string should have at most {MAX_STOP_CHARS} characters, not {longest}")
+    return stops
+
+
+def _bias_by_token(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "Input should be an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias", f"Input should have at most {MAX_BIASES} tokens, not {len(value)}")
+    for token, bias in value.items():
+        if not TOKEN_ID.fullmatch(token):
+            raise PydanticCustomError("logit_bias", "{token} is not a token id", {"token": repr(token[:40])})
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise PydanticCustomError(
+                "logit_bias", "Token {token} should have a bias from -100 to 100", {"token": token}
+            )
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+Stop = Annotated[list[str], BeforeValidator(lambda value: stop_list(value, MAX_STOPS))]
+
+
+def _within(name: str) -> Any:
+    low, high = RANGES[name]
+    return Field(default=None, ge=low, le=high)
+
+
+LogitBias = Annotated[dict[int, float], BeforeValidator(_bias_by_token)]
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool | None = None
+
+
+def are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def _predicted(value: Any) -> str | list[int]:
+    content: str | list[int] | None = value if are_tokens(value) else join_parts(value)
+    if content is None:
+        raise PydanticCustomError("content", "Input should be a string, a list of text parts, or a list of token ids")
+    return content
+
+
+class PredictedContent(StrictModel):
+    """Text, or token ids, that the client expects the answer to be, in part or as a whole."""
+
+    type: Literal["content"]
+    content: Annotated[str | list[int], PlainValidator(_predicted)]
+
+
+class SamplingFields(BaseModel):
+    """How tokens are drawn, as far as it is said."""
+
+    # OpenAI's names may begin with `model_`, which pydantic protects by default.
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    temperature: float | None = _within("temperature")
+    top_p: float | None = _within("top_p")
+    # Not OpenAI's, but common among local servers.
+    top_k: int | None = _within("top_k")
+    min_p: float | None = _within("min_p")
+    repetition_penalty: float | None = _within("repetition_penalty")
+
+    def said(self) -> dict[str, float]:
+        return self.model_dump(include=set(RANGES), exclude_none=True)
+
+
+class GenerationRequest(SamplingFields):
+    """Parameters that chat and legacy completions share."""
+
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stop: Stop = []
+    seed: int | None = Field(default=None, ge=-SEEDS, lt=SEEDS)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: LogitBias = {}
+    prediction: PredictedContent | None = None
+    # Not OpenAI's, but common among local servers.
+    ignore_eos: bool = False
+    # Of this server: what counts where neither the request nor the model says it, instead of OpenAI's defaults.
+    sampling_defaults: SamplingFields = SamplingFields()
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def copies(self) -> int:
+        """Number of answers generated for each prompt."""
+        return self.n
+
+    def sampling(self, logprobs: int | None, of_model: Mapping[str, float]) -> Sampling:
+        """Sampling parameters: of the request, else of the model, else of `sampling_defaults`, else OpenAI's.
+
+        Without a seed, each request gets a random one.
+        """
+        drawn: dict[str, Any] = {**self.sampling_defaults.said(), **of_model, **self.said()}
+        drawn["top_k"] = max(int(drawn.get("top_k", 0)), 0)  # other servers take -1 for none, too
+        return Sampling(
+            **drawn,
+            seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            logprobs=logprobs,
+        )
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return self
+
+
+def text_list(value: Any, name: str) -> list[str | list[int]]:
+    """One text or several, each a string or token ids, as a list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if type(value[0]) is int and are_tokens(value):
+            return [value]
+        if len(value) > MAX_INPUTS:
+            raise PydanticCustomError(name, f"Input should have at most {MAX_INPUTS} texts, not {len(value)}")
+        if all(isinstance(prompt, str) for prompt in value) or all(are_tokens(prompt) for prompt in value):
+            return value
+    raise PydanticCustomError(name, "Input should be a string, a list of token ids, or a list of one of these")
+
+
+class CompletionRequest(GenerationRequest):
+    # A PlainValidator does all checks: pydantic's own validators would collect an error for each wrong element.
+    prompt: Annotated[list[str | list[int]], PlainValidator(lambda value: text_list(value, "prompt"))]
+    max_tokens: int = Field(default=16, ge=0, le=MAX_INT)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    suffix: str | None = None
+
+    @property
+    def copies(self) -> int:
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Number of alternatives per token, None for no log-probabilities.
+
+        `best_of` needs them even if the client does not.
+        """
+        return 0 if self.logprobs is None and self.copies > self.n else self.logprobs
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.copies < self.n:
+            raise BadRequest(f"'best_of' ({self.best_of}) must not be less than 'n' ({self.n}).", param="best_of")
+        if self.copies > self.n and self.stream:
+            raise BadRequest(
+                f"'best_of' ({self.best_of}) greater than 'n' ({self.n}) cannot be streamed.", param="best_of"
+            )
+        if self.suffix:
+            raise Unsupported("'suffix' is not supported.", param="suffix")
+        return self
+
+
+Request = TypeVar("Request", bound=BaseModel)
+
+
+def parse(schema: type[Request], body: dict[str, Any]) -> Request:
+    try:
+        return schema.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
+
+
+def _refusal(error: ErrorDetails) -> BadRequest:
+    """Error for the first fault found, in a sentence, with the parameter's name as OpenAI writes it."""
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    if error["type"] == "missing":
+        return BadRequest(f"Missing required parameter: '{param}'.", param=param)
+    said = "input should be an object" if error["type"] in ("model_type", "dict_type") else error["msg"]
+    kind = Unsupported if error["type"] == "unsupported" else BadRequest
+    return kind(f"Invalid '{param}': {said[:1].lower()}{said[1:]}.", param=param)

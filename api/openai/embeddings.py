@@ -1,0 +1,62 @@
+"""POST /v1/embeddings: texts as vectors."""
+
+import base64
+import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from api.chat.embedding import embed, tokens_to_embed
+from api.chat.env import Env
+from api.chat.schema import MAX_INT, parse, text_list
+from api.http.callers import CLIENT
+from api.http.errors import Unsupported
+from node.core.limits import MAX_NAME_CHARS
+
+
+def _input_list(value: Any) -> list[str | list[int]]:
+    inputs = text_list(value, "input")
+    if "" in inputs:
+        raise PydanticCustomError("input", "Input should not be an empty string")
+    return inputs
+
+
+class EmbeddingRequest(BaseModel):
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    input: Annotated[list[str | list[int]], PlainValidator(_input_list)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1, le=MAX_INT)
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        if self.dimensions is not None:
+            raise Unsupported(
+                "'dimensions' is not supported: an embedding is as wide as the model's hidden states.",
+                param="dimensions",
+            )
+        return self
+
+
+async def create(env: Env, request: web.Request) -> web.Response:
+    body = await env.bodies.read(request, partial(parse, EmbeddingRequest))
+    model = await env.backend.open(body.model, request[CLIENT])
+    texts = [await tokens_to_embed(model, text) for text in body.input]
+    written = _base64 if body.encoding_format == "base64" else list
+    data = [
+        {"object": "embedding", "index": index, "embedding": written(embedding)}
+        for index, embedding in enumerate(await embed(env, model, texts, request[CLIENT]))
+    ]
+    tokens = sum(map(len, texts))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return web.json_response({"object": "list", "data": data, "model": model.id, "usage": usage})
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Base64 of float32, little-endian, as OpenAI writes it."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,21 @@
+"""GET /v1/models and /v1/models/{id}, as OpenAI writes them."""
+
+from typing import Any
+
+from aiohttp import web
+
+from api.chat.env import Env, known_model
+from node.core.models import ModelEntry
+
+
+async def index(env: Env, _request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [_entry(model) for model in env.backend.models()]})
+
+
+async def show(env: Env, request: web.Request) -> web.Response:
+    """A short name gives the entry of the model that it stands for."""
+    return web.json_response(_entry(known_model(env, request.match_info["id"])))
+
+
+def _entry(model: ModelEntry) -> dict[str, Any]:
+    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
