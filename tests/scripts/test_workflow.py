@@ -64,7 +64,7 @@ def test_the_local_network_of_a_hosted_mac_is_tested_as_root() -> None:
     steps = WORKFLOW["jobs"]["mac"]["steps"]
     (mdns,) = [step["run"] for step in steps if "-k mdns" in step.get("run", "")]
     assert mdns.startswith("sudo -E .venv/bin/python -m pytest ")
-    assert "def test_the_systems_own_mdns" in (ROOT / "tests" / "cluster" / "test_mac.py").read_text()
+    assert "def test_the_systems_own_mdns" in (ROOT / "tests" / "nodes" / "test_mac.py").read_text()
 
 
 def install() -> str:
