@@ -19,7 +19,6 @@ from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.control_service import ControlService
 from node.cluster.draining import Draining, is_needed
-from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
 from node.cluster.heartbeats import Heartbeats
 from node.cluster.loading import Loading
@@ -80,8 +79,6 @@ EXIT_S = 5.0
 """Timeout after that, at which the process exits even if threads hang: a goodbye to peers takes a second."""
 EXIT_LOST = 70
 """Exit code of a node whose compute thread is stuck, or whose GPU is lost: EX_SOFTWARE of sysexits.h."""
-EXIT_DUPLICATE = 78
-"""Exit code of a node that runs with a copy of another node's key: EX_CONFIG of sysexits.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +128,6 @@ class Daemon:
         self._stop = asyncio.Event()
         self._quit = asyncio.Event()
         self._exit_code = 0
-        self._is_copy = False
-        """Whether another process runs with this node's key for longer."""
         self._pools = Pools()
         self._compute = Compute(wire=options.wire)
         self._watchdog = Watchdog(self._compute, options.step_timeout)
@@ -161,7 +156,6 @@ class Daemon:
         )
         self._unreached = Unreached(self._agent, self._book, lambda: self._discovery.adverts)
         self._heartbeats = Heartbeats(self._agent, self._book, self._client)
-        self._duplicate_id = DuplicateId(self._agent, self._book, self._client, data.key, data.save_incarnation)
 
     def _build_models(self, sandboxes: SandboxServer) -> None:
         self._parser = SandboxedParser(sandboxes)
@@ -213,9 +207,7 @@ class Daemon:
         self._loading = loading = Loading(self._agent, self._head, self._book, self._client, self._release)
         disk = Disk(self._catalogue, self._specs, self._files, self._pools, self._rings.models, self._agent.touch)
         allowlist = Allowlist(self._agent, options.allow_models)
-        self._control = ControlService(
-            self._agent, self._head, allowlist, self._specs, draining, loading, self._duplicate_id, self._recent
-        )
+        self._control = ControlService(self._agent, self._head, allowlist, self._specs, draining, loading, self._recent)
         is_loopback = bool(options.host) and ip_address(options.host).is_loopback
         self._gateway = Gateway(
             self._agent,
@@ -279,7 +271,6 @@ class Daemon:
                 self._upkeep.keep_catalogue(search),
                 self._upkeep.keep_addresses(self._interfaces, self._agent, discovery),
                 self._stop_if_lost(),
-                self._stop_if_copy(),
                 self._upkeep.keep_memory(),
                 self._upkeep.keep_issues(self._issues, self._agent),
             )
@@ -287,8 +278,7 @@ class Daemon:
             tasks = [advertising, *(group.create_task(part) for part in parts)]
             await self._serve_api()
             await self._stop.wait()
-            if not self._is_copy:  # peers would take its goodbye for the other process's
-                await self._leave(advertising)
+            await self._leave(advertising)
             for task in tasks:
                 task.cancel()
 
@@ -353,21 +343,6 @@ class Daemon:
         self._exit_code = EXIT_LOST
         self._agent.set_draining(True)
         self._rings.give_up(lost)
-        self._stop.set()
-
-    async def _stop_if_copy(self) -> None:
-        """Stop the node if another one runs with the same key for longer: each would undo the other's work."""
-        older = await self._duplicate_id.older()
-        where = ", ".join(older.addresses)
-        log.critical("%s (%s) runs with a copy of this node's data directory, and longer", older.name, where)
-        try:
-            self._data.replace_key()
-            log.critical("this node has made itself a new id, and ends with %d: start it again", EXIT_DUPLICATE)
-        except OSError as error:
-            log.critical(
-                "this node ends with %d, as it can't save a new id in %s: %s", EXIT_DUPLICATE, self._data.path, error
-            )
-        self._exit_code, self._is_copy = EXIT_DUPLICATE, True
         self._stop.set()
 
     def _release(self, model: str) -> None:

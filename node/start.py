@@ -49,6 +49,7 @@ def _run(options: Options, recent: RecentLines) -> int:
     from node.host.descriptors import fixed_limit, raise_limit  # noqa: PLC0415
     from node.host.failures import wait_after_failures  # noqa: PLC0415
     from node.host.identity import open_data_directory  # noqa: PLC0415
+    from node.host.machine_id import machine_id  # noqa: PLC0415
     from node.host.memory import limit_arenas  # noqa: PLC0415
     from node.host.sleep import prevent_sleep  # noqa: PLC0415
     from node.text.sandbox import SandboxServer  # noqa: PLC0415
@@ -65,7 +66,10 @@ def _run(options: Options, recent: RecentLines) -> int:
         return await Daemon(options, data, facts, sandboxes, recent).run()
 
     try:
-        with open_data_directory(options.data_dir) as data, nullcontext() if options.allow_sleep else prevent_sleep():
+        with (
+            open_data_directory(options.data_dir, machine=machine_id()) as data,
+            nullcontext() if options.allow_sleep else prevent_sleep(),
+        ):
             wait_after_failures(data.path)
             facts = HostFacts.read(options)
             gc.freeze()  # else each full collection visits all imported objects, and stops every thread for 0.06 s

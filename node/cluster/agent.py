@@ -35,8 +35,6 @@ TICK_S = 0.3
 """Interval of checks, in step with other tasks. A node that is silent is checked when its silence is long enough to matter."""
 ELECTED_S = 10.0
 """Time for which a request that the head decides waits for one. An election takes two seconds at most."""
-DUPLICATE_SHOWN_S = 300.0
-"""Time for which the status shows another process with this node's key after it was last seen."""
 LAG_STEP_S = 0.05
 """Lag is reported in such steps, so that a report seldom changes."""
 LAG_DECAY = 0.99
@@ -87,8 +85,6 @@ class Agent:
         self._quiet = True
         self._refusals: dict[str, Refusal] = {}
         """The last logged one of each model."""
-        self._duplicate = ""
-        self._duplicate_until = -math.inf
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -120,8 +116,7 @@ class Agent:
 
     def view(self) -> ClusterView:
         peers = self._membership.view(now())
-        duplicate = self._duplicate if now() < self._duplicate_until else ""
-        return ClusterView(self.info.id, self.term, self.head, peers, self.placement, duplicate)
+        return ClusterView(self.info.id, self.term, self.head, peers, self.placement)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Reports of the participating nodes, including this one."""
@@ -174,17 +169,6 @@ class Agent:
         self.touch()
         return True
 
-    def supersede(self, duplicate: NodeInfo) -> None:
-        """Outdate all that a younger process with this node's key, which gives way, reported under this node's id."""
-        self._duplicate, self._duplicate_until = duplicate.name, now() + DUPLICATE_SHOWN_S
-        log.warning(
-            "%s at %s was started with a copy of this node's data directory: it ends, after making itself a new id",
-            duplicate.name,
-            ", ".join(duplicate.addresses),
-        )
-        self.info = replace(self.info, incarnation=max(self.info.incarnation, duplicate.incarnation + 1))
-        self.touch()
-
     def _know(self, info: NodeInfo) -> None:
         """Take note of a node's addresses."""
         hint = PeerHint(info.id, info.addresses, info.grpc_port)
@@ -200,7 +184,7 @@ class Agent:
             if info.cluster != self.info.cluster:
                 raise Incompatible(f"This is cluster {self.info.cluster}, not {info.cluster}.")
             self._know(info)
-        if heartbeat.sender == self.info.id:  # this node itself, or a duplicate, whose report does not count
+        if heartbeat.sender == self.info.id:  # this node itself, or a process with a copy of its key
             return self.heartbeat_for(None)
         self._book.note_caller(heartbeat.sender, caller.address)
         self.heard(heartbeat)

@@ -6,7 +6,6 @@ from contextlib import aclosing, nullcontext
 from node.cluster.agent import Agent
 from node.cluster.allowlist import Allowlist
 from node.cluster.draining import Draining
-from node.cluster.duplicate_id import DuplicateId
 from node.cluster.head import Head
 from node.cluster.loading import Loading
 from node.cluster.model_specs import ModelSpecs
@@ -14,7 +13,7 @@ from node.core.errors import NotAdmitted
 from node.core.followers import Followers
 from node.core.logs import RecentLines
 from node.core.models import ModelSpec, Wish
-from node.core.nodes import Caller, NodeInfo
+from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
 FOLLOWERS, FOLLOWERS_OF_ONE = 64, 32
@@ -30,7 +29,6 @@ class ControlService:
         specs: ModelSpecs,
         draining: Draining,
         loading: Loading,
-        duplicate_id: DuplicateId,
         recent: RecentLines,
     ) -> None:
         self._agent = agent
@@ -39,7 +37,6 @@ class ControlService:
         self._specs = specs
         self._draining = draining
         self._loading = loading
-        self._duplicate_id = duplicate_id
         self._recent = recent
         self._followers = Followers(FOLLOWERS, FOLLOWERS_OF_ONE)
 
@@ -48,9 +45,6 @@ class ControlService:
 
     def leave(self, node_id: str, incarnation: int) -> None:
         self._agent.left(node_id, incarnation)
-
-    def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
-        return self._duplicate_id.prove(nonce)
 
     async def want(self, model: str) -> None:
         self._allowlist.check(model)

@@ -108,7 +108,7 @@ class Heartbeats:
                     info = answer.report.info if answer.report else None
                     if info and info.cluster == self._agent.info.cluster and info.id not in self._book.entries:
                         self._book.add(PeerHint(info.id, info.addresses, port), reached=address)
-                    found = answer.sender if answer.sender != self._agent.info.id else ""  # a duplicate is looked for
+                    found = answer.sender
             await asyncio.sleep(in_step(GONE_INTERVAL_S))
 
     def _note_refusal(self, host: str, port: int, error: PippinError) -> None:

@@ -29,7 +29,6 @@ class Code(StrEnum):
     DISK_FAILED = "disk-failed"
     VERSION_MISMATCH = "version-mismatch"
     SECRET_MISMATCH = "secret-mismatch"  # noqa: S105 - no password
-    DUPLICATE = "double"
     SLOW_LINK = "slow-link"
     RING_ENDED = "ring-ended"
     LOADING = "loading"
@@ -123,13 +122,6 @@ def secret_mismatch(refused: Sequence[PeerView]) -> Issue:
     text = f"Nodes with the same cluster name, but not the same secret, have not joined: {', '.join(names)}{more}."
     hint = "Start all your nodes with the same --secret-file. If these are not yours, choose another --cluster name."
     return Issue(Code.SECRET_MISMATCH, Severity.WARNING, text, hint)
-
-
-def duplicate(name: str) -> Issue:
-    """Another process runs with this node's key."""
-    text = f"{name} was started with a copy of this node's data directory; it has stopped."
-    hint = f"If {name} does not join by itself, start it again: it has a new id. Don't copy data directories."
-    return Issue(Code.DUPLICATE, Severity.WARNING, text, hint)
 
 
 def version_skew(versions: dict[str, list[str]]) -> Issue:
@@ -282,7 +274,6 @@ def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence
     found += _node_issues(view)
     found += _load_issues(view)
     found += _link_issues(view)
-    found += [duplicate(view.duplicate)] if view.duplicate else []
     found += [secret_mismatch(other_secret)] if other_secret else []
     found += [open_cluster()] if is_open else []
     found += _version_issues(view)

@@ -49,5 +49,3 @@ class ClusterView:
     peers: tuple[PeerView, ...]
     """All known nodes, including this one."""
     placement: Placement
-    duplicate: str = ""
-    """Name of another node that was recently started with a copy of this one's key."""

@@ -1,9 +1,10 @@
 """The node's identity across restarts and changes of address, stored in its data directory.
 
 `node-key.pem` holds the node's private key, whose public half is its id. `node.json` holds an incarnation that
-increases with each start (so that peers can distinguish a restarted node from its earlier process), and the term of the
-last election (so that a restarted node never votes twice in one term). `lock` is locked while the node runs: two nodes
-with one id would undo each other's work.
+increases with each start (so that peers can distinguish a restarted node from its earlier process), the term of the
+last election (so that a restarted node never votes twice in one term), and the id of the machine. Two nodes with one id
+would undo each other's work. So `lock` is locked while the node runs, and a directory that was copied to another machine
+gets a new key there.
 
 Without `--data-dir`, a second node on the same machine uses `~/.pippin/node-2`, a third `node-3`: starting `node` twice
 gives two nodes, each of which finds its own identity again at the next start.
@@ -42,14 +43,17 @@ class Identity:
     id: str
     incarnation: int
     term: int
+    machine: str = ""
+    """Id of the machine on which the node started last, as far as it was known."""
 
 
 class DataDirectory:
     """An open and locked data directory. Opening it begins a new incarnation."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: str) -> None:
         """Called by `open_data_directory`, which has locked it."""
         self.path = path
+        self._machine = machine
         self._file = path / "node.json"
         self._key_file = path / "node-key.pem"
         self.key = self._read_key() or self._save_key(new_key())
@@ -60,14 +64,6 @@ class DataDirectory:
         if term > self.identity.term:
             self.identity = self._save(replace(self.identity, term=term))
 
-    def save_incarnation(self, incarnation: int) -> None:
-        """Save the incarnation, synced to disk before this returns. The next start uses a higher one."""
-        self.identity = self._save(replace(self.identity, incarnation=incarnation))
-
-    def replace_key(self) -> None:
-        """Replace the key: from the next start on this is a different node."""
-        self._save_key(new_key())
-
     def _begin(self) -> Identity:
         try:
             former = _parse(self._file.read_text(encoding="utf-8"), id_of(self.key.public_key()))
@@ -77,7 +73,13 @@ class DataDirectory:
             raise DataDirectoryUnusable(
                 f"{self._file} is damaged: {error}.", hint="Delete it to start this machine as a new node."
             ) from error
-        return self._save(replace(former, incarnation=former.incarnation + 1))
+        if self._machine and former.machine and self._machine != former.machine:
+            self.key = self._save_key(new_key())
+            former = replace(former, id=id_of(self.key.public_key()))
+            log.warning(
+                "%s was copied from another machine: this node has made itself a new id, %s", self.path, former.id
+            )
+        return self._save(replace(former, incarnation=former.incarnation + 1, machine=self._machine or former.machine))
 
     def _save(self, identity: Identity) -> Identity:
         _write(self._file, json.dumps(asdict(identity)).encode())
@@ -102,10 +104,10 @@ class DataDirectory:
 
 
 @contextmanager
-def open_data_directory(asked: Path | None = None) -> Iterator[DataDirectory]:
+def open_data_directory(asked: Path | None = None, *, machine: str = "") -> Iterator[DataDirectory]:
     """Open the directory asked for, or the first unused default. Leave the context after all else has ended.
 
-    Raises DataDirectoryUnusable.
+    `machine`: this machine's id, if it has one. Raises DataDirectoryUnusable.
     """
     default = DEFAULT_DIRECTORY.expanduser()
     paths = [asked] if asked else [default, *(default / f"node-{number}" for number in range(2, _MAX_DIRECTORIES + 1))]
@@ -121,7 +123,7 @@ def open_data_directory(asked: Path | None = None) -> Iterator[DataDirectory]:
                     f"Another node uses the data directory {path}{f' (process {pid})' if pid else ''}.",
                     hint="Stop that node, or give this one another directory with --data-dir.",
                 )
-            data = DataDirectory(path)
+            data = DataDirectory(path, machine)
         except OSError as error:
             raise DataDirectoryUnusable(
                 f"The data directory {path} can't be used: {error.strerror}.",
@@ -151,7 +153,12 @@ def _parse(text: str, node_id: str) -> Identity:
     identity = Identity(node_id, incarnation=data["incarnation"], term=data["term"])
     if not (isinstance(identity.incarnation, int) and isinstance(identity.term, int)):
         raise TypeError("its incarnation or its term is not an integer")
-    return Identity(node_id, _plausible("incarnation", identity.incarnation), _plausible("term", identity.term))
+    return Identity(
+        node_id,
+        _plausible("incarnation", identity.incarnation),
+        _plausible("term", identity.term),
+        str(data.get("machine", "")),
+    )
 
 
 def _plausible(what: str, count: int) -> int:

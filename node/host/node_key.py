@@ -6,8 +6,6 @@ The id is the public key as a compressed point (SEC 1, section 2.3.3; 33 bytes) 
 
 import base64
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -42,19 +40,6 @@ def public_key_of(node_id: str) -> ec.EllipticCurvePublicKey:
     if id_of(found) != node_id:  # the same key has other encodings, which would be other ids
         raise ValueError(f"{node_id[:60]!r} is not a node's id")
     return found
-
-
-def sign(key: NodeKey, data: bytes) -> bytes:
-    return key.sign(data, ec.ECDSA(hashes.SHA256()))
-
-
-def is_signed(node_id: str, signature: bytes, data: bytes) -> bool:
-    """Whether the signature of `data` is valid and made by the node with this id."""
-    try:
-        public_key_of(node_id).verify(signature, data, ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def to_pem(key: NodeKey) -> bytes:

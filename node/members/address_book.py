@@ -21,9 +21,6 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-MOST_OWN_HINTS = 16
-"""Maximum hints of this node's own id that wait to be checked; they are repeated anyway."""
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -49,8 +46,6 @@ class AddressBook:
         self.paths = Paths()
         self.added = Signal()
         """A node was added, or its hint changed."""
-        self.own_hints: asyncio.Queue[PeerHint] = asyncio.Queue(MOST_OWN_HINTS)
-        """Hints of this node's own id: from itself, or from another process with a copy of its key."""
         self._ignored: set[PeerHint] = set()
         """Logged adverts whose addresses may not be called."""
 
@@ -67,19 +62,15 @@ class AddressBook:
             reached = best.address if has_interface_of(best.address) else reached
         addresses = dict.fromkeys([*([reached] if reached else []), *self._callable(hint.addresses)])
         hint = replace(hint, addresses=tuple(addresses)[:MAX_ADDRESSES])
-        if not hint.addresses or known == hint:
-            return
-        if hint.id != self._self_id:
+        if hint.addresses and hint != known and hint.id != self._self_id:
             self._put(hint)
-        elif not self.own_hints.full():
-            self.own_hints.put_nowait(hint)
 
     def add_advert(self, hint: PeerHint) -> None:
         """Add a node that advertises itself. As anybody can forge adverts, one never removes a path that works."""
         known = self.hint_of(hint.id)
         if known and known.grpc_port != hint.grpc_port and self.paths.best(hint.id, now()):
             return
-        is_far = not self.anywhere and hint.id != self._self_id and not any(map(is_local_address, hint.addresses))
+        is_far = not self.anywhere and not any(map(is_local_address, hint.addresses))
         if is_far and hint not in self._ignored and len(self._ignored) < MAX_NODES:
             self._ignored.add(hint)
             where = ", ".join(hint.addresses)

@@ -243,7 +243,7 @@ class Discovery:
     def _tell(self, advert: AsyncServiceInfo) -> None:
         text = advert.decoded_properties
         node, addresses = _shown(text.get("id")), tuple(advert.parsed_scoped_addresses())[:MAX_ADDRESSES]
-        if text.get("cluster") != self._info.cluster or not node or self._is_own(node, advert.port, addresses):
+        if text.get("cluster") != self._info.cluster or node in ("", self._info.id):
             return
         if (text.get("secret") or "") != self._fingerprint:
             self._refuse(node, text, addresses, advert.port or 0)
@@ -263,15 +263,6 @@ class Discovery:
         self._adverts[advert.hint.id] = advert
         if len(self._adverts) > MAX_NODES:
             del self._adverts[next(iter(self._adverts))]
-
-    def _is_own(self, node: str, port: int | None, addresses: Sequence[str]) -> bool:
-        """Whether the advert is this process's own.
-
-        Another process with a copy of this node's key differs in port or address.
-        """
-        info = self._info
-        is_same = node == info.id and port == info.grpc_port
-        return is_same and set(map(without_zone, addresses)) <= set(map(without_zone, info.addresses))
 
     def _refuse(self, node: str, text: Mapping[str, str | None], addresses: tuple[str, ...], port: int) -> None:
         known = self._refused.get(node)

@@ -26,7 +26,6 @@ MAX_LAYERS = 65_536
 MAX_FILES = 4096
 """Maximum files of a model."""
 MAX_FILE_BYTES = 1 << 42
-NONCE_BYTES = 32
 _SIZE = 1 << 60
 """Bound of numbers of bytes and tokens."""
 
@@ -104,19 +103,6 @@ def checked_evaluation(message: serving_pb2.EvaluateRequest) -> serving_pb2.Eval
     if not message.prompt:
         raise Incompatible(f"Request {message.id} has an empty text.")
     _check_below("candidates", MAX_ITEMS, message.top)
-    return message
-
-
-def checked_challenge(message: pb.Challenge) -> pb.Challenge:
-    """Raises Incompatible."""
-    if len(message.nonce) != NONCE_BYTES:
-        raise Incompatible(f"A peer's nonce has {len(message.nonce):,} bytes instead of {NONCE_BYTES}.")
-    return message
-
-
-def checked_proof(message: pb.Proof) -> pb.Proof:
-    """Raises Incompatible."""
-    _check_info(message.info)
     return message
 
 

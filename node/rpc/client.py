@@ -14,11 +14,11 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
-from node.core.nodes import Address, NodeInfo
+from node.core.nodes import Address
 from node.core.reports import Heartbeat
 from node.rpc.boundary import calling
 from node.rpc.channel_options import CHANNEL_OPTIONS, CONTROL_OPTIONS, Options
-from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_proof, checked_spec
+from node.rpc.checks import checked_heartbeat, checked_listing, checked_log_part, checked_spec
 from node.rpc.link import FrameLink
 from node.rpc.mapping import from_message, to_message
 from node.rpc.security import Security
@@ -168,12 +168,6 @@ class RpcClient:
         message = control_pb2.Departure(id=node_id, incarnation=incarnation)
         with calling(peer.target):
             await self._control(peer).Leave(message, timeout=timeout_s)
-
-    async def prove(self, peer: Address, nonce: bytes, timeout_s: float) -> tuple[NodeInfo, bytes]:
-        """Get the peer's info and its signature of the nonce, which the caller has to verify."""
-        with calling(peer.target):
-            answer = await self._control(peer).Prove(control_pb2.Challenge(nonce=nonce), timeout=timeout_s)
-        return from_message(checked_proof(answer).info, NodeInfo), answer.signature
 
     async def want(self, peer: Address, model: str) -> None:
         with calling(peer.target):

@@ -8,7 +8,7 @@ from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
 from node.core.models import ModelSpec, Wish
-from node.core.nodes import Caller, NodeInfo
+from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
 
@@ -21,9 +21,6 @@ class ControlHandler(Protocol):
         """
 
     def leave(self, node_id: str, incarnation: int) -> None: ...
-
-    def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
-        """This process's info, and a signature of the nonce (32 bytes) with the node's key."""
 
     async def want(self, model: str) -> None:
         """On the head: load the model. Raises NotReady if this node is not the head, ModelNotAllowed, …"""

@@ -18,7 +18,6 @@ from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.channel_options import MAX_CALLS, MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, SERVER_OPTIONS
 from node.rpc.checks import (
-    checked_challenge,
     checked_evaluation,
     checked_heartbeat,
     checked_load,
@@ -118,10 +117,6 @@ class _Control(ControlServicer):
 
     async def Probe(self, request: control_pb2.ProbeRequest, context: Context) -> control_pb2.Empty:
         return control_pb2.Empty()
-
-    async def Prove(self, request: control_pb2.Challenge, context: Context) -> control_pb2.Proof:
-        info, signature = self._handler.prove(checked_challenge(request).nonce)
-        return control_pb2.Proof(info=to_message(info, control_pb2.NodeInfo), signature=signature)
 
     async def Want(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.Empty:
         await self._handler.want(checked_model(request).model)

@@ -24,20 +24,6 @@ class ProbeRequest(_message.Message):
     payload: bytes
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
-class Challenge(_message.Message):
-    __slots__ = ("nonce",)
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    nonce: bytes
-    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
-
-class Proof(_message.Message):
-    __slots__ = ("info", "signature")
-    INFO_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    info: NodeInfo
-    signature: bytes
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
 class ModelRequest(_message.Message):
     __slots__ = ("model", "revision", "kv_bits")
     MODEL_FIELD_NUMBER: _ClassVar[int]

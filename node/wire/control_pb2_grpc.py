@@ -82,11 +82,6 @@ class ControlStub:
                 request_serializer=node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
-        self.Prove = channel.unary_unary(
-                '/pippin.control.Control/Prove',
-                request_serializer=node_dot_wire_dot_control__pb2.Challenge.SerializeToString,
-                response_deserializer=node_dot_wire_dot_control__pb2.Proof.FromString,
-                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/pippin.control.Control/Describe',
                 request_serializer=node_dot_wire_dot_control__pb2.ModelRequest.SerializeToString,
@@ -169,13 +164,6 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Prove(self, request, context):
-        """Who has this node's key: signed with it, together with the number.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Describe(self, request, context):
         """What placement needs to know of a model whose files this node holds.
         """
@@ -237,11 +225,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SetDraining,
                     request_deserializer=node_dot_wire_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=node_dot_wire_dot_control__pb2.Empty.SerializeToString,
-            ),
-            'Prove': grpc.unary_unary_rpc_method_handler(
-                    servicer.Prove,
-                    request_deserializer=node_dot_wire_dot_control__pb2.Challenge.FromString,
-                    response_serializer=node_dot_wire_dot_control__pb2.Proof.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -500,33 +483,6 @@ class Control:
             '/pippin.control.Control/SetDraining',
             node_dot_wire_dot_control__pb2.DrainRequest.SerializeToString,
             node_dot_wire_dot_control__pb2.Empty.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Prove(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pippin.control.Control/Prove',
-            node_dot_wire_dot_control__pb2.Challenge.SerializeToString,
-            node_dot_wire_dot_control__pb2.Proof.FromString,
             options,
             channel_credentials,
             insecure,

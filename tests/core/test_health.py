@@ -199,12 +199,6 @@ def test_issues_name_the_node_that_they_are_about():
     }
 
 
-def test_a_copy_of_the_data_directory_is_told():
-    issue = only(diagnose(view(peer("a"), duplicate="mini-2")))
-    assert (issue.code, issue.severity) == (Code.DUPLICATE, Severity.WARNING)
-    assert issue.text.startswith("mini-2 was started with a copy")
-
-
 @pytest.mark.parametrize(("count", "times"), [(1, "once"), (3, "3 times")])
 def test_a_gpu_that_has_failed(count: int, times: str) -> None:
     issue = gpu_failed("mini-2", count, "The GPU failed: it hangs")

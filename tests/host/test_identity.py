@@ -2,6 +2,8 @@ import errno
 import fcntl
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.host import identity
+from node.host import identity, machine_id
 from node.host.identity import DataDirectoryUnusable, Identity, open_data_directory
 from node.host.node_key import id_of, public_key_of
 
@@ -72,14 +74,59 @@ def test_a_directory_of_before_keys_gets_a_new_id(tmp_path):
         assert data.identity == Identity(id_of(data.key.public_key()), 8, 3)
 
 
-def test_a_new_key_is_a_new_node_from_the_next_start_on(tmp_path):
-    with open_data_directory(tmp_path) as data:
-        data.replace_key()
-        data.save_incarnation(40)
+def start(path, machine):
+    with open_data_directory(path, machine=machine) as data:
+        assert id_of(data.key.public_key()) == data.identity.id
+        return data.identity
+
+
+def test_a_copy_on_another_machine_is_another_node(tmp_path, caplog):
+    with open_data_directory(tmp_path / "first", machine="here") as data:
         data.save_term(3)
-    with open_data_directory(tmp_path) as again:
-        assert again.identity.id != data.identity.id
-        assert (again.identity.incarnation, again.identity.term) == (41, 3)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    copy = start(tmp_path / "copy", "there")
+    assert copy.id != data.identity.id
+    assert copy.term == 3, "a higher term than the cluster's does no harm, a lower one may"
+    assert [copy.id in each and "was copied from another machine" in each for each in caplog.messages] == [True]
+    assert start(tmp_path / "copy", "there").id == copy.id
+    assert start(tmp_path / "first", "here").id == data.identity.id
+
+
+def test_on_a_mac_it_is_the_hardware_s(monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    shown = '+-o J314sAP  <class IOPlatformExpertDevice>\n    {\n      "IOPlatformUUID" = "4A2C9F1E-0B6D-5E7F-8A90-1234567890AB"\n    }\n'
+    monkeypatch.setattr(machine_id, "output_of", lambda *command: shown if command[0] == "/usr/sbin/ioreg" else "")
+    assert machine_id.machine_id() == "4A2C9F1E-0B6D-5E7F-8A90-1234567890AB"
+    monkeypatch.setattr(machine_id, "output_of", lambda *_: "")
+    assert machine_id.machine_id() == ""
+
+
+def test_on_linux_it_is_systemd_s_unless_in_a_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    for name in machine_id._CONTAINER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    sign = tmp_path / ".dockerenv"
+    monkeypatch.setattr(machine_id, "_CONTAINER_SIGNS", (sign,))
+    monkeypatch.setattr(machine_id, "_MACHINE_ID", tmp_path / "machine-id")
+    assert machine_id.machine_id() == ""
+    (tmp_path / "machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    assert machine_id.machine_id() == "0123456789abcdef0123456789abcdef"
+    monkeypatch.setenv("container", "podman")
+    assert machine_id.machine_id() == ""
+    monkeypatch.delenv("container")
+    sign.touch()
+    assert machine_id.machine_id() == ""
+
+
+@pytest.mark.parametrize("machines", [("", "here"), ("here", "", "here"), ("", "")])
+def test_a_machine_that_tells_no_id_keeps_the_key(tmp_path, machines):
+    """As a container; or as a Mac on which the question failed once."""
+    assert len({start(tmp_path, machine).id for machine in machines}) == 1
+
+
+def test_the_machine_is_not_forgotten_while_it_tells_no_id(tmp_path):
+    ids = [start(tmp_path, machine).id for machine in ("here", "", "there")]
+    assert ids[0] == ids[1] != ids[2]
 
 
 @pytest.mark.parametrize("pem", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff" * 99])

@@ -42,9 +42,6 @@ class Handlers:
         self.heartbeats.append(heartbeat)
         return Heartbeat(report("server"))
 
-    def prove(self, nonce: bytes) -> tuple[NodeInfo, bytes]:
-        return report("server").info, nonce[::-1]
-
     def leave(self, node_id: str, incarnation: int) -> None: ...
 
     async def want(self, model: str) -> None: ...

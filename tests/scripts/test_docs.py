@@ -13,7 +13,7 @@ from node.core import errors
 from node.core.health import Code
 from node.core.units import format_bytes
 from node.core.usage import EXIT_USAGE
-from node.daemon import EXIT_DUPLICATE, EXIT_LOST
+from node.daemon import EXIT_LOST
 from node.host.nodejs import EXIT_CANNOT_RUN, EXIT_NO_NODEJS
 from node.options import parse_options
 
@@ -110,7 +110,7 @@ def test_every_exit_code_of_a_node_is_explained() -> None:
     told = re.search(r"^Exit codes: (.+?)\n\n", text("operations.md"), re.MULTILINE | re.DOTALL)
     assert told
     usual = {0, 1, EXIT_USAGE}
-    own = {EXIT_LOST, EXIT_DUPLICATE, EXIT_NO_NODEJS, EXIT_CANNOT_RUN, EXIT_INTERRUPTED}
+    own = {EXIT_LOST, EXIT_NO_NODEJS, EXIT_CANNOT_RUN, EXIT_INTERRUPTED}
     assert set(map(int, re.findall(r"\b\d+\b", told[1]))) == usual | own
 
 

@@ -216,11 +216,8 @@ class Process:
         self.loading = Loading(self.agent, self.head, self.book, client, self._release)
         allowlist = Allowlist(self.agent, ())
         disk: Any = None
-        duplicate_id: Any = None  # a machine's key is its own
         recent = RecentLines()
-        self.control = ControlService(
-            self.agent, self.head, allowlist, specs, draining, self.loading, duplicate_id, recent
-        )
+        self.control = ControlService(self.agent, self.head, allowlist, specs, draining, self.loading, recent)
         self.gateway = Gateway(
             self.agent,
             self.book,
