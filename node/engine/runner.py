@@ -51,14 +51,34 @@ class Draw:
     """The tokens that the session's grammar allows; needs the generated tokens of `history`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """What is behind a step of one row that came back: the guessed tokens whose steps are in flight, at least one, and
-    the guess that follows them, or None.
-    """
+RowResult = Sampled | ChunkResult | PippinError
+"""The result of one row of a step, or the error that ended only this row."""
 
-    guesses: Sequence[int]
-    following: int | None
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What may follow a step in its lane, as the driver knows it when the step comes back."""
+
+    guesses: Sequence[int] = ()
+    """Tokens of the guesses in flight; only in lanes of one row."""
+    next_guess: int | None = None
+    """The guess after these. Its step begins if the first of these is right."""
+    chain: bool = False
+    """The step of the drawn tokens begins if it is not in flight and no session ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the job of a step's results has found, and what it has begun. Nobody else judges a guess."""
+
+    results: Sequence[RowResult] = ()
+    """One for each row; none for a chunk of a prompt before its last one."""
+    right: int = 0
+    """Number of the guesses in flight that were right: their steps count. If none was, none of them counts."""
+    begun: Frame | None = None
+    """The lane's next step, for the next stage."""
+    guess: int | None = None
+    """The token of that step if it is a guess; None if its tokens are those of `results`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,32 +223,30 @@ class Runner:
         read = pack([ids])[0] if self.plan.reads_tokens else None
         return replace(frame, tensors=outgoing.packed.read(), tokens=read, faults=self._faults(outgoing.finite, ()))
 
-    def finish(
-        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
-    ) -> tuple[list[Sampled | StepFailed], Frame | None]:
+    def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         """Apply the head to the hidden states that came back and sample a token, or a failure, for each row.
 
-        With `chain`, and if no session ends with its token, also begin the lane's next step; the frame is for the next
-        stage. That saves two hand-overs between threads for each token. If the step can be taken back, it begins before
-        the tokens are read, so that the device does not wait for the graph. With guesses `behind` the step, see `_verify`.
+        To begin the lane's next step in the same job saves two hand-overs between threads for each token. If the step can
+        be taken back, it begins before the tokens are read, so that the device does not wait for the graph.
         """
         with self._step(frame.lane):
             assert frame.lane is not None
             drawn = self._draw(unpack(frame.tensors), draws)
-            if behind:
-                return self._verify(frame, drawn, draws, behind, chain=chain)
+            if following.guesses:
+                return self._verify(frame, drawn, draws, following)
             undo: Undo = ()
             outgoing: Outgoing | None = None
-            following = replace(frame, ops=(), unverified=0)
+            chain, next_frame = following.chain, replace(frame, ops=(), unverified=0)
             if chain and self.plan.steps_back:
                 undo = self._stage.lanes.begin_step_back(frame.lane)
-                outgoing = self._begin(following, drawn.tokens)
+                outgoing = self._begin(next_frame, drawn.tokens)
             results = self._results(drawn, frame, draws)
             if not chain or _ends(results, draws):
                 if outgoing:
                     self._stage.lanes.step_back(frame.lane, undo)
-                return results, None
-            return results, self._sent(following, drawn.tokens, outgoing or self._begin(following, drawn.tokens))
+                return Verdict(results)
+            outgoing = outgoing or self._begin(next_frame, drawn.tokens)
+            return Verdict(results, begun=self._sent(next_frame, drawn.tokens, outgoing))
 
     def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
         """Read the drawn tokens, and find those that grammars force after them."""
@@ -238,33 +256,31 @@ class Runner:
                 draw.constraint.look_ahead(result.token)
         return results
 
-    def _verify(
-        self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], behind: Behind, *, chain: bool
-    ) -> tuple[list[Sampled | StepFailed], Frame | None]:
-        """If the first guess is right, begin the step of the following one; else, with `chain`, take all guesses back
-        and begin the lane's next step.
+    def _verify(self, frame: Frame, drawn: Drawn, draws: Sequence[Draw], following: Following) -> Verdict:
+        """If the first guess is right, begin the step of the next one; else take all guesses back and begin the lane's
+        next step.
         """
         lane = frame.lane
         assert lane is not None
         results = self._results(drawn, frame, draws)
         (result,) = results
-        count = len(behind.guesses)
-        if isinstance(result, Sampled) and result.token == behind.guesses[0]:
-            if behind.following is None:
-                return results, None
+        count, guess = len(following.guesses), following.next_guess
+        if isinstance(result, Sampled) and result.token == following.guesses[0]:
+            if guess is None:
+                return Verdict(results, right=1)
             # The first guess counts, too: its session may be cancelled meanwhile, and all are taken back.
-            tokens, frame = token_array([[behind.following]]), replace(frame, ops=(), unverified=count + 1)
-        elif not chain or _ends(results, draws):
-            return results, None
-        else:
-            tokens, frame = drawn.tokens, replace(frame, ops=(Back(lane, count),), unverified=0)
-            self._apply(frame.ops)
-        return results, self._sent(frame, tokens, self._begin(frame, tokens))
+            frame, tokens = replace(frame, ops=(), unverified=count + 1), token_array([[guess]])
+            return Verdict(results, 1, self._sent(frame, tokens, self._begin(frame, tokens)), guess)
+        if not following.chain or _ends(results, draws):
+            return Verdict(results)
+        frame = replace(frame, ops=(Back(lane, count),), unverified=0)
+        self._apply(frame.ops)
+        return Verdict(results, begun=self._sent(frame, drawn.tokens, self._begin(frame, drawn.tokens)))
 
-    def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> list[ChunkResult | StepFailed]:
+    def evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Verdict:
         """The result, or the failure, of each row of a step of evaluations that came back."""
         with self._step(frame.lane):
-            return self._evaluate(unpack(frame.tensors), chunks, frame.faults)
+            return Verdict(self._evaluate(unpack(frame.tensors), chunks, frame.faults))
 
     def run_alone(
         self,
@@ -272,19 +288,19 @@ class Runner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
-    ) -> Sequence[Sampled | ChunkResult | StepFailed]:
-        """A whole step of a ring of one stage. Returns a result for each of `draws` or of `chunks`."""
+    ) -> Verdict:
+        """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`."""
         assert frame.lane is not None
         with self._step(frame.lane):
             self._apply(frame.ops)
             if ahead := self._stage.lanes.pop_ahead(frame.lane, tokens):
-                return self._read(ahead)
+                return Verdict(self._read(ahead))
             wanted = bool(draws or chunks)
             deferred = self._together and bool(draws)
             hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted, deferred=deferred)
             if not draws:
-                return self._evaluate(hidden, chunks)
-            return self._read(self._draw(hidden, draws, frame.lengths, self._beside(frame.lane)))
+                return Verdict(self._evaluate(hidden, chunks))
+            return Verdict(self._read(self._draw(hidden, draws, frame.lengths, self._beside(frame.lane))))
 
     def run_ahead(
         self,
@@ -293,11 +309,11 @@ class Runner:
         draws: Sequence[Draw],
         steps: int,
         go_on: Callable[[], bool] = lambda: True,
-    ) -> Generator[Sequence[Sampled | StepFailed], None, None]:
-        """Run a step of a ring of one stage, and the lane's next ones. Yields the results of each.
+    ) -> Generator[Verdict, None, None]:
+        """Run a step of a ring of one stage, and the lane's next ones. Yields the verdict of each.
 
         Each step begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the
-        device does not wait for a graph; one more has begun at the end. There are at most so many `steps`, and none
+        device does not wait for a graph; one more has begun at the end. A verdict says that another one follows. There are at most so many `steps`, and none
         after MAX_JOB_S, after a session's end, or once `go_on` says no. The draws are those of the first step at later
         positions, so they must not need the tokens in between: see Session.tokens_ahead. Requires `Plan.steps_back`.
         """
@@ -313,8 +329,9 @@ class Runner:
                 following = self._run_and_draw(frame.lane, drawn.tokens, draws)
                 results = self._read(drawn)
                 self._note_success()
-                yield results
-                if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
+                ends = not left or _ends(results, draws) or time.monotonic() > until or not go_on()
+                yield Verdict(results, begun=None if ends else frame)
+                if ends:
                     chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
                     self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following, undo)
                     return

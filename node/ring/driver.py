@@ -3,19 +3,17 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from node.core.clock import now
 from node.core.errors import DeviceFailed, Overloaded, PippinError, RingLost, as_pippin_error, error_from
-from node.core.evaluation import ChunkRequest, ChunkResult
 from node.core.frames import Frame, Held
 from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
-from node.engine.runner import Behind, Runner
-from node.engine.sampling import Sampled
+from node.engine.runner import Runner, Verdict
 from node.ring.lane import Step
 from node.ring.limits import RingLimits
 from node.ring.next_hop import NextHop
@@ -30,11 +28,6 @@ WATCH_S = 1.0
 """How often the driver checks whether a step takes too long."""
 RATE_S = 5.0
 """Window of the token rate: long enough to be read by a person, short enough to show a stall."""
-
-RowResult = Sampled | ChunkResult | PippinError
-"""The result of one row of a step, or the error that ended only this row."""
-Finished = tuple[Sequence[RowResult], Frame | None]
-"""The results of a step's rows, and the frame of the lane's next step if that has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +126,7 @@ class Driver:
             self._leftover = {**self._leftover, **self._scheduler.sequences()}
             self._pipeline.close()
             for session in self._scheduler.sessions():
-                self._fail(session, reason)
+                self._scheduler.fail(session, reason)
             self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
@@ -153,19 +146,13 @@ class Driver:
         self._requests += 1
         if replaced := self._scheduler.submit(session):
             full = "The queue is full, and this client has the most requests in it."
-            self._fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
+            self._scheduler.fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
         self._wake.set()
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free the session's slot, and its KV unless `keep` and there is room."""
-        if not session.finished:
-            self._scheduler.finish(session, keep=keep)
-            self._wake.set()
-
-    def _fail(self, session: Session, error: PippinError) -> None:
-        if not session.finished:
-            session.events.put_nowait(error)
-            self.finish(session, keep=False)
+        self._scheduler.finish(session, keep=keep)
+        self._wake.set()
 
     # --- steps out --------------------------------------------------------------------------------------------------
 
@@ -241,11 +228,11 @@ class Driver:
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
         work = step.tokens, step.draws(), step.chunk_requests()
         try:
-            results = await self._compute.run(self.runner.run_alone, frame, *work)
+            verdict = await self._compute.run(self.runner.run_alone, frame, *work)
         except PippinError as error:
             self._fail_step(step, error)
         else:
-            self._land(step, results, now() - begun_at)
+            self._land(step, verdict, now() - begun_at)
 
     async def _run_ahead(self, step: Step, frame: Frame, begun_at: float) -> None:
         """Run steps of a lane until something else is to be done. Each lands while the next one is computed."""
@@ -255,12 +242,10 @@ class Driver:
             return not (self._wake.is_set() or self._compute.waiting)
 
         work = self.runner.run_ahead(frame, step.tokens, step.draws(), step.ahead, go_on)
-        landed = False
         try:
-            async for results in self._compute.iterate(work):
-                step, landed = self._scheduler.chain(step) if landed else step, True
+            async for verdict in self._compute.iterate(work):
                 begun_at, before = now(), begun_at
-                self._land(step, results, begun_at - before)
+                step = self._land(step, verdict, begun_at - before) or step
         except PippinError as error:
             self._fail_step(step, error)
 
@@ -294,9 +279,7 @@ class Driver:
             present = now()
             # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
             seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
-            behind = self._scheduler.returned(step, self._pipeline.in_flight)
-            job = self._queue_finish(step, frame, behind)
-            before, finish = self._finishing, self._finish(step, job, seconds, behind)
+            before, finish = self._finishing, self._finish(step, self._queue_finish(step, frame), seconds)
             self._finishing = Finishing(step.lane, asyncio.create_task(finish, name=f"step of {self.ring.id}"))
             if before:
                 await before.task
@@ -308,78 +291,44 @@ class Driver:
         if self._finishing:
             await self._finishing.task
 
-    def _queue_finish(self, step: Step, frame: Frame, behind: Behind | None) -> asyncio.Future[Finished] | None:
+    def _queue_finish(self, step: Step, frame: Frame) -> asyncio.Future[Verdict] | None:
         """Queue the job that computes the results of a step that came back; None if it has none."""
+        following = self._scheduler.returned(step, self._pipeline.in_flight)
         if step.evaluations:
-            return self._compute.queue(self._evaluate, frame, step.chunk_requests())
+            return self._compute.queue(self.runner.evaluate, frame, step.chunk_requests())
         if draws := step.draws():
-            chain = self._scheduler.can_chain(step)
-            return self._compute.queue(self.runner.finish, frame, draws, chain=chain, behind=behind)
+            return self._compute.queue(self.runner.finish, frame, draws, following)
         return None
 
-    def _evaluate(self, frame: Frame, chunks: Sequence[ChunkRequest]) -> Finished:
-        return self.runner.evaluate(frame, chunks), None
-
-    async def _finish(
-        self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None
-    ) -> None:
+    async def _finish(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
         """Root of a task: any error ends the ring, as no step would follow, and nobody would notice."""
         try:
-            await self._finish_step(step, job, seconds, behind)
+            await self._finish_step(step, job, seconds)
         except Exception as error:
             log.exception("a step's results could not be delivered")
             self.end(as_pippin_error(error))
 
-    async def _finish_step(
-        self, step: Step, job: asyncio.Future[Finished] | None, seconds: float, behind: Behind | None
-    ) -> None:
+    async def _finish_step(self, step: Step, job: asyncio.Future[Verdict] | None, seconds: float) -> None:
         """Deliver the results of a step, and send the lane's next one if the job has begun it."""
         try:
-            results, next_frame = await job if job else ((), None)
+            verdict = await job if job else Verdict()
         except PippinError as error:
             self._fail_step(step, error)
             return
         if self._ended:
             return
         self._wake.set()  # first, so that the next step is on its way before the tokens are made text and sent
-        next_guess = None
-        if next_frame and next_frame.unverified:
-            assert behind
-            assert behind.following is not None
-            next_guess = self._scheduler.add_guess(step, behind.following)
-        self._land(step, results, seconds, taken_back=next_frame is not None and next_guess is None)
-        if next_frame:
+        next_step = self._land(step, verdict, seconds)
+        if next_step and verdict.begun:
             try:
-                await self._pipeline.send(next_frame, next_guess or self._scheduler.chain(step))
+                await self._pipeline.send(verdict.begun, next_step)
             except PippinError as error:
                 self.end(error)
 
-    def _land(self, step: Step, results: Sequence[RowResult], seconds: float, *, taken_back: bool = False) -> None:
-        for slot, result in zip(step.rows, results, strict=bool(results)):
-            if not slot.gone:
-                self._deliver(slot, result)
-        self._scheduler.landed(step, seconds, taken_back=taken_back)
-
-    def _deliver(self, slot: Slot, result: RowResult) -> None:
-        """Give a row's result to its session."""
-        session = slot.session
-        match result:
-            case PippinError():
-                self._fail(session, result)
-            case ChunkResult():
-                if slot.evaluation and (evaluation := slot.evaluation.add(result)):
-                    session.events.put_nowait(evaluation)
-                    # A client often generates from the text that it had scored.
-                    self.finish(session, keep=bool(evaluation.scores))
-            case Sampled():
-                self._sampled_at.append(now())
-                if session.constraint and session.constraint.error:
-                    self._fail(session, session.constraint.error)
-                    return
-                event = session.accept(result.token, result.logprob, result.top)
-                session.events.put_nowait(event)
-                if event.finish:
-                    self.finish(session, keep=True)
+    def _land(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
+        if step.samples:
+            self._sampled_at += [now() for slot in step.rows if not slot.gone]
+        return self._scheduler.landed(step, verdict, seconds)
 
     def _fail_step(self, step: Step | None, error: PippinError) -> None:
         """Fail the step's sessions, unless a device did: no request is to blame for that. The stages may have come to
@@ -387,7 +336,7 @@ class Driver:
         """
         for slot in step.rows if step and not isinstance(error, DeviceFailed) else ():
             if not slot.gone:
-                self._fail(slot.session, error)
+                self._scheduler.fail(slot.session, error)
         self.end(error)
 
     # --- KV of earlier rings, and the end ---------------------------------------------------------------------------

@@ -139,23 +139,17 @@ class Lane:
         rows, unverified = tuple(self.rows), len(self.guesses)
         return Step(self.number, (), rows, ((token,),), samples=True, guess=guess, unverified=unverified)
 
-    def verify(self) -> int:
-        """A step landed: compare the first guess with its token. Returns the number of guesses to take back.
-
-        If the first guess was right, the lane's next step is in flight already. Else all guesses are wrong.
+    def land(self, *, right: bool) -> int:
+        """A step landed. `right`: the first guess is the lane's next step. Else all guesses are wrong, and it returns how
+        many there were.
         """
-        self.busy = self.returned = False
-        count = len(self.guesses)
-        if not count:
-            return 0
-        slot, guess = self.rows[0], self.guesses[0]
-        if not slot.gone and slot.session.tokens[-1] == guess.token:
-            guess.right = self.busy = True
-            self.guesses.popleft()
-            slot.sent = len(slot.session.tokens)
+        self.busy, self.returned = right, False
+        if right:
+            self.guesses.popleft().right = True
             return 0
         for wrong in self.guesses:
             wrong.right = False
+        count = len(self.guesses)
         self.guesses.clear()
         return count
 

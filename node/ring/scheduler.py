@@ -21,11 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from node.core.errors import BadRequest, ContextExceeded, Overloaded
+from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
+from node.core.evaluation import Evaluation
 from node.core.fair_queue import FairQueue
 from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.generation import TokenEvent
 from node.core.guesses import Earlier
-from node.engine.runner import Behind
+from node.engine.runner import Following, RowResult, Verdict
 from node.ring.lane import Lane, Step, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
@@ -141,8 +143,16 @@ class Scheduler:
         self._waiting.add(session)
         return replaced
 
+    def fail(self, session: Session, error: PippinError) -> None:
+        """End a session with an error, unless it has ended."""
+        if not session.finished:
+            session.events.put_nowait(error)
+            self.finish(session, keep=False)
+
     def finish(self, session: Session, *, keep: bool) -> None:
-        """Free a session's slot; `keep` its KV for later sessions if there is room."""
+        """Free a session's slot; `keep` its KV for later sessions if there is room. Nothing, if the session has ended."""
+        if session.finished:
+            return
         session.finished = True
         self._room.ended(session)
         if session.slot:
@@ -234,37 +244,31 @@ class Scheduler:
     def _decoding(self) -> int:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
-    def returned(self, step: Step, in_flight: int) -> Behind | None:
-        """A step's frame came back, and its results are yet to be computed. Returns the guesses behind it, if there are any.
+    def returned(self, step: Step, in_flight: int) -> Following:
+        """A step's frame came back, and its results are yet to be computed. Returns what may follow it in its lane.
 
         `in_flight`: number of the other steps. If a stage is idle, one more guess may follow.
         """
         lane = self._lane(step)
         if lane is None:
-            return None
+            return Following()
         has_room = self._may_guess(in_flight + sum(each.returned for each in self._lanes))
         lane.returned = True
-        if not lane.guesses:
-            return None
-        following = lane.guess() if has_room and not (self._waiting or self._prefills) else None
-        return Behind([guess.token for guess in lane.guesses], following)
+        guesses, chain = [guess.token for guess in lane.guesses], self._can_chain(lane)
+        may_follow = has_room and guesses and not (self._waiting or self._prefills)
+        return Following(guesses, lane.guess() if may_follow else None, chain)
 
-    def add_guess(self, step: Step, token: int) -> Step:
-        """The step of a guess that the runner has begun with the results of `step`. Call it before `landed`."""
-        lane = self._lane(step)
-        assert lane
-        return lane.add_guess(token)
+    def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
+        """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
 
-    def landed(self, step: Step, seconds: float, *, taken_back: bool = False) -> None:
-        """A step's results are computed, and its sessions have accepted their tokens. Others waited for `seconds`.
-
-        `taken_back`: the runner has taken back the guesses behind it, and the next frame says so.
+        Returns the step that the job has begun, if any: it is to be sent.
         """
+        for slot, result in zip(step.rows, verdict.results, strict=bool(verdict.results)):
+            if not slot.gone:
+                self._deliver(slot, result)
+        begun = None
         if lane := self._lane(step):
-            wrong = lane.verify()
-            self.guessed += lane.busy or (wrong > 0 and not lane.rows[0].gone)
-            self.guessed_right += lane.busy
-            self._ops += [Back(lane.number, wrong)] if wrong and not taken_back else []
+            begun = self._judge(lane, step, verdict)
             self._chunk_size.decode_s = seconds
         for prefill in list(self._prefills):
             if prefill.lane == step.lane:
@@ -275,25 +279,51 @@ class Scheduler:
         for slot in step.rows if step.samples else ():
             self._waiting.bill(slot.session, 1)
         self._clear_prefills()
+        return begun
 
-    def can_chain(self, step: Step) -> bool:
-        """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
-        lane = self._lane(step)
-        changes = lane is None or lane.joining or any(slot.gone for slot in lane.rows)
-        others = self._waiting or self._prefills or self._ops
-        ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in step.rows)
-        return not changes and not others and not ends and self.tokens_held <= self._room.budget
+    def _deliver(self, slot: Slot, result: RowResult) -> None:
+        """Give a row's result to its session."""
+        session = slot.session
+        match slot.take(result):
+            case PippinError() as error:
+                self.fail(session, error)
+            case Evaluation() as evaluation:
+                session.events.put_nowait(evaluation)
+                # A client often generates from the text that it had scored.
+                self.finish(session, keep=bool(evaluation.scores))
+            case TokenEvent() as event:
+                session.events.put_nowait(event)
+                if event.finish:
+                    self.finish(session, keep=True)
+            case None:
+                pass
 
-    def chain(self, step: Step) -> Step:
-        """The lane's next step, which the runner has begun with the results of `step`. Call it after `landed`."""
-        lane = self._lane(step)
-        assert lane
+    def _judge(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
+        """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""
+        next_guess = lane.add_guess(verdict.guess) if verdict.guess is not None else None
+        needed = not lane.rows[0].gone
+        right = verdict.right > 0 and needed
+        wrong = lane.land(right=right)
+        self.guessed += right or (wrong > 0 and needed)
+        self.guessed_right += right
+        if right:
+            lane.rows[0].sent = len(lane.rows[0].session.tokens)
+        if next_guess or not verdict.begun:
+            self._ops += [Back(lane.number, wrong)] if wrong else []
+            return next_guess
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
         lane.busy = True
         return replace(step, ops=(), tokens=(), guess=None, unverified=0)
+
+    def _can_chain(self, lane: Lane) -> bool:
+        """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
+        changes = lane.joining or any(slot.gone for slot in lane.rows)
+        others = self._waiting or self._prefills or self._ops
+        ends = any(slot.session.generated + 1 >= slot.session.request.max_tokens for slot in lane.rows)
+        return not changes and not others and not ends and self.tokens_held <= self._room.budget
 
     def take_ops(self) -> tuple[CacheOp, ...]:
         """Operations to send with the next step or alone."""

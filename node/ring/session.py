@@ -9,7 +9,7 @@ from node.core.errors import PippinError
 from node.core.evaluation import ChunkRequest, ChunkResult, EvaluateRequest, Evaluation, Score
 from node.core.generation import Finish, GenerateRequest, TokenEvent
 from node.core.guesses import Earlier, Guesser
-from node.engine.runner import Draw
+from node.engine.runner import Draw, RowResult
 from node.engine.sampling import History
 from node.ring.prefixes import BYTES, pack
 from node.text.constraint import Constraint
@@ -192,6 +192,15 @@ class Slot:
     def unsent(self) -> int:
         """Tokens that have yet to be sent to the stages."""
         return len(self.session.tokens) - self.sent
+
+    def take(self, result: RowResult) -> TokenEvent | Evaluation | PippinError | None:
+        """Take the result of the slot's row in a step; returns the event that the session gets, if any."""
+        if isinstance(result, PippinError):
+            return result
+        if isinstance(result, ChunkResult):
+            return self.evaluation.add(result) if self.evaluation else None
+        error = self.session.constraint.error if self.session.constraint else None
+        return error or self.session.accept(result.token, result.logprob, result.top)
 
 
 class PartialEvaluation:

@@ -19,7 +19,7 @@ from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine.faults import Faults
 from node.engine.plan import make_plan
-from node.engine.runner import Draw, Runner, StepFailed
+from node.engine.runner import Draw, Following, Runner, StepFailed, Verdict
 from node.engine.sampling import History, Sampled
 from node.engine.stage import Stage
 from tests.engine.configurations import CONFIGURATIONS, each
@@ -85,7 +85,7 @@ class Driven:
         runner = self.runner
         alone = [] if ahead else [runner.run_alone(frame, tokens, draws)]
         steps = list(runner.run_ahead(frame, tokens, draws, ahead, go_on)) if ahead else alone
-        for row, result in (pair for results in steps for pair in zip(rows, results, strict=True)):
+        for row, result in (pair for verdict in steps for pair in zip(rows, verdict.results, strict=True)):
             assert isinstance(result, Sampled), result
             row.sampled.append(result)
             row.tokens.append(result.token)
@@ -338,12 +338,12 @@ def test_a_ring_takes_back_a_step_that_no_session_needs(name: str, ends: bool) -
         begun = ring[0].begin(frame, [given])
         for position in range(4):
             draws = [Draw(GREEDY, position, History(), lambda _: ends)]
-            results, next_frame = ring[0].finish(ring[1].relay(begun, last=True), draws, chain=chain)
-            assert (next_frame is not None) == (chain and not ends)
-            (result,) = results
+            verdict = ring[0].finish(ring[1].relay(begun, last=True), draws, Following(chain=chain))
+            assert (verdict.begun is not None) == (chain and not ends)
+            (result,) = verdict.results
             assert isinstance(result, Sampled)
             sampled.append(result)
-            begun = next_frame or ring[0].begin(Frame("r", Fence(1, 1), 0, (), 0, sampled=True), [[result.token]])
+            begun = verdict.begun or ring[0].begin(Frame("r", Fence(1, 1), 0, (), 0, sampled=True), [[result.token]])
         found.append(sampled)
         assert ring[0]._stage.lanes.lane(0).positions == [7 + 4]
     assert found[0] == found[1]
@@ -355,7 +355,7 @@ def test_a_chunk_that_nobody_reads_fills_the_caches_only() -> None:
     for driven in (one, other):
         if driven.ahead:
             frame = Frame("r", Fence(1, 1), 0, (Open(1),), 1)
-            assert driven.runner.run_alone(frame, [given[:16]]) == []
+            assert driven.runner.run_alone(frame, [given[:16]]) == Verdict([])
             assert driven.stage.begin(1, mx.array([given[16:20]]), wanted=False) == ()
             session = Session(list(given), GREEDY)
             driven.run(1, [session], [given[20:]], ())

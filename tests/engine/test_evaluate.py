@@ -30,12 +30,13 @@ def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
         frame = Frame("r", Fence(1, 1), 0, ops, 0, every=True)
         asked = evaluation.request(len(chunk))
         if len(runners) == 1:
-            (result,) = runners[0].run_alone(frame, [chunk], chunks=[asked])
+            verdict = runners[0].run_alone(frame, [chunk], chunks=[asked])
         else:
             frame = runners[0].begin(frame, [chunk])
             for stage in runners[1:]:
                 frame = stage.relay(frame, last=stage is runners[-1])
-            (result,) = runners[0].evaluate(frame, [asked])
+            verdict = runners[0].evaluate(frame, [asked])
+        (result,) = verdict.results
         ops = ()
         if done := evaluation.add(result):
             return done
@@ -97,7 +98,7 @@ def test_rows_of_different_lengths_are_each_evaluated_for_themselves(top):
     frame = Frame("r", Fence(1, 1), 0, tuple(ops), 0, every=True, lengths=tuple(map(len, texts)))
     came = runners[1].relay(runners[0].begin(frame, texts), last=True)
     chunks = [evaluation.request(len(text)) for evaluation, text in zip(evaluations, texts, strict=True)]
-    results = runners[0].evaluate(came, chunks)
+    results = runners[0].evaluate(came, chunks).results
     for evaluation, request, result in zip(evaluations, requests, results, strict=True):
         together = evaluation.add(result)
         alone = evaluated(directory, (0, 4), request)

@@ -11,7 +11,7 @@ from node.core.frames import Frame, Merge, Open
 from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine.faults import Faults
-from node.engine.runner import Draw, Runner, StepFailed
+from node.engine.runner import Draw, Following, Runner, StepFailed
 from node.engine.sampling import MIN_LOGPROB, NO_TOKEN, History, Sampled, sample, score
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, write_model
@@ -80,10 +80,11 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
     ring, tokens = runners(directory, *bounds), [[1, 2, 3], [1, BAD, 3]]
     step = stepped(ring, tokens, sampled=True)
     if len(ring) == 1:
-        good, bad = ring[0].run_alone(step, tokens, draws())
+        verdict = ring[0].run_alone(step, tokens, draws())
     else:
-        (good, bad), next_frame = ring[0].finish(step, draws(), chain=True)
-        assert next_frame is None
+        verdict = ring[0].finish(step, draws(), Following(chain=True))
+        assert verdict.begun is None
+    good, bad = verdict.results
     assert isinstance(good, Sampled)
     assert isinstance(bad, StepFailed)
     assert f"The output of {where} is not finite" in bad.message
@@ -101,8 +102,8 @@ def test_the_stage_that_they_come_from_is_named(tensor, where, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     changed(directory, tensor, lambda w: mx.full(w.shape, math.inf))
     ring = runners(directory, 0, 1, 3, 4)
-    found, _ = ring[0].finish(stepped(ring, [[1, 2], [3, 4]], sampled=True), draws(), chain=True)
-    assert [f"The output of {where} is not finite" in str(each) for each in found] == [True, True]
+    verdict = ring[0].finish(stepped(ring, [[1, 2], [3, 4]], sampled=True), draws(), Following(chain=True))
+    assert [f"The output of {where} is not finite" in str(each) for each in verdict.results] == [True, True]
 
 
 @pytest.mark.parametrize("chunk", [ChunkRequest(3, (2, 3), 2), ChunkRequest(3, (2, 3), 0), ChunkRequest(3)])
@@ -110,6 +111,6 @@ def test_a_text_that_is_evaluated_fails_alone(chunk, tmp_path):
     directory = write_model(tmp_path, CONFIGURATIONS["llama"])
     changed(directory, "model.embed_tokens.weight", lambda w: mx.where(mx.arange(128)[:, None] == BAD, math.nan, w))
     ring = runners(directory, 0, 2, 4)
-    good, bad = ring[0].evaluate(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [chunk, chunk])
+    good, bad = ring[0].evaluate(stepped(ring, [[1, 2, 3], [1, BAD, 3]], every=True), [chunk, chunk]).results
     assert not isinstance(good, StepFailed)
     assert "The output of layers 0-1 is not finite" in str(bad)

@@ -12,7 +12,7 @@ from node.core.generation import Sampling
 from node.core.rings import Fence
 from node.engine import runner as module
 from node.engine.faults import Faults
-from node.engine.runner import Draw, Runner
+from node.engine.runner import Draw, Following, Runner, Verdict
 from node.engine.sampling import History, Sampled
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, shared_model
@@ -42,8 +42,8 @@ def frame(*ops: Any, sampled: bool = True) -> Frame:
     return Frame("r", Fence(1, 1), 0, ops=ops, lane=1, sampled=sampled)
 
 
-def token(results: Any) -> int:
-    (result,) = results
+def token(verdict: Verdict) -> int:
+    (result,) = verdict.results
     assert isinstance(result, Sampled)
     return result.token
 
@@ -63,8 +63,8 @@ def ahead(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     runner = Runner(load(directory, 0, 4), directory, Faults())
     tokens = [token(runner.run_alone(frame(Open(1)), [PROMPT], draws(0)))]
     count = 0
-    for results in runner.run_ahead(frame(), [[tokens[-1]]], draws(1), STEPS - 1):
-        tokens.append(token(results))
+    for verdict in runner.run_ahead(frame(), [[tokens[-1]]], draws(1), STEPS - 1):
+        tokens.append(token(verdict))
         count, _ = len(calls), calls.clear()
     return tokens, count
 
@@ -78,8 +78,9 @@ def split(directory: Path, calls: list[str]) -> tuple[list[int], int]:
         assert sent
         calls.clear()
         back = last.relay(sent, last=True)
-        results, sent = driver.finish(back, draws(len(tokens)), chain=True)
-        tokens.append(token(results))
+        verdict = driver.finish(back, draws(len(tokens)), Following(chain=True))
+        sent = verdict.begun
+        tokens.append(token(verdict))
     return tokens, len(calls)
 
 

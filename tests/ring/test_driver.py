@@ -15,7 +15,7 @@ from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.rings import Fence, Ring, StageSpec
-from node.engine.runner import Behind, Draw, StepFailed
+from node.engine.runner import Draw, Following, StepFailed, Verdict
 from node.engine.sampling import Sampled
 from node.ring.driver import Driver
 from node.ring.limits import RingLimits
@@ -69,7 +69,7 @@ class FakeRunner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-    ) -> list[Any]:
+    ) -> Verdict:
         self.computed += sum(map(len, tokens))
         if any(BROKEN in row for row in tokens):
             raise DeviceFailed("The GPU failed: it hangs.")
@@ -77,11 +77,11 @@ class FakeRunner:
             raise StepFailed("The step could not be computed.")
         failed = StepFailed("The output of layers 2 to 4 is not finite.")
         rows = zip(tokens, draws, strict=True) if draws else ()
-        return [failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows]
+        return Verdict([failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows])
 
     def run_ahead(
         self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _steps: int, _go_on: Any
-    ) -> Generator[list[Any], None, None]:
+    ) -> Generator[Verdict, None, None]:
         yield self.run_alone(frame, tokens, draws, ())
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
@@ -232,15 +232,14 @@ class FirstRunner(FakeRunner):
         self.most = max(self.most, self.begun - self.finished)
         return frame
 
-    def finish(
-        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None
-    ) -> tuple[list[Sampled], Frame | None]:
+    def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         self.finished += 1
         results = [Sampled(100 + draw.position) for draw in draws]
-        unverified = len(behind.guesses) + 1 if behind else 0
-        if draws[0].ends(results[0].token) or not (behind.following if behind else chain):
-            return results, None
-        return results, self.begin(replace(frame, ops=(), unverified=unverified), ())
+        count, guess = len(following.guesses), following.next_guess
+        if draws[0].ends(results[0].token) or not (guess if count else following.chain):
+            return Verdict(results, right=min(1, count))
+        begun = self.begin(replace(frame, ops=(), unverified=count + 1 if count else 0), ())
+        return Verdict(results, min(1, count), begun, guess)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling
+from node.engine.runner import Verdict
 from node.ring.lane import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
@@ -36,7 +37,7 @@ def turn(scheduler: Scheduler) -> None:
     for slot in step.rows if step.samples else ():
         if not slot.gone and slot.session.accept(1).finish:
             scheduler.finish(slot.session, keep=False)
-    scheduler.landed(step, 0.01)
+    scheduler.landed(step, Verdict(), 0.01)
 
 
 def test_tokens_of_a_session_that_made_room_are_counted_when_they_are_computed_again() -> None:
@@ -90,7 +91,7 @@ def serve(seed: int, lengths: Callable[[random.Random], float], *, streams: int,
                 scheduler.finish(session, keep=False)
                 if len(ends) < 3 * streams:
                     ask()
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     assert not scheduler.running
     assert not scheduler.queued
     return Outcome([*ends], computed, scheduler.recomputed, sum(rows) / len(rows))
@@ -147,7 +148,7 @@ def run_step(scheduler: Scheduler, fake: FakeStages) -> Step:
             assert token == next_token(slot.session.tokens)
             if slot.session.accept(token).finish:
                 scheduler.finish(slot.session, keep=True)
-    scheduler.landed(step, 0.01)
+    scheduler.landed(step, Verdict(), 0.01)
     return step
 
 

@@ -14,8 +14,11 @@ import pytest
 
 from node.core.errors import Overloaded
 from node.core.evaluation import ChunkResult, EvaluateRequest, Score
-from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
+from node.core.rings import Fence
+from node.engine.runner import Verdict
+from node.engine.sampling import Sampled
 from node.ring.lane import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
@@ -269,45 +272,33 @@ class World:
         step, tokens = self.in_flight.popleft()
         if step.is_void:
             return
-        behind = self.scheduler.returned(step, len(self.in_flight))
+        following = self.scheduler.returned(step, len(self.in_flight))
         if step.evaluations:
             self.land_evaluations(step, tokens)
             return
-        drawn = list(zip(step.rows, tokens, strict=True))
-        go_on = step.samples and self.scheduler.can_chain(step)
-        go_on = go_on and not any(slot.session.ends_with(token) for slot, token in drawn)
-        right = behind and behind.guesses[0] == tokens[0]
-        if (go_on or right) and self.random.random() < 0.1:
+        count, guess = len(following.guesses), following.next_guess
+        goes_on = not any(slot.session.ends_with(token) for slot, token in zip(step.rows, tokens, strict=True))
+        right = count > 0 and following.guesses[0] == tokens[0]
+        begins = guess is not None if right else following.chain and goes_on
+        if (begins or right) and self.random.random() < 0.1:
             self.cancel()  # while the next step is being computed
-        for slot, token in zip(step.rows, tokens, strict=True):
-            if step.samples and not slot.gone:
-                session = slot.session
-                assert not session.finished
-                event = session.accept(token)
-                self.cached += event.cached_tokens
-                session.events.put_nowait(event)
-                if event.finish:
-                    self.scheduler.finish(session, keep=True)
-        next_guess = None
-        if behind and right and behind.following is not None:
-            next_guess = self.scheduler.add_guess(step, behind.following)
-        elif behind and go_on and not right:
-            self.fake.apply(Back(step.lane, len(behind.guesses)))
-        took_back = go_on and not right
-        self.scheduler.landed(step, self.random.choice([0.001, 0.01, 0.02, 1.0]), taken_back=took_back)
-        if next_guess:
-            self.in_flight.append((next_guess, self.fake.run(next_guess)))
-        elif go_on and not right:
-            next_step = replace(self.scheduler.chain(step), tokens=tuple((token,) for token in tokens))
+        if begins and not right and count:
+            self.fake.apply(Back(step.lane, count))
+        drawn = [Sampled(token) for token in tokens] if step.samples else []
+        frame = Frame("r", Fence(1, 1), 0) if begins else None
+        verdict = Verdict(drawn, int(right), frame, guess if begins and right else None)
+        next_step = self.scheduler.landed(step, verdict, self.random.choice([0.001, 0.01, 0.02, 1.0]))
+        assert (next_step is not None) == begins
+        if next_step:
+            next_step = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in tokens))
             self.in_flight.append((next_step, self.fake.run(next_step)))
 
     def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
-        for slot, evaluation, tokens in zip(step.rows, step.evaluations, followers, strict=True):
+        results = []
+        for evaluation, tokens in zip(step.evaluations, followers, strict=True):
             scores = [Score(float(token)) for token in tokens[: len(evaluation.request(len(tokens)).following)]]
-            if (done := evaluation.add(ChunkResult(len(tokens), scores))) and not slot.gone:
-                slot.session.events.put_nowait(done)
-                self.scheduler.finish(slot.session, keep=True)
-        self.scheduler.landed(step, 0.01)
+            results.append(ChunkResult(len(tokens), scores))
+        self.scheduler.landed(step, Verdict(results), 0.01)
 
     def cancel(self) -> None:
         running = [session for session in self.sessions if not session.finished]
@@ -395,6 +386,7 @@ def live(world: World) -> World:
             assert session in world.cancelled or scores == [next_token(prompt[:n]) for n in range(1, len(prompt))]
             continue
         tokens = [event.token for event in events]
+        world.cached += sum(event.cached_tokens for event in events)
         assert [event.position for event in events] == list(range(len(events)))
         if session in world.cancelled:
             assert tokens == expected(session.request)[: len(tokens)]
@@ -447,7 +439,7 @@ def turn(scheduler: Scheduler) -> Step:
     for slot in step.rows if step.samples else ():
         if slot.session.accept(1).finish:
             scheduler.finish(slot.session, keep=False)
-    scheduler.landed(step, 0.01)
+    scheduler.landed(step, Verdict(), 0.01)
     return step
 
 
@@ -512,9 +504,9 @@ def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
     for _ in range(3):
         step = scheduler.next()
         assert step
-        chained.append(scheduler.can_chain(step))
+        chained.append(scheduler.returned(step, 0).chain)
         step.rows[0].session.accept(1)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     assert chained == [True, True, False]
 
 
@@ -624,7 +616,7 @@ def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
         for slot in step.rows if step.samples else ():
             if slot.session.accept(1).finish:
                 scheduler.finish(slot.session, keep=True)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     scheduler.submit(second)
     step = scheduler.next()
@@ -645,7 +637,7 @@ def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
             event = session.accept(500 + session.generated) if step.samples else None
             if event and event.finish:
                 scheduler.finish(session, keep=True)
-            scheduler.landed(step, 0.01)
+            scheduler.landed(step, Verdict(), 0.01)
     assert first.earlier is None
     assert again.cached_tokens == 39
     assert again.earlier
@@ -664,7 +656,7 @@ def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
         for slot in step.rows if step.samples else ():
             if slot.session.accept(1).finish:
                 scheduler.finish(slot.session, keep=True)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     return [*ops, *scheduler.take_ops()]
 
 
@@ -690,7 +682,7 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
 
     third = Session(GenerateRequest("z", "m", (*first.tokens[:2500], 4, 4), 5, frozenset(), Sampling()))
     scheduler.submit(third)
-    scheduler.landed(step, 0.01)
+    scheduler.landed(step, Verdict(), 0.01)
     begun = scheduler.next()
     assert begun
     assert third.slot
@@ -700,7 +692,7 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
 
     for session in (second, third):
         scheduler.finish(session, keep=True)
-    scheduler.landed(begun, 0.01)
+    scheduler.landed(begun, Verdict(), 0.01)
     scheduler.take_ops()
     fourth = Session(GenerateRequest("y", "m", (*second.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     assert any(isinstance(op, Take) for op in finished(scheduler, fourth))
@@ -721,7 +713,7 @@ def test_the_prefixes_of_many_short_sessions_are_bounded() -> None:
             fake.apply(op)
         session.accept(fake.run(step)[0])
         scheduler.finish(session, keep=True)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     assert len(fake.prefixes) <= MAX_PREFIXES
 
 
@@ -775,7 +767,7 @@ def test_in_a_ring_prompts_share_short_steps() -> None:
         scheduler.submit(request(8, 1))
         (step,) = prompts_of(scheduler, 1)
         scheduler.finish(step.rows[0].session, keep=False)
-        scheduler.landed(step, 0.008 * 8)
+        scheduler.landed(step, Verdict(), 0.008 * 8)
         for number in range(16):
             scheduler.submit(request(8, 5, first=number * 10))
         steps = prompts_of(scheduler, len(together))
@@ -828,7 +820,7 @@ def test_prompts_that_share_a_prefix_run_together() -> None:
     assert step
     first.accept(1)
     scheduler.finish(first, keep=True)
-    scheduler.landed(step, 0.01)
+    scheduler.landed(step, Verdict(), 0.01)
     for number in range(3):
         prompt = (*system, *range(number, number + 5 + number))
         scheduler.submit(Session(GenerateRequest("x", "m", prompt, 5, frozenset(), Sampling())))
@@ -857,7 +849,7 @@ def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> No
         for slot, token in zip(step.rows, drawn, strict=True):
             if not slot.gone:
                 slot.session.accept(token)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     left = [session for number, session in enumerate(sessions) if number not in (1, 2)]
     while not all(session.finished for session in left):
         step = scheduler.next()
@@ -867,7 +859,7 @@ def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> No
         for slot, token in zip(step.rows, fake.run(step), strict=True):
             if not slot.gone and slot.session.accept(token).finish:
                 scheduler.finish(slot.session, keep=False)
-        scheduler.landed(step, 0.01)
+        scheduler.landed(step, Verdict(), 0.01)
     for session in left:
         assert session.tokens[len(session.request.prompt) :] == expected(session.request)
 
@@ -945,7 +937,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
         clock = max(clock, begun) + took
         if step.samples and slot.session.accept(1).finish:
             scheduler.finish(slot.session, keep=False)
-        scheduler.landed(step, clock - max(begun, landed))
+        scheduler.landed(step, Verdict(), clock - max(begun, landed))
         landed = clock
         if scheduler.running == 1 and not scheduler.queued and len(slot.session.tokens) == 10:
             scheduler.submit(request(8000, 1, first=100))
@@ -976,7 +968,7 @@ def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
         step = scheduler.next()
         assert step
         sizes.append(len(step.tokens[0]))
-        scheduler.landed(step, sizes[-1] * token_s)
+        scheduler.landed(step, Verdict(), sizes[-1] * token_s)
     assert sizes == [512, later, later]  # nothing is measured before the first
 
 
@@ -1008,7 +1000,7 @@ def first_token(
             for slot in step.rows if step.samples else ():
                 if slot.session.accept(1).finish:
                     scheduler.finish(slot.session, keep=False)
-            scheduler.landed(step, clock - max(begun, landed))
+            scheduler.landed(step, Verdict(), clock - max(begun, landed))
             landed = clock
             if step.evaluations and not step.rows[0].unsent:
                 scheduler.finish(step.rows[0].session, keep=False)
@@ -1041,7 +1033,7 @@ def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
         step = scheduler.next()
         assert step
         sizes.append(len(step.tokens[0]))
-        scheduler.landed(step, 60.0)
+        scheduler.landed(step, Verdict(), 60.0)
     assert sizes == [64] * 4
 
 

@@ -19,7 +19,7 @@ from node.core.generation import GenerateRequest, Sampling
 from node.core.models import KvCost, ModelSpec
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
-from node.engine.runner import Behind, Draw, StepFailed
+from node.engine.runner import Draw, Following, StepFailed, Verdict
 from node.engine.sampling import Sampled
 
 if TYPE_CHECKING:
@@ -336,19 +336,18 @@ class FakeRunner:
         hidden = Hidden(0, tuple(tuple(map(embed, row)) for row in tokens))
         return replace(frame, tensors=(self._stage.run(frame.lane, hidden, frame.lengths, frame.unverified),))
 
-    def finish(
-        self, frame: Frame, draws: Sequence[Draw], *, chain: bool, behind: Behind | None = None
-    ) -> tuple[list[Sampled], Frame | None]:
+    def finish(self, frame: Frame, draws: Sequence[Draw], following: Following) -> Verdict:
         drawn = self._draw(frame.tensors[0], draws)
         assert frame.lane is not None
-        if behind and drawn[0].token == behind.guesses[0]:
-            if behind.following is None:
-                return drawn, None
-            return drawn, self.begin(replace(frame, ops=(), unverified=len(behind.guesses) + 1), [[behind.following]])
-        if not chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
-            return drawn, None
-        ops = (Back(frame.lane, len(behind.guesses)),) if behind else ()
-        return drawn, self.begin(replace(frame, ops=ops, unverified=0), [[sampled.token] for sampled in drawn])
+        count, guess = len(following.guesses), following.next_guess
+        if count and drawn[0].token == following.guesses[0]:
+            if guess is None:
+                return Verdict(drawn, right=1)
+            return Verdict(drawn, 1, self.begin(replace(frame, ops=(), unverified=count + 1), [[guess]]), guess)
+        if not following.chain or any(draw.ends(sampled.token) for draw, sampled in zip(draws, drawn, strict=True)):
+            return Verdict(drawn)
+        next_frame = replace(frame, ops=(Back(frame.lane, count),) if count else (), unverified=0)
+        return Verdict(drawn, begun=self.begin(next_frame, [[sampled.token] for sampled in drawn]))
 
     def run_alone(
         self,
@@ -356,7 +355,10 @@ class FakeRunner:
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-    ) -> list[Sampled]:
+    ) -> Verdict:
+        return Verdict(self._run_alone(frame, tokens, draws))
+
+    def _run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
         assert frame.lane is not None
         self._stage.claim(frame.ring)
         self.apply(frame.ops)
@@ -372,17 +374,18 @@ class FakeRunner:
         draws: Sequence[Draw],
         steps: int,
         go_on: Callable[[], bool],
-    ) -> Generator[list[Sampled], None, None]:
+    ) -> Generator[Verdict, None, None]:
         """Any number of steps, as the time that they take is limited."""
         assert frame.lane is not None
-        drawn = self.run_alone(frame, tokens, draws, ())
+        drawn = self._run_alone(frame, tokens, draws)
         following, next_step = draws, replace(frame, ops=(), lengths=())
         for left in reversed(range(self._stage.process.world.rng.randint(1, steps))):
             sampled = [each.token for each in drawn]
             following = [replace(each, position=each.position + 1) for each in following]
             begun = self._step(next_step, [[token] for token in sampled], following)
-            yield drawn
-            if not left or any(map(lambda draw, token: draw.ends(token), draws, sampled)) or not go_on():
+            ends = not left or any(map(lambda draw, token: draw.ends(token), draws, sampled)) or not go_on()
+            yield Verdict(drawn, begun=None if ends else frame)
+            if ends:
                 self._stage.ahead[frame.lane] = Ahead(sampled, begun)
                 return
             drawn = begun
