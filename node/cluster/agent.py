@@ -52,7 +52,7 @@ class Agent:
         *,
         fail_after_s: float = FAIL_AFTER_S,
     ) -> None:
-        """`local_report`: returns this node's report without the agent's part, which is election, placement, links and peers.
+        """`local_report`: returns this node's report without the agent's part, which is election, placement, paths and peers.
 
         `save_term`: writes a term to disk; may raise OSError.
         """
@@ -367,7 +367,7 @@ class Agent:
             head=self.head,
             fence=self.placement.fence,
             draining=self.draining,
-            links=self._book.links(),
+            paths=self._book.paths_to_peers(),
             peers=tuple(hint for hint in hints if hint),
             lag_s=round(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
             disk_error=self._term_store.error,

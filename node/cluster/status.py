@@ -273,13 +273,13 @@ def _link(peer: PeerView, view: ClusterView) -> Json | None:
     for ring in view.placement.rings:
         if node not in ring.nodes or len(ring.nodes) == 1:
             continue
-        for link in peer.report.links:
-            if link.to == ring.after(node):
+        for path in peer.report.paths:
+            if path.to == ring.after(node):
                 return {
-                    "to": link.to,
-                    "interface": link.interface,
-                    "kind": link.kind,
-                    "rtt_ms": round(link.rtt_ms, 2),
-                    "bytes_per_second": round(link.bytes_per_s),
+                    "to": path.to,
+                    "interface": path.interface,
+                    "kind": path.kind,
+                    "rtt_ms": round(path.rtt_ms, 2),
+                    "bytes_per_second": round(path.bytes_per_s),
                 }
     return None

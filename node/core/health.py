@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from node.core.reports import Issue, Link, Severity, StageReport, StageState
+from node.core.reports import Issue, Path, Severity, StageReport, StageState
 from node.core.rings import Refusal
 from node.core.units import format_bytes
 from node.core.views import PRESENT, PROCESS_ENDED, ClusterView, NodeState, PeerView
@@ -131,13 +131,13 @@ def version_skew(versions: dict[str, list[str]]) -> Issue:
     return Issue(Code.VERSION_SKEW, Severity.INFO, f"The nodes run {len(versions)} versions: {each}.", hint)
 
 
-def slow_link(node: str, neighbour: str, link: Link) -> Issue:
-    if link.kind == "wi-fi":
-        path, hint = " over Wi-Fi", "Plug in Ethernet or Thunderbolt."
+def slow_link(node: str, neighbour: str, path: Path) -> Issue:
+    if path.kind == "wi-fi":
+        over, hint = " over Wi-Fi", "Plug in Ethernet or Thunderbolt."
     else:
-        path = f" over {link.kind or link.interface}" if link.kind or link.interface else ""
+        over = f" over {path.kind or path.interface}" if path.kind or path.interface else ""
         hint = "Check for a busy network, a VPN or a wireless bridge."
-    text = f"{node} reaches {neighbour}{path} in {link.rtt_ms:.1f} ms per token."
+    text = f"{node} reaches {neighbour}{over} in {path.rtt_ms:.1f} ms per token."
     return Issue(Code.SLOW_LINK, Severity.WARNING, text, hint)
 
 
@@ -260,9 +260,9 @@ def _layers(load: StageReport) -> str:
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
-def is_slow(link: Link) -> bool:
-    """Whether a link is slow. Loopback never is: if it seems slow, the machine is busy."""
-    return link.kind == "wi-fi" or (link.rtt_ms > SLOW_LINK_MS and link.kind != "loopback")
+def is_slow(path: Path) -> bool:
+    """Whether a path is slow. Loopback never is: if it seems slow, the machine is busy."""
+    return path.kind == "wi-fi" or (path.rtt_ms > SLOW_LINK_MS and path.kind != "loopback")
 
 
 def diagnose(view: ClusterView, *, is_open: bool = False, other_secret: Sequence[PeerView] = ()) -> tuple[Issue, ...]:
@@ -356,6 +356,6 @@ def _link_issues(view: ClusterView) -> Iterator[Issue]:
     for here, there in hops:
         if here not in peers or there not in peers:
             continue
-        link = next((link for link in peers[here].report.links if link.to == there), None)
-        if link is not None and is_slow(link):
-            yield replace(slow_link(peers[here].report.info.name, peers[there].report.info.name, link), node=here)
+        path = next((path for path in peers[here].report.paths if path.to == there), None)
+        if path is not None and is_slow(path):
+            yield replace(slow_link(peers[here].report.info.name, peers[there].report.info.name, path), node=here)

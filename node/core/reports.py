@@ -105,7 +105,7 @@ class NodeMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Path:
     """A node's path to another node: the address in use and its measured round trip."""
 
     to: str
@@ -160,7 +160,7 @@ class NodeReport:
     drafts: tuple[DraftChoice, ...] = ()
     min_stages: int = 1
     """Minimum number of nodes for each model, from --stages."""
-    links: tuple[Link, ...] = ()
+    paths: tuple[Path, ...] = ()
     peers: tuple[PeerHint, ...] = ()
     draining: bool = False
     """Whether it is drained, or about to leave: nothing new is placed on it."""

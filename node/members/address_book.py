@@ -13,7 +13,7 @@ from node.core.addresses import is_link_local_ipv6, is_local_address, join_host_
 from node.core.clock import now
 from node.core.limits import MAX_ADDRESSES, MAX_NODES
 from node.core.nodes import Address, Caller, PeerHint
-from node.core.reports import Link
+from node.core.reports import Path
 from node.core.signal import Signal
 from node.host.interfaces import Interface, has_interface_of
 from node.members.paths import Paths
@@ -166,8 +166,8 @@ class AddressBook:
         entry = self.entries.get(node)
         return entry is not None and caller.address in (*entry.hint.addresses, entry.caller)
 
-    def links(self) -> tuple[Link, ...]:
-        return self.paths.links(now())
+    def paths_to_peers(self) -> tuple[Path, ...]:
+        return self.paths.to_peers(now())
 
 
 def address_at(hint: PeerHint, address: str) -> Address:

@@ -1,10 +1,10 @@
-"""Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, links out."""
+"""Chooses the best address of each peer by bandwidth and round trip. Pure: probes in, paths out."""
 
 import math
 from dataclasses import dataclass, replace
 
 from node.core.addresses import is_self_assigned
-from node.core.reports import Link
+from node.core.reports import Path
 
 _SMOOTHING = 0.25
 """Weight of a new probe that took longer (moving average): one late answer hardly shows. A shorter one counts at once, as
@@ -37,8 +37,8 @@ _BANDWIDTH_LASTS_S = 1200.0
 
 
 @dataclass(slots=True)
-class _Path:
-    link: Link
+class _Probed:
+    path: Path
     seen: float
     failures: int = 0
     measured_at: float | None = None
@@ -52,12 +52,12 @@ class Paths:
         self, *, stale_after_s: float = 700.0
     ) -> None:  # two rounds of rare probes; after a sleep all are redone
         self._stale_after = stale_after_s
-        self._paths: dict[str, dict[str, _Path]] = {}
+        self._paths: dict[str, dict[str, _Probed]] = {}
         self._chosen: dict[str, str] = {}
-        self._links: tuple[Link, ...] = ()
+        self._reported: tuple[Path, ...] = ()
         """As last reported."""
-        self._links_until = -math.inf
-        """Time until which `_links` holds if nothing changes: it is asked for much more often than paths change."""
+        self._reported_until = -math.inf
+        """Time until which `_reported` holds if nothing changes: it is asked for much more often than paths change."""
 
     def observe(
         self, peer: str, address: str, rtt_ms: float, now: float, *, interface: str = "", kind: str = ""
@@ -66,23 +66,23 @@ class Paths:
         paths = self._paths.setdefault(peer, {})
         known = paths.get(address)
         if known and now - known.seen < self._stale_after:
-            rtt_ms = min(rtt_ms, known.link.rtt_ms + _SMOOTHING * (rtt_ms - known.link.rtt_ms))
-        self._links_until = -math.inf
-        paths[address] = _Path(Link(peer, address, rtt_ms, interface, kind), now)
-        if known and known.measured_at is not None and known.link.interface == interface:
+            rtt_ms = min(rtt_ms, known.path.rtt_ms + _SMOOTHING * (rtt_ms - known.path.rtt_ms))
+        self._reported_until = -math.inf
+        paths[address] = _Probed(Path(peer, address, rtt_ms, interface, kind), now)
+        if known and known.measured_at is not None and known.path.interface == interface:
             in_use = self._chosen.get(peer) == address
             if in_use or now - known.measured_at < _BANDWIDTH_LASTS_S:
-                self.observe_bandwidth(peer, address, known.link.bytes_per_s, known.measured_at)
+                self.observe_bandwidth(peer, address, known.path.bytes_per_s, known.measured_at)
 
     def observe_bandwidth(self, peer: str, address: str, bytes_per_s: float, at: float) -> None:
         """Record a measurement of bandwidth; 0 if it failed."""
-        if path := self._paths.get(peer, {}).get(address):
-            path.link, path.measured_at = replace(path.link, bytes_per_s=bytes_per_s), at
-            self._links_until = -math.inf
+        if probed := self._paths.get(peer, {}).get(address):
+            probed.path, probed.measured_at = replace(probed.path, bytes_per_s=bytes_per_s), at
+            self._reported_until = -math.inf
 
     def failed(self, peer: str, address: str) -> bool:
         """Record a lost probe. Returns whether the address now counts as unreachable."""
-        self._links_until = -math.inf
+        self._reported_until = -math.inf
         path = self._paths.get(peer, {}).get(address)
         if path:
             path.failures += 1
@@ -93,25 +93,25 @@ class Paths:
     def remove(self, peer: str, address: str) -> None:
         """Forget a path that is measured no more."""
         if self._paths.get(peer, {}).pop(address, None):
-            self._links_until = -math.inf
+            self._reported_until = -math.inf
 
     def forget(self, peer: str) -> None:
         """Forget a peer that is gone; when it is back, its addresses are measured anew."""
         self._paths.pop(peer, None)
         self._chosen.pop(peer, None)
-        self._links_until = -math.inf
+        self._reported_until = -math.inf
 
-    def best(self, peer: str, now: float) -> Link | None:
+    def best(self, peer: str, now: float) -> Path | None:
         """The best path to the peer with a recent probe; the one in use unless another is clearly better.
 
         The best one is the widest of those whose round trip is not much longer than the shortest; among equally wide
         ones, the quickest. Bandwidth is that of the path's kind until it is measured.
         """
-        fresh = {a: p.link for a, p in self._paths.get(peer, {}).items() if now - p.seen < self._stale_after}
+        fresh = {a: p.path for a, p in self._paths.get(peer, {}).items() if now - p.seen < self._stale_after}
         if not fresh:
             return None
-        limit_ms = _FAR * max(_SOFTWARE_MS, min(link.rtt_ms for link in fresh.values()))
-        best = _best([link for link in fresh.values() if link.rtt_ms <= limit_ms])
+        limit_ms = _FAR * max(_SOFTWARE_MS, min(path.rtt_ms for path in fresh.values()))
+        best = _best([path for path in fresh.values() if path.rtt_ms <= limit_ms])
         chosen = fresh.get(self._chosen.get(peer, ""), best)
         if chosen.rtt_ms > limit_ms / _GAIN or _is_better(best, chosen):
             chosen = best
@@ -126,42 +126,42 @@ class Paths:
         measured_at = self._paths[peer][best.address].measured_at
         return best.address if measured_at is None or now - measured_at >= BANDWIDTH_AGAIN_S else None
 
-    def links(self, now: float) -> tuple[Link, ...]:
+    def to_peers(self, now: float) -> tuple[Path, ...]:
         """The best path to each reachable peer, without noise; for this node's report."""
-        if now >= self._links_until:
-            before = {link.to: link for link in self._links}
+        if now >= self._reported_until:
+            before = {path.to: path for path in self._reported}
             found = (self.best(peer, now) for peer in sorted(self._paths))
-            self._links = tuple(_without_noise(link, before.get(link.to)) for link in found if link)
+            self._reported = tuple(_without_noise(path, before.get(path.to)) for path in found if path)
             seen = (path.seen for paths in self._paths.values() for path in paths.values())
             ends = (at + self._stale_after for at in seen if at + self._stale_after > now)
-            self._links_until = min(ends, default=math.inf)
-        return self._links
+            self._reported_until = min(ends, default=math.inf)
+        return self._reported
 
 
-def _without_noise(link: Link, before: Link | None) -> Link:
-    """The link, with the round trip of the one reported before if that has not changed."""
-    if before is None or before.address != link.address:
-        return link
-    least_ms = LONGER_MS if link.rtt_ms > before.rtt_ms else SHORTER_MS
-    noise = max(least_ms, NOISE * min(before.rtt_ms, link.rtt_ms))
-    return replace(link, rtt_ms=before.rtt_ms) if abs(link.rtt_ms - before.rtt_ms) <= noise else link
+def _without_noise(path: Path, before: Path | None) -> Path:
+    """The path, with the round trip of the one reported before if that has not changed."""
+    if before is None or before.address != path.address:
+        return path
+    least_ms = LONGER_MS if path.rtt_ms > before.rtt_ms else SHORTER_MS
+    noise = max(least_ms, NOISE * min(before.rtt_ms, path.rtt_ms))
+    return replace(path, rtt_ms=before.rtt_ms) if abs(path.rtt_ms - before.rtt_ms) <= noise else path
 
 
-def _bandwidth(link: Link) -> float:
-    return link.bytes_per_s or _TYPICAL.get(link.kind, _UNKNOWN)
+def _bandwidth(path: Path) -> float:
+    return path.bytes_per_s or _TYPICAL.get(path.kind, _UNKNOWN)
 
 
-def _best(links: list[Link]) -> Link:
-    widest = max(map(_bandwidth, links))
-    wide = [link for link in links if _bandwidth(link) * _WIDER > widest]
-    return min(wide, key=lambda link: (is_self_assigned(link.address), link.rtt_ms, link.address))
+def _best(paths: list[Path]) -> Path:
+    widest = max(map(_bandwidth, paths))
+    wide = [path for path in paths if _bandwidth(path) * _WIDER > widest]
+    return min(wide, key=lambda path: (is_self_assigned(path.address), path.rtt_ms, path.address))
 
 
-def _is_better(link: Link, chosen: Link) -> bool:
+def _is_better(path: Path, chosen: Path) -> bool:
     """Whether to leave the chosen path for another one."""
-    if _bandwidth(link) >= _bandwidth(chosen) * _WIDER:
+    if _bandwidth(path) >= _bandwidth(chosen) * _WIDER:
         return True
-    if _bandwidth(link) * _WIDER <= _bandwidth(chosen):
+    if _bandwidth(path) * _WIDER <= _bandwidth(chosen):
         return False
-    is_firm = is_self_assigned(chosen.address) and not is_self_assigned(link.address)
-    return is_firm or link.rtt_ms < chosen.rtt_ms * _GAIN
+    is_firm = is_self_assigned(chosen.address) and not is_self_assigned(path.address)
+    return is_firm or path.rtt_ms < chosen.rtt_ms * _GAIN

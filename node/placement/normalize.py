@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from node.core.nodes import Memory
-from node.core.reports import Link, NodeReport, StageState
+from node.core.reports import NodeReport, Path, StageState
 
 
 def normalize(nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:
@@ -23,7 +23,7 @@ def _normalize(node: NodeReport) -> NodeReport:
         ),
         models=node.models,
         min_stages=node.min_stages,
-        links=tuple(Link(link.to, "", link.rtt_ms) for link in node.links),
+        paths=tuple(Path(path.to, "", path.rtt_ms) for path in node.paths),
         draining=node.draining,
         idle=node.idle,
         speeds=node.speeds,

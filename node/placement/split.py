@@ -10,7 +10,7 @@ from node.core.reports import NodeReport
 from node.placement.footprint import Footprint
 
 UNMEASURED_MS = 5.0
-"""Assumed round trip of a link that was not measured yet: as slow as Wi-Fi, so that a measured cable is preferred."""
+"""Assumed round trip of a path that was not measured yet: as slow as Wi-Fi, so that a measured cable is preferred."""
 
 _MOST_NODES = 7
 """Up to this many nodes, all orders are tried, in at most some 50 ms. More are ordered by nearest neighbour."""
@@ -145,8 +145,8 @@ def _furthest(bounds: Sequence[int], costs: Footprint, begin: int, limit: int, *
 
 
 def _rtt(a: NodeReport, b: NodeReport) -> float:
-    measured = [link.rtt_ms for link in a.links if link.to == b.info.id]
-    measured = measured or [link.rtt_ms for link in b.links if link.to == a.info.id]
+    measured = [path.rtt_ms for path in a.paths if path.to == b.info.id]
+    measured = measured or [path.rtt_ms for path in b.paths if path.to == a.info.id]
     return min(measured, default=UNMEASURED_MS)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from node.core.reports import Link, NodeReport
+from node.core.reports import NodeReport, Path
 
 APART_S = 3.0
 """Grace period: a new node has not met all others yet. Lost peers are retried every 2 s, for 1 s each."""
@@ -27,8 +27,8 @@ class UnreachablePairs:
 
 
 def unreachable_pairs(nodes: Sequence[NodeReport]) -> list[tuple[NodeReport, NodeReport]]:
-    """Pairs of nodes whose link has an infinite round trip."""
-    lost = {(node.info.id, link.to) for node in nodes for link in node.links if math.isinf(link.rtt_ms)}
+    """Pairs of nodes whose path has an infinite round trip."""
+    lost = {(node.info.id, path.to) for node in nodes for path in node.paths if math.isinf(path.rtt_ms)}
     return [(a, b) for a, b in combinations(nodes, 2) if (a.info.id, b.info.id) in lost]
 
 
@@ -42,5 +42,5 @@ def _mark(node: NodeReport, lost: Iterable[Pair]) -> NodeReport:
     others = sorted(other for pair in lost if node.info.id in pair for other in pair - {node.info.id})
     if not others:
         return node
-    links = [link for link in node.links if link.to not in others]
-    return replace(node, links=(*links, *(Link(other, "", math.inf) for other in others)))
+    paths = [path for path in node.paths if path.to not in others]
+    return replace(node, paths=(*paths, *(Path(other, "", math.inf) for other in others)))

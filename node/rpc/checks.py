@@ -171,10 +171,10 @@ def _check_report(report: pb.NodeReport) -> None:
         _check_finite(ring.tokens_per_second)
         _check_below("counted tokens", COUNTER_LIMIT, ring.guesses, ring.right_guesses, ring.recomputed, ring.requests)
     _check_finite(report.lag_s, report.job_s)
-    _check_count("links", report.links, MAX_ITEMS)
-    for link in report.links:
-        _check_names(link.to, link.address, link.interface, link.kind)
-        _check_finite(link.rtt_ms, link.bytes_per_s)
+    _check_count("paths", report.paths, MAX_ITEMS)
+    for path in report.paths:
+        _check_names(path.to, path.address, path.interface, path.kind)
+        _check_finite(path.rtt_ms, path.bytes_per_s)
     _check_count("suspects", report.suspects, MAX_ITEMS)
     del report.suspects[MAX_NODES:]
     _check_names(*report.suspects)

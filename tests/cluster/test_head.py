@@ -48,7 +48,7 @@ class Specs:
 
 
 def head_and(specs, drafts=(), context=None) -> tuple[Head, Agent]:
-    nothing = SimpleNamespace(hint_of=lambda _: None, links=tuple, disconnect=lambda _: None)
+    nothing = SimpleNamespace(hint_of=lambda _: None, paths_to_peers=tuple, disconnect=lambda _: None)
     agent = Agent(
         INFO, 0, nothing, lambda: NodeReport(INFO, Memory(2 * SMALL, 2 * SMALL), drafts=tuple(drafts)), lambda _: None
     )

@@ -171,7 +171,7 @@ async def test_a_cable_is_forgotten_over_an_interface_that_has_another_name_now(
     known.interfaces = (ETHERNET, CABLES[1])
     known.add(hint)
     assert known.hint_of("peer").addresses == ("192.168.1.5", "fe80::9%en6")
-    assert known.links() == ()
+    assert known.paths_to_peers() == ()
     assert client.withdrawn == ["[fe80::9%en5]:7001"]
 
 
@@ -193,14 +193,14 @@ async def test_a_peer_given_with_its_zone_is_called_there(monkeypatch):
     async with running(known, (f"fe80::9%{zone}", 7001)):
         await until(lambda: known.hint_of("peer"))
         assert known.hint_of("peer").addresses == (f"fe80::9%{zone}", "192.168.1.5")
-        await until(lambda: known.address_of("peer").target == f"[fe80::9%{zone}]:7001" and known.links())
+        await until(lambda: known.address_of("peer").target == f"[fe80::9%{zone}]:7001" and known.paths_to_peers())
 
 
 async def test_an_advert_does_not_take_away_a_way_that_works():
     known = book(Client(["192.168.1.5:7001"]))
     known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known):
-        await until(known.links)
+        await until(known.paths_to_peers)
     known.add_advert(PeerHint("peer", ("192.168.1.66",), 6666))
     assert known.address_of("peer") == Address("192.168.1.5:7001", "peer")
     known.add_advert(PeerHint("peer", ("192.168.1.66",), 7001))
@@ -215,7 +215,7 @@ async def test_a_node_that_moved_is_called_there_once_it_has_told_so():
     known.add(PeerHint("peer", ("192.168.1.5",), 7001))
     moved = PeerHint("peer", ("192.168.1.6", "8.8.8.8"), 7001)
     async with running(known, own=own):
-        await until(known.links)
+        await until(known.paths_to_peers)
         assert not known.knows(moved)
         known.add(moved)
         assert known.knows(moved)
@@ -251,7 +251,7 @@ async def test_a_node_is_gone_when_its_port_is_closed_where_it_once_answered(ans
     known = book(client)
     known.add(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known, own=own):
-        await until(known.links if answered else lambda: client.called)
+        await until(known.paths_to_peers if answered else lambda: client.called)
         client.answers, client.refusing = [], refusing
         own.news.notify()
         gone_at = await asyncio.wait_for(told.get(), 5)
@@ -269,7 +269,7 @@ async def test_invented_nodes_make_room_for_others_and_not_for_those_that_answer
     known = book(Client(["192.168.1.5:7001"]))
     known.add_advert(PeerHint("peer", ("192.168.1.5",), 7001))
     async with running(known):
-        await until(known.links)
+        await until(known.paths_to_peers)
     for number in range(2 * MAX_NODES):
         known.add_advert(PeerHint(f"x{number}", ("192.168.1.66",), 7001))
     kept = [node for node in ("peer", *(f"x{number}" for number in range(2 * MAX_NODES))) if known.hint_of(node)]
@@ -340,15 +340,15 @@ async def test_a_node_that_is_hinted_at_again_is_kept_in_touch_with_once():
     hint = PeerHint("peer", ("192.168.1.5",), 7001)
     known.add(hint)
     async with running(known, own=own):
-        await until(known.links)
+        await until(known.paths_to_peers)
         first = contact_tasks()
         assert len(first) == 4
         for _ in range(3):
             known.forget("peer")
-            assert known.links() == ()
+            assert known.paths_to_peers() == ()
             known.add(hint)
             own.news.notify()  # some old tasks would see the new hint, and some would not
-            await until(known.links)
+            await until(known.paths_to_peers)
             await until(lambda: contact_tasks() == first)
         known.forget("peer")
         await until(lambda: not contact_tasks())
@@ -486,7 +486,7 @@ async def test_a_node_is_heard_over_another_way_before_the_best_one_is_given_up(
     known = book(client)
     known.add(PeerHint("peer", THREE, 7001))
     async with running(known, own=own):
-        await until(known.links)
+        await until(known.paths_to_peers)
         best = known.address_of("peer").target
         client.silent = {best, next(peer for peer in peers if peer != best)}
         heard.clear()
@@ -508,7 +508,7 @@ async def test_a_node_that_is_slow_everywhere_keeps_its_connections():
     known = book(client)
     known.add(PeerHint("peer", THREE, 7001))
     async with running(known, own=own):
-        await until(known.links)
+        await until(known.paths_to_peers)
         client.silent = set(peers)
         await until(lambda: len(client.timed_out) > 6)
     assert not client.dropped

@@ -83,7 +83,7 @@ async def test_each_path_in_use_is_measured_one_after_the_other_and_only_while_a
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         tasks = [group.create_task(probes.run(name)) for name in "ab"]
         await rounds()
-        assert len(book.links()) == 2
+        assert len(book.paths_to_peers()) == 2
         assert client.begun.empty(), "a request runs"
         nodes[:] = [report()]
         first = await client.begun.get()
@@ -95,6 +95,6 @@ async def test_each_path_in_use_is_measured_one_after_the_other_and_only_while_a
         await rounds()
         assert {first, second} == {"192.168.1.5:7001", "192.168.1.6:7001"}
         assert client.begun.empty(), "each is measured once, even if that fails"
-        assert sorted(link.bytes_per_s for link in book.links()) == [0.0, 8e7]
+        assert sorted(link.bytes_per_s for link in book.paths_to_peers()) == [0.0, 8e7]
         for task in tasks:
             task.cancel()

@@ -8,7 +8,7 @@ import pytest
 from node.cluster.rhythm import FEW, HEARTBEAT_S, RESTING_S, WATCHED_BY_TWO_S, interval_s, is_news, rest_s
 from node.core.models import Shard
 from node.core.nodes import Memory, NodeInfo, PeerHint
-from node.core.reports import Link, NodeReport, RingTraffic, StageReport, StageState
+from node.core.reports import NodeReport, Path, RingTraffic, StageReport, StageState
 
 
 def report(node: str, **more) -> NodeReport:
@@ -65,7 +65,7 @@ def test_of_a_pair_one_calls_first():
     [
         ({}, False),
         ({"lag_s": 1.0, "job_s": 2.0, "memory": Memory(2, 2, 1)}, False),
-        ({"links": (Link("b", "10.0.0.2", 1.0),)}, False),
+        ({"paths": (Path("b", "10.0.0.2", 1.0),)}, False),
         ({"traffic": (RingTraffic("r"),)}, True),
         ({"traffic": (RingTraffic("r", running=2),)}, True),
         ({"term": 3}, True),

@@ -1,26 +1,26 @@
 """The status JSON. Clients depend on `golden/status.json` beside the CLI's tests: change it with care."""
 
 import json
+import pathlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from node.cluster.status import build_status
 from node.core.models import KvCost, ModelSpec, Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import Download, Link, NodeReport, RingTraffic, StageReport, StageState
+from node.core.reports import Download, NodeReport, Path, RingTraffic, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.core.views import ClusterView, NodeState, PeerView
 
-GOLDEN = Path(__file__).parents[1] / "cli" / "golden" / "status.json"
+GOLDEN = pathlib.Path(__file__).parents[1] / "cli" / "golden" / "status.json"
 FETCHING, READY, LOADING, FAILED = StageState.FETCHING, StageState.READY, StageState.LOADING, StageState.FAILED
 
 
-def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), links=(), preload=(), addresses=("10.0.0.1",), seen=0.0):
+def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), paths=(), preload=(), addresses=("10.0.0.1",), seen=0.0):
     info = NodeInfo(f"id-{node}", 1, f"mini-{node}", "home", "0.1.0", 1, addresses, 50000, 52415, "Apple M4")
     report = NodeReport(
-        info, Memory(16 * 10**9, 12 * 10**9, 5 * 10**9), stages=loads, traffic=rings, links=links, preload=preload
+        info, Memory(16 * 10**9, 12 * 10**9, 5 * 10**9), stages=loads, traffic=rings, paths=paths, preload=preload
     )
     return PeerView(report, state, seen)
 
@@ -43,9 +43,9 @@ def home_view():
     model = "mlx-community/Qwen3-32B-4bit"
     spans = {"mini-1": (0, 22), "mini-2": (22, 44), "mini-3": (44, 64)}
     hops = {
-        "mini-1": Link("b2", "169.254.9.2", 0.31, "en5", "thunderbolt", 912680550.4),
-        "mini-2": Link("c3", "192.168.1.3", 8.1, "en1", "wi-fi", 31457280.0),
-        "mini-3": Link("a1", "192.168.1.1", 0.612, "en0", "ethernet", 117440512.0),
+        "mini-1": Path("b2", "169.254.9.2", 0.31, "en5", "thunderbolt", 912680550.4),
+        "mini-2": Path("c3", "192.168.1.3", 8.1, "en1", "wi-fi", 31457280.0),
+        "mini-3": Path("a1", "192.168.1.1", 0.612, "en0", "ethernet", 117440512.0),
     }
     used = {"mini-1": 98 * 2**30 // 10, "mini-2": 99 * 2**30 // 10, "mini-3": 62 * 2**30 // 10}
     peers = []
@@ -59,7 +59,7 @@ def home_view():
         loads = (replace(load, state=FETCHING, progress=0.58, download=download) if loading else load,)
         rings = (RingTraffic("r1", 2, 0, 21.41),) if at == 1 else ()
         memory = Memory(24 * 2**30, 16 * 2**30, used[name])
-        report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, links=(hops[name],))
+        report = NodeReport(info, memory, 7, "b2", Fence(7, 3), loads, rings, paths=(hops[name],))
         peers.append(PeerView(report, NodeState.ALIVE, 0.0 if at == 2 else 0.44))
     stranger = NodeInfo("d4", 1, "mini-4", "home", "0.2.0", 2, ("fd00::4",), 50004, 52415)
     peers.append(PeerView(NodeReport(stranger, Memory(0, 0)), NodeState.REFUSED, 1.0, "protocol 2, not 1"))
@@ -191,8 +191,8 @@ def test_nodes_come_in_ring_order_then_by_name():
 
 
 def test_link_is_to_the_next_of_the_ring_and_closes_it():
-    to1, to2 = (Link(f"id-{node}", "10.0.0.9", 0.456, "en0", "ethernet") for node in "12")
-    seen = nodes(view(peer("1", links=(to1, to2)), peer("2", links=(to1, to2)), peer("3", links=(to1,)), rings=TWO))
+    to1, to2 = (Path(f"id-{node}", "10.0.0.9", 0.456, "en0", "ethernet") for node in "12")
+    seen = nodes(view(peer("1", paths=(to1, to2)), peer("2", paths=(to1, to2)), peer("3", paths=(to1,)), rings=TWO))
     link = {"to": "id-2", "interface": "en0", "kind": "ethernet", "rtt_ms": 0.46, "bytes_per_second": 0}
     assert seen["mini-1"]["link"] == link
     assert seen["mini-2"]["link"]["to"] == "id-1"
@@ -200,7 +200,7 @@ def test_link_is_to_the_next_of_the_ring_and_closes_it():
 
 
 def test_a_ring_of_one_has_no_link():
-    assert nodes(view(peer("1", links=(Link("id-1", "", 1.0),)), rings=(ring("1"),)))["mini-1"]["link"] is None
+    assert nodes(view(peer("1", paths=(Path("id-1", "", 1.0),)), rings=(ring("1"),)))["mini-1"]["link"] is None
 
 
 def test_address_and_layers():

@@ -1,19 +1,19 @@
+import pathlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of, pool_full
 from node.core.models import Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import Download, Link, NodeReport, StageReport, StageState
+from node.core.reports import Download, NodeReport, Path, StageReport, StageState
 from node.core.rings import Placement, Refusal, Ring, StageSpec
 from node.core.views import PROCESS_ENDED, ClusterView, NodeState, PeerView
 
 
-def peer(name, state=NodeState.ALIVE, *, loads=(), links=(), version="0.1.0", seen=0.0, reason=""):
+def peer(name, state=NodeState.ALIVE, *, loads=(), paths=(), version="0.1.0", seen=0.0, reason=""):
     info = NodeInfo(f"id-{name}", 1, name, "home", version, 1, ("10.0.0.1",), 1, 2)
-    report = NodeReport(info, Memory(16, 12), stages=loads, links=links)
+    report = NodeReport(info, Memory(16, 12), stages=loads, paths=paths)
     return PeerView(report, state, seen, reason)
 
 
@@ -35,8 +35,8 @@ def only(issues):
 
 
 def test_a_healthy_cluster_has_no_issues():
-    fast = Link("id-b", "10.0.0.2", 0.4, "en0", "ethernet")
-    assert diagnose(view(peer("a", links=(fast,)), peer("b"), rings=(ring("a", "b"),))) == ()
+    fast = Path("id-b", "10.0.0.2", 0.4, "en0", "ethernet")
+    assert diagnose(view(peer("a", paths=(fast,)), peer("b"), rings=(ring("a", "b"),))) == ()
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_a_healthy_cluster_has_no_issues():
     ],
 )
 def test_what_counts_as_slow(kind, rtt, slow):
-    assert is_slow(Link("x", "", rtt, "", kind)) is slow
+    assert is_slow(Path("x", "", rtt, "", kind)) is slow
 
 
 def test_slow_links_are_told_of_the_hops_in_use_only():
-    wifi = Link("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
-    peers = (peer("a", links=(wifi,)), peer("b"), peer("c"))
+    wifi = Path("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
+    peers = (peer("a", paths=(wifi,)), peer("b"), peer("c"))
     issue = only(diagnose(view(*peers, rings=(ring("a", "b"),))))
     assert (issue.code, issue.severity) == (Code.SLOW_LINK, Severity.WARNING)
     assert issue.text == "a reaches b over Wi-Fi in 8.1 ms per token."
@@ -65,13 +65,13 @@ def test_slow_links_are_told_of_the_hops_in_use_only():
 
 
 def test_a_hop_of_two_rings_is_told_once():
-    wifi = Link("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
-    only(diagnose(view(peer("a", links=(wifi,)), peer("b"), rings=(ring("a", "b"), ring("a", "b")))))
+    wifi = Path("id-b", "10.0.0.2", 8.1, "en1", "wi-fi")
+    only(diagnose(view(peer("a", paths=(wifi,)), peer("b"), rings=(ring("a", "b"), ring("a", "b")))))
 
 
 def test_a_slow_wired_hop_names_its_path():
-    slow = Link("id-b", "10.0.0.2", 21.0, "utun3", "")
-    issue = only(diagnose(view(peer("a", links=(slow,)), peer("b"), rings=(ring("a", "b"),))))
+    slow = Path("id-b", "10.0.0.2", 21.0, "utun3", "")
+    issue = only(diagnose(view(peer("a", paths=(slow,)), peer("b"), rings=(ring("a", "b"),))))
     assert issue.text == "a reaches b over utun3 in 21.0 ms per token."
 
 
@@ -210,7 +210,7 @@ def test_a_gpu_that_has_failed(count: int, times: str) -> None:
 
 
 def test_every_code_is_provoked_in_a_test():
-    tests = "".join(path.read_text() for path in Path(__file__).parents[1].glob("*/test_*.py"))
+    tests = "".join(path.read_text() for path in pathlib.Path(__file__).parents[1].glob("*/test_*.py"))
     assert [code.name for code in Code if f"Code.{code.name}" not in tests] == []
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.reports import Link
+from node.core.reports import Path
 from node.members.paths import LONGER_MS, NOISE, SHORTER_MS, Paths
 
 
@@ -11,7 +11,7 @@ def test_the_quickest_address_is_used():
     assert paths.best("b", 0.0) is None
     paths.observe("b", "192.168.1.2", 8.0, 0.0, interface="en1", kind="wi-fi")
     paths.observe("b", "169.254.1.2", 0.3, 0.0, interface="bridge0", kind="thunderbolt")
-    assert paths.best("b", 1.0) == Link("b", "169.254.1.2", 0.3, "bridge0", "thunderbolt")
+    assert paths.best("b", 1.0) == Path("b", "169.254.1.2", 0.3, "bridge0", "thunderbolt")
 
 
 @pytest.mark.parametrize(("other", "address"), [(0.9, "first"), (0.81, "first"), (0.5, "other")])
@@ -30,10 +30,10 @@ def test_one_late_answer_changes_little_and_many_change_all():
     paths.observe("b", "cable", 1.0, 0.0)
     paths.observe("b", "wi-fi", 5.0, 0.0)
     paths.observe("b", "cable", 9.0, 0.0)
-    assert paths.links(0.0) == (Link("b", "cable", 3.0),)
+    assert paths.to_peers(0.0) == (Path("b", "cable", 3.0),)
     for _ in range(5):
         paths.observe("b", "cable", 50.0, 0.0)
-    assert paths.links(0.0) == (Link("b", "wi-fi", 5.0),)
+    assert paths.to_peers(0.0) == (Path("b", "wi-fi", 5.0),)
 
 
 def test_an_address_is_dropped_after_two_lost_probes_in_a_row():
@@ -54,7 +54,7 @@ def test_what_was_not_measured_for_long_counts_no_more():
     assert paths.best("b", 14.0)
     assert paths.best("b", 15.0) is None
     paths.observe("b", "x", 9.0, 20.0)
-    assert paths.links(20.0) == (Link("b", "x", 9.0),)
+    assert paths.to_peers(20.0) == (Path("b", "x", 9.0),)
 
 
 def test_a_peer_that_is_gone_is_forgotten():
@@ -62,7 +62,7 @@ def test_a_peer_that_is_gone_is_forgotten():
     paths.observe("b", "x", 1.0, 0.0)
     paths.observe("a", "y", 1.0, 0.0)
     paths.forget("b")
-    assert [link.to for link in paths.links(0.0)] == ["a"]
+    assert [link.to for link in paths.to_peers(0.0)] == ["a"]
 
 
 @given(st.lists(st.floats(0, 100), min_size=1))
@@ -70,7 +70,7 @@ def test_a_round_trip_is_reported_anew_if_it_changes(measured):
     paths, reported = Paths(stale_after_s=1.0), [measured[0]]
     for at, rtt_ms in enumerate(measured):
         paths.observe("b", "x", rtt_ms, 2.0 * at)  # the last one is stale, so that this one is not smoothed
-        (link,) = paths.links(2.0 * at)
+        (link,) = paths.to_peers(2.0 * at)
         least_ms = LONGER_MS if rtt_ms > reported[-1] else SHORTER_MS
         noise = max(least_ms, NOISE * min(reported[-1], rtt_ms))
         assert link.rtt_ms == (reported[-1] if abs(rtt_ms - reported[-1]) <= noise else rtt_ms)
@@ -80,20 +80,20 @@ def test_a_round_trip_is_reported_anew_if_it_changes(measured):
 def test_another_path_is_reported_as_it_is():
     paths = Paths()
     paths.observe("b", "x", 1.0, 0.0)
-    assert paths.links(0.0) == (Link("b", "x", 1.0),)
+    assert paths.to_peers(0.0) == (Path("b", "x", 1.0),)
     paths.failed("b", "x")
     paths.failed("b", "x")
     paths.observe("b", "y", 1.1, 0.0)
-    assert paths.links(0.0) == (Link("b", "y", 1.1),)
+    assert paths.to_peers(0.0) == (Path("b", "y", 1.1),)
 
 
 def test_a_shorter_round_trip_counts_at_once_and_a_longer_one_slowly():
     paths = Paths()
     paths.observe("b", "x", 8.0, 0.0)
     paths.observe("b", "x", 2.0, 1.0)
-    assert paths.links(1.0) == (Link("b", "x", 2.0),)
+    assert paths.to_peers(1.0) == (Path("b", "x", 2.0),)
     paths.observe("b", "x", 8.0, 2.0)
-    assert paths.links(2.0) == (Link("b", "x", 3.5),)
+    assert paths.to_peers(2.0) == (Path("b", "x", 3.5),)
 
 
 # --- kinds and bandwidth ----------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_cable_that_is_slower_than_another_kind_should_be_is_left_and_gets_ano
     assert used(paths, 1.0) == "ethernet"
     assert paths.unmeasured("b", 1.0) == "ethernet"
     paths.observe_bandwidth("b", "ethernet", 9e7, 1.0)
-    assert paths.links(2.0) == (Link("b", "ethernet", 0.6, "ethernet", "ethernet", 9e7),)
+    assert paths.to_peers(2.0) == (Path("b", "ethernet", 0.6, "ethernet", "ethernet", 9e7),)
     seen = 0.0
     while used(paths, seen) == "ethernet":
         seen += 10.0
@@ -204,7 +204,7 @@ def test_a_measurement_belongs_to_its_interface():
     paths = measured(("ethernet",))
     paths.observe_bandwidth("b", "ethernet", 5e7, 0.0)
     paths.observe("b", "ethernet", 0.6, 5.0, interface="en9", kind="wi-fi")
-    assert paths.links(5.0) == (Link("b", "ethernet", 0.6, "en9", "wi-fi"),)
+    assert paths.to_peers(5.0) == (Path("b", "ethernet", 0.6, "en9", "wi-fi"),)
     paths.observe_bandwidth("b", "gone", 5e7, 5.0)
 
 
@@ -212,7 +212,7 @@ def test_a_path_that_was_not_probed_for_long_is_no_link_any_more() -> None:
     paths = Paths(stale_after_s=15.0)
     paths.observe("b", "10.0.0.2", 1.0, now=0.0)
     paths.observe("c", "10.0.0.3", 1.0, now=10.0)
-    assert [[link.to for link in paths.links(now)] for now in (10.0, 14.9, 15.0, 24.9, 25.0)] == [
+    assert [[link.to for link in paths.to_peers(now)] for now in (10.0, 14.9, 15.0, 24.9, 25.0)] == [
         ["b", "c"],
         ["b", "c"],
         ["c"],
@@ -220,6 +220,6 @@ def test_a_path_that_was_not_probed_for_long_is_no_link_any_more() -> None:
         [],
     ]
     paths.observe("b", "10.0.0.2", 1.0, now=25.0)
-    assert [link.to for link in paths.links(25.0)] == ["b"]
+    assert [link.to for link in paths.to_peers(25.0)] == ["b"]
     paths.forget("b")
-    assert paths.links(25.0) == ()
+    assert paths.to_peers(25.0) == ()

@@ -62,7 +62,9 @@ def clock(monkeypatch):
 
 
 def agent_on(disk: Disk, term: int = 0) -> Agent:
-    nothing = SimpleNamespace(hint_of=lambda _: None, add=lambda _: None, links=tuple, disconnect=lambda _: None)
+    nothing = SimpleNamespace(
+        hint_of=lambda _: None, add=lambda _: None, paths_to_peers=tuple, disconnect=lambda _: None
+    )
     return Agent(INFO, term, nothing, lambda: NodeReport(INFO, Memory(100, 100)), disk.write)
 
 

@@ -52,7 +52,7 @@ def test_a_node_that_does_not_know_yet_that_its_ring_is_gone_has_the_layers():
     nodes = holding(linked(CABLE, "a", "b"), *before.rings)
     load = StageReport(before.rings[0].id, nodes[1].idle[0], StageState.READY, 1.0)
     nodes = [nodes[0], dataclasses.replace(nodes[1], idle=(), stages=(load,))]
-    nodes = [dataclasses.replace(each, links=()) for each in nodes[::-1]]
+    nodes = [dataclasses.replace(each, paths=()) for each in nodes[::-1]]
     assert shape(again([model()], nodes, Placement()).rings[0]) == shape(before.rings[0])
 
 
@@ -122,8 +122,8 @@ def test_a_ring_that_was_refused_for_a_while_is_back_as_it_was(spec, nodes, meas
     lost = rng.choice(first.rings[0].stages).node
     without = again([spec], [each for each in nodes if each.info.id != lost], first, min_stages=min_stages)
     assume(without.refused)
-    links = {each.info.id: each.links for each in measured}
-    present = [dataclasses.replace(each, links=links.get(each.info.id, ())) for each in holding(nodes, *first.rings)]
+    paths = {each.info.id: each.paths for each in measured}
+    present = [dataclasses.replace(each, paths=paths.get(each.info.id, ())) for each in holding(nodes, *first.rings)]
     back = again([spec], rng.sample(present, len(present)), without, min_stages=min_stages)
     check_rings(back, [spec], nodes)
     assert shape(back.rings[0]) == shape(first.rings[0])

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from node.core.models import Shard
 from node.core.nodes import Memory, PeerHint
-from node.core.reports import Link, RingTraffic, StageReport, StageState
+from node.core.reports import Path, RingTraffic, StageReport, StageState
 from node.core.rings import Fence
 from node.placement.normalize import normalize
 from node.placement.place import place
@@ -12,13 +12,13 @@ from tests.placement.test_placement import clusters, node, specs
 
 
 def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
-    still = node("a", 8, links=[("b", 1.0)])
+    still = node("a", 8, paths=[("b", 1.0)])
     busy = replace(
         still,
         memory=Memory(still.memory.total, still.memory.usable, 5),
         stages=(StageReport("r", Shard("m", 0, 2), StageState.LOADING, 0.7),),
         traffic=(RingTraffic("r", 3, 1, 20.0),),
-        links=(Link("b", "10.0.0.9", 1.0, "en0", "wi-fi"),),
+        paths=(Path("b", "10.0.0.9", 1.0, "en0", "wi-fi"),),
         peers=(PeerHint("b", (), 1),),
         term=7,
         head="b",
@@ -36,7 +36,7 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
         {"models": ("m",)},
         {"min_stages": 2},
         {"draining": True},
-        {"links": ()},
+        {"paths": ()},
     ):
         assert normalize([replace(still, **change)]) != normalize([busy])
 

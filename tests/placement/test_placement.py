@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.core.models import HeldModel, KvCost, ModelSpec, Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import Link, NodeReport
+from node.core.reports import NodeReport, Path
 from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.core.units import format_bytes
 from node.placement.footprint import STAGE_RESERVE, Footprint, footprint, stage_bytes
@@ -22,10 +22,10 @@ GB, MB = 2**30, 2**20
 FENCE = Fence(3, 4)
 
 
-def node(name: str, usable: int, *, links: Sequence[tuple[str, float]] = (), models: Sequence[str] = ()) -> NodeReport:
+def node(name: str, usable: int, *, paths: Sequence[tuple[str, float]] = (), models: Sequence[str] = ()) -> NodeReport:
     info = NodeInfo(name, 1, f"mini-{name}", "home", "1", 1, (), 1, 2)
-    found = tuple(Link(to, "10.0.0.1", rtt) for to, rtt in links)
-    return NodeReport(info, Memory(2 * usable, usable), links=found, models=tuple(map(HeldModel, models)))
+    found = tuple(Path(to, "10.0.0.1", rtt) for to, rtt in paths)
+    return NodeReport(info, Memory(2 * usable, usable), paths=found, models=tuple(map(HeldModel, models)))
 
 
 def model(
@@ -212,9 +212,9 @@ def test_a_node_that_has_the_files_is_taken_first():
 
 def test_the_quickest_links_decide_which_nodes_share_a_model():
     nodes = [
-        node("a", 5 * GB, links=[("b", 8.0), ("c", 0.3)]),
-        node("b", 5 * GB, links=[("a", 8.0), ("c", 8.0)]),
-        node("c", 5 * GB, links=[("a", 0.3), ("b", 8.0)]),
+        node("a", 5 * GB, paths=[("b", 8.0), ("c", 0.3)]),
+        node("b", 5 * GB, paths=[("a", 8.0), ("c", 8.0)]),
+        node("c", 5 * GB, paths=[("a", 0.3), ("b", 8.0)]),
     ]
     assert {s.node for s in only([model()], nodes).stages} == {"a", "c"}
 
@@ -222,18 +222,18 @@ def test_the_quickest_links_decide_which_nodes_share_a_model():
 def test_a_ring_of_four_follows_the_cables():
     cables = ["ac", "cb", "bd", "da"]
 
-    def links(n: str) -> list[tuple[str, float]]:
+    def paths(n: str) -> list[tuple[str, float]]:
         return [(m, 0.5 if n + m in cables or m + n in cables else 9.0) for m in "abcd" if m != n]
 
-    ring = only([model()], [node(n, 16 * GB, links=links(n)) for n in "abcd"], min_stages=4)
+    ring = only([model()], [node(n, 16 * GB, paths=paths(n)) for n in "abcd"], min_stages=4)
     around = "".join(s.node for s in ring.stages)
     assert around in {"acbd", "adbc"}
 
 
 def test_noise_of_measuring_does_not_decide_who_drives():
     nodes = [
-        node("a", 5 * GB, links=[("b", 0.31)]),
-        node("b", 5 * GB, links=[("a", 0.29), ("c", 0.2)]),
+        node("a", 5 * GB, paths=[("b", 0.31)]),
+        node("b", 5 * GB, paths=[("a", 0.29), ("c", 0.2)]),
         node("c", 5 * GB),
     ]
     assert latency(tuple(nodes[:2])) == latency((nodes[1], nodes[0])) == 0.5
@@ -241,7 +241,7 @@ def test_noise_of_measuring_does_not_decide_who_drives():
 
 
 def test_many_nodes_are_ordered_quickly():
-    nodes = [node(f"n{i:02}", 4 * GB, links=[(f"n{(i + 1) % 12:02}", 0.2)]) for i in range(12)]
+    nodes = [node(f"n{i:02}", 4 * GB, paths=[(f"n{(i + 1) % 12:02}", 0.2)]) for i in range(12)]
     names = [n.info.id for n in nodes]
     costs, free, pace = footprint(model(), 8192, 1), dict.fromkeys(names, 4 * GB), dict.fromkeys(names, 1e-8)
     orders = best_orders(model(), costs, nodes, 12, free, pace)
@@ -276,14 +276,14 @@ def test_a_ring_that_stands_is_kept_as_it_is():
 def test_a_ring_is_kept_when_a_node_joins_that_gives_no_better_kind():
     nodes = [node("a", 6 * GB), node("b", 6 * GB)]
     first = placed([model()], nodes)
-    assert again([model()], [*nodes, node("c", 6 * GB, links=[("a", 0.1), ("b", 0.1)])], first).rings == first.rings
+    assert again([model()], [*nodes, node("c", 6 * GB, paths=[("a", 0.1), ("b", 0.1)])], first).rings == first.rings
 
 
 WIFI, CABLE = 20.0, 0.3
 
 
 def linked(rtt: float, *names: str, room: int = 6 * GB) -> list[NodeReport]:
-    return [node(n, room, links=[(m, rtt) for m in names if m != n]) for n in names]
+    return [node(n, room, paths=[(m, rtt) for m in names if m != n]) for n in names]
 
 
 def test_a_ring_moves_to_nodes_where_a_token_takes_much_less_time():
@@ -570,8 +570,8 @@ def clusters(draw: st.DrawFn) -> list[NodeReport]:
     rtt = st.one_of(st.none(), st.floats(0.1, 20))
     nodes = []
     for n in names:
-        links = [(m, r) for m in names if m != n and (r := draw(rtt)) is not None]
-        nodes.append(node(n, draw(st.integers(0, 1500)) * MB, links=links, models=draw(st.sampled_from([(), ("m",)]))))
+        paths = [(m, r) for m in names if m != n and (r := draw(rtt)) is not None]
+        nodes.append(node(n, draw(st.integers(0, 1500)) * MB, paths=paths, models=draw(st.sampled_from([(), ("m",)]))))
     return nodes
 
 

@@ -36,7 +36,7 @@ def layers(ring_stages: Sequence[tuple[str, int, int]]) -> dict[str, int]:
 
 
 def test_a_wire_is_slow_against_the_time_of_a_stage() -> None:
-    ring = [node("a", GB, links=[("b", 6.0)]), node("b", GB, links=[("a", 6.0)])]
+    ring = [node("a", GB, paths=[("b", 6.0)]), node("b", GB, paths=[("a", 6.0)])]
     assert [is_slow_wire(ring, stage_ms) for stage_ms in (3.0, 5.0, 7.0)] == [True, True, False]
 
 
@@ -169,9 +169,9 @@ def test_no_cut_by_hand_is_better(spec, data):
 def unequal_macs(draw: st.DrawFn, rooms: Sequence[int] = (64 * GB,)) -> list[NodeReport]:
     """Two to four real chips, on cables."""
     names = "abcd"[: draw(st.integers(2, 4))]
-    links = {n: [(m, draw(st.sampled_from([0.3, 0.5, 0.9]))) for m in names if m != n] for n in names}
+    paths = {n: [(m, draw(st.sampled_from([0.3, 0.5, 0.9]))) for m in names if m != n] for n in names}
     chips = st.sampled_from(sorted(GB_PER_S))
-    return [mac(n, draw(chips), draw(st.sampled_from(rooms)), links=links[n]) for n in names]
+    return [mac(n, draw(chips), draw(st.sampled_from(rooms)), paths=paths[n]) for n in names]
 
 
 def best_by_hand(spec: ModelSpec, nodes: Sequence[NodeReport], ring: Ring) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from node.core.models import KvCost, ModelSpec
 from node.core.nodes import Memory, NodeInfo, PeerHint
-from node.core.reports import Link, NodeReport
+from node.core.reports import NodeReport, Path
 from node.core.rings import Fence, Placement
 from node.placement.place import place
 from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
@@ -17,9 +17,9 @@ SPEC = ModelSpec("m", (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)
 
 def node(name: str, hears: str, usable: int = 500 * MB) -> NodeReport:
     info = NodeInfo(name, 1, name, "home", "1", 1, (), 1, 2)
-    links = tuple(Link(other, "10.0.0.1", 1.0) for other in hears)
+    paths = tuple(Path(other, "10.0.0.1", 1.0) for other in hears)
     peers = tuple(PeerHint(other, ("10.0.0.1",), 1) for other in hears)
-    return NodeReport(info, Memory(usable, usable), links=links, peers=peers)
+    return NodeReport(info, Memory(usable, usable), paths=paths, peers=peers)
 
 
 WHOLE = (node("a", "bc"), node("b", "ac"), node("c", "ab"))
@@ -36,7 +36,7 @@ def test_who_has_not_heard_the_other_for_a_while_has_lost_it() -> None:
     assert not lost(pairs.mark(BROKEN, 10.0 + APART_S / 2))
     marked = pairs.mark(BROKEN, 10.0 + APART_S)
     assert lost(marked) == {"bc"}
-    assert [(link.to, link.rtt_ms) for link in marked[1].links] == [("a", 1.0), ("c", math.inf)]
+    assert [(link.to, link.rtt_ms) for link in marked[1].paths] == [("a", 1.0), ("c", math.inf)]
     assert marked[0] == BROKEN[0]
 
 
