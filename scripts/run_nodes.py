@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 
 from node.cli.client import Api, StatusFailed
 from node.cli.terminal import LogPace, printable
 from node.cli.wait import ABSENT, reasons
-from node.core.usage import Parser
+from node.core.usage import run
 from node.host.api_keys import read_keys
 from node.host.ports import is_served
 
@@ -31,6 +32,7 @@ BIN = Path(sys.executable).parent
 API_PORT = 52415
 MODEL = "pippin-demo"
 POLL_S = 0.2
+OTHERS_PASS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]}
 OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER", "PIPPIN_OLLAMA_PORT")
 """Variables that several nodes of one machine cannot share, like what the user's configuration file says of one node."""
 
@@ -47,32 +49,34 @@ class Started:
         return self.process.poll() is None
 
 
-def main() -> int:
-    parser = Parser(prog="scripts/run", description=__doc__, epilog="Other options go to `node`.")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
-    parser.add_argument("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
-    parser.add_argument("--host", metavar="ADDR", help="of the nodes (default: all addresses, of several: 127.0.0.1)")
-    parser.add_argument("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node; 0: any")
-    parser.add_argument("--api-key-file", metavar="FILE", help="file of accepted API keys, one per line")
-    options, rest = parser.parse_known_args()
-    if options.nodes < 1:
-        parser.error(f"--nodes {options.nodes}: at least one node is started")
+@click.command("scripts/run", epilog="Other options go to `node`.", context_settings=OTHERS_PASS, help=__doc__)
+@click.option("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
+@click.option("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
+@click.option("--host", metavar="ADDR", help="of the nodes (default: all addresses, of several: 127.0.0.1)")
+@click.option("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node; 0: any")
+@click.option("--api-key-file", metavar="FILE", help="file of accepted API keys, one per line")
+@click.pass_context
+def main(
+    context: click.Context, /, nodes: int, stages: int | None, host: str | None, api_port: int, api_key_file: str | None
+) -> int:
+    if nodes < 1:
+        raise click.UsageError(f"--nodes {nodes}: at least one node is started")
     try:
-        key = read_keys(Path(options.api_key_file))[0] if options.api_key_file else ""
+        key = read_keys(Path(api_key_file))[0] if api_key_file else ""
     except (OSError, ValueError) as error:
-        parser.error(f"--api-key-file: {error}")
-    stages = min(options.stages or options.nodes, options.nodes)
-    host = options.host or ("127.0.0.1" if options.nodes > 1 else "")
-    port = options.api_port or free_port()
+        raise click.UsageError(f"--api-key-file: {error}") from error
+    shared = min(stages or nodes, nodes)
+    host = host or ("127.0.0.1" if nodes > 1 else "")
+    port = api_port or free_port()
     if is_served(host or "0.0.0.0", port):
         print(f"API port {port} is taken. Is a node running? Choose another port with --api-port.", file=sys.stderr)
         return 1
-    guard = ["--api-key-file", options.api_key_file] if key else []
-    common = [*(["--host", host] if host else []), *guard, *rest]
+    guard = ["--api-key-file", str(api_key_file)] if key else []
+    common = [*(["--host", host] if host else []), *guard, *context.args]
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         stopping = Stopping()
-        stopping.pass_on_to(start(options.nodes, stages, port, common, Path(directory)))
-        follow(stopping, Api("http", host or "127.0.0.1", port, key), stages, guard)
+        stopping.pass_on_to(start(nodes, shared, port, common, Path(directory)))
+        follow(stopping, Api("http", host or "127.0.0.1", port, key), shared, guard)
         return 130 if stopping.killed else max(abs(node.process.wait()) for node in stopping.nodes)
 
 
@@ -262,4 +266,4 @@ def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

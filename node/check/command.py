@@ -4,35 +4,47 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
+
+import click
 
 from node import __version__
 from node.check import parts, sizes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
-from node.core.usage import Parser
+from node.core.usage import Command
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Check this machine and write the report. Returns the exit code: 1 if something is not as expected."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+@click.command("node --check", cls=Command)
+@click.option("--quick", is_flag=True, help="small models and few tokens, on 127.0.0.1: a minute")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=Path,
+    default=Path("pippin-check.txt"),
+    help="file to write (default: pippin-check.txt)",
+)
+def main(quick: bool, out: Path) -> int:
+    """Prove and measure what depends on this machine, in about a quarter of an hour: split models, speed and memory on its
+    device, two nodes, its network. Writes a report to attach to an issue. On a Mac save your work before: its last part is a
+    load under which some Macs have restarted.
+    """
     try:
-        file = options.out.open("w", encoding="utf-8")
+        file = out.open("w", encoding="utf-8")
     except OSError as error:
-        parser.error(f"{options.out} can't be written: {error.strerror}")
+        raise click.UsageError(f"{out} can't be written: {error.strerror}") from error
     with file, tempfile.TemporaryDirectory(prefix="pippin-check-") as folder:
         report = Report(lambda text: _say(text, file))
         try:
-            _whole(report, Path(folder), quick=options.quick)
+            _whole(report, Path(folder), quick=quick)
         except KeyboardInterrupt:
             report.section("It was stopped here.")
             raise
         finally:
-            print(f"\nThis is in {options.out}: read it, and attach it to an issue of this repository.")
+            print(f"\nThis is in {out}: read it, and attach it to an issue of this repository.")
     return 1 if report.bad else 0
 
 
@@ -88,16 +100,3 @@ def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
         report.add(Line(what, str(error), "they work", good=False))
         return False
     return True
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="node --check",
-        description="Prove and measure what depends on this machine, in about a quarter of an hour: split models, speed "
-        "and memory on its device, two nodes, its network. Writes a report to attach to an issue. On a Mac save your work "
-        "before: its last part is a load under which some Macs have restarted.",
-    )
-    parser.add_argument("--quick", action="store_true", help="small models and few tokens, on 127.0.0.1: a minute")
-    out = "file to write (default: %(default)s)"
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("pippin-check.txt"), help=out)
-    return parser

@@ -10,7 +10,6 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from node.core.addresses import join_host_port
 from node.host.local_network import local_network_hint
@@ -77,35 +76,6 @@ class Api(NamedTuple):
                 "Install the same version on both."
             )
         return status
-
-    def set_draining(self, node: str, *, draining: bool) -> str:
-        """Drain a node (move its work away), or take it into use again. Returns its id.
-
-        Raises NoNode, StatusFailed, Refused.
-        """
-        path = f"/cluster/nodes/{quote(node, safe='')}/{'drain' if draining else 'undrain'}"
-        return str(self.ask("POST", path)["node"])
-
-    def models(self) -> Json:
-        """The models of the cluster. Raises NoNode, StatusFailed, Refused."""
-        return self.ask("GET", "/cluster/models")
-
-    def pull(self, model: str) -> Generator[Json | str, None, None]:
-        """Have this node fetch a model; yields the progress, or comments. Closing it ends the fetch."""
-        return self.events(f"/cluster/models/{quote(model, safe='')}/pull", {})
-
-    def remove(self, model: str) -> Json:
-        """Have this node delete the files of a model. Raises NoNode, StatusFailed, Refused."""
-        return self.ask("DELETE", f"/cluster/models/{quote(model, safe='')}")
-
-    def load(self, model: str, options: Json) -> str:
-        """Have a model loaded for good. Returns its id, once it has a place. Raises NoNode, StatusFailed, Refused."""
-        path = f"/cluster/models/{quote(model, safe='')}/load"
-        return str(self.ask("POST", path, options, PLACE_TIMEOUT_S)["model"])
-
-    def unload(self, model: str) -> str:
-        """Have a model unloaded. Returns its id. Raises NoNode, StatusFailed, Refused."""
-        return str(self.ask("POST", f"/cluster/models/{quote(model, safe='')}/unload")["model"])
 
     def ask(self, method: str, path: str, body: Json | None = None, timeout: float = DECIDE_TIMEOUT_S) -> Json:
         """The object that a node answers with. Raises NoNode, StatusFailed, Refused."""

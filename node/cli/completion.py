@@ -1,7 +1,8 @@
 """Shell completion: what may come next on the command line, with the model ids and node names of the cluster."""
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+
+import click
 
 from node.cli.client import Api, StatusFailed
 from node.cli.table import node_names
@@ -35,44 +36,26 @@ complete -c cluster -f -a '(cluster complete -- (commandline -opc)[2..] (command
 """Each is to be evaluated by its shell."""
 
 
-def candidates(commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str], api: Api) -> list[str]:
-    """The words that the last one of `words` may become. `commands`: by name. `words`: after `cluster`."""
+def candidates(command: click.Group, words: Sequence[str]) -> list[str]:
+    """The words that the last one of `words` may become. `words`: after the program's name."""
+    from click.shell_completion import ShellComplete  # noqa: PLC0415 - no other command needs it
+
     *before, current = words or [""]
-    if not before:
-        found = list(commands)
-    elif before[0] not in commands:
-        found = []
-    else:
-        found = _of_command(commands[before[0]], before[1:], current, api)
-    return [word for word in found if word.startswith(current) and is_plain(word)]
+    if before and before[0] not in command.commands:
+        return []  # click would offer commands
+    found = ShellComplete(command, {}, str(command.name), "").get_completions(before, current)
+    return [item.value for item in found if is_plain(item.value)]
 
 
-def _of_command(command: argparse.ArgumentParser, before: Sequence[str], current: str, api: Api) -> list[str]:
-    actions = command._actions  # noqa: SLF001 - argparse has no public name for it
-    options = {name: action for action in actions for name in action.option_strings}
-    if current.startswith("-"):
-        return list(options)
-    if before and before[-1] in options and options[before[-1]].nargs != 0:
-        return _values(options[before[-1]], api)
-    given = [
-        word
-        for place, word in enumerate(before)
-        if word not in options
-        and not (place and before[place - 1] in options and options[before[place - 1]].nargs != 0)
-    ]
-    arguments = [action for action in actions if not action.option_strings]
-    return _values(arguments[len(given)], api) if len(given) < len(arguments) else []
+def _completer(names: Callable[[Api], list[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        try:
+            found = names(context.params["api"]._replace(key=context.params["key"] or ""))
+        except (StatusFailed, AttributeError):  # no node, or no address: no names
+            return []
+        return [name for name in found if name.startswith(begun)]
 
-
-def _values(action: argparse.Action, api: Api) -> list[str]:
-    if action.choices:
-        return [str(choice) for choice in action.choices]
-    sources: dict[object, Callable[[Api], list[str]]] = {"MODEL": _models, "NODE": _nodes}
-    kind = "MODEL" if action.dest == "model" else action.metavar
-    try:
-        return sources[kind](api) if kind in sources else []
-    except StatusFailed:  # no node, no names
-        return []
+    return complete
 
 
 def _models(api: Api) -> list[str]:
@@ -83,3 +66,6 @@ def _models(api: Api) -> list[str]:
 
 def _nodes(api: Api) -> list[str]:
     return list(node_names(api.status(TIMEOUT_S)["nodes"]).values())
+
+
+models, nodes = _completer(_models), _completer(_nodes)

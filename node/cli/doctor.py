@@ -1,6 +1,5 @@
 """`cluster doctor`: the findings of the cluster, and those of the terminal in which it runs."""
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -15,15 +14,15 @@ from node.host.examination import examine_terminal
 EXIT_WELL, EXIT_NO_NODE, EXIT_ILL = 0, 3, 4
 
 
-def run(args: argparse.Namespace) -> int:
-    """Without a node, tell the findings of the terminal all the same."""
-    found = [] if args.node else [asdict(issue) for issue in examine_terminal(Path(sys.executable).parent)]
+def examine(api: Api, node: str, *, as_json: bool) -> int:
+    """`node`: only findings about this one; empty: all. Without a node at `api`, those of the terminal all the same."""
+    found = [] if node else [asdict(issue) for issue in examine_terminal(Path(sys.executable).parent)]
     missing = ""
     try:
-        found = _of_cluster(args.api, args.node) + found
+        found = _of_cluster(api, node) + found
     except NoNode as error:
         missing = str(error)
-    print(json.dumps({"warnings": found}, indent=2) if args.json else _text(found))
+    print(json.dumps({"warnings": found}, indent=2) if as_json else _text(found))
     if missing:
         print(f"cluster: {missing}", file=sys.stderr)
         return EXIT_NO_NODE

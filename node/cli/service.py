@@ -1,6 +1,5 @@
 """`cluster service`: has this machine's system start a node at boot. It asks no node over HTTP."""
 
-import argparse
 import getpass
 import os
 import platform
@@ -29,20 +28,29 @@ class ServiceFailed(PippinError):
     code = "service_failed"
 
 
-def run(args: argparse.Namespace) -> int:
+def act(action: str, **options: Any) -> int:
+    """Do what a command of `cluster service` says. Returns the exit code."""
     try:
-        return _run(args, _manager())
+        return _act(_manager(), action, **options)
     except PippinError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return EXIT_ERROR
 
 
-def _run(args: argparse.Namespace, manager: Manager) -> int:
-    if args.service == "install":
-        if not args.print:
+def _act(
+    manager: Manager,
+    action: str,
+    *,
+    user: str | None = None,
+    config: str | None = None,
+    prints: bool = False,
+    follow: bool = False,
+) -> int:
+    if action == "install":
+        if not prints:
             _require_root("install")
-        service = service_of(args.user, args.config)
-        if args.print:
+        service = service_of(user, config)
+        if prints:
             print(manager.definition(service), end="")
             return EXIT_DONE
         install(manager, service)
@@ -51,13 +59,13 @@ def _run(args: argparse.Namespace, manager: Manager) -> int:
     if not manager.file.exists():
         print(f"cluster: there is no service {NAME}. Install it with `cluster service install`.", file=sys.stderr)
         return EXIT_NOT_INSTALLED
-    if args.service == "uninstall":
+    if action == "uninstall":
         _require_root("uninstall")
         uninstall(manager)
         print("The service is gone. Models and the node's identity are where they were.")
         return EXIT_DONE
-    if args.service == "logs":
-        return subprocess.run(manager.logs(manager.file, args.follow), check=False).returncode  # noqa: S603
+    if action == "logs":
+        return subprocess.run(manager.logs(manager.file, follow), check=False).returncode  # noqa: S603
     state = manager.state(_call(manager.status).stdout)
     print(f"{NAME}   {state.text}   {manager.file}")
     return EXIT_DONE if state.is_running else EXIT_NOT_RUNNING

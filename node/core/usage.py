@@ -1,16 +1,19 @@
-"""A parser of command lines whose errors are one line, which names the option that was probably meant."""
+"""Command lines by click, whose errors are one line, which names the option or the command that was probably meant."""
 
-import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
+
+import click
+from click.core import ParameterSource
 
 EXIT_USAGE = 2
-_UNKNOWN = "unrecognized arguments: "
 _SIMILAR = 0.75
 """Minimum similarity of a name and the one that was probably meant, from 0 to 1: two letters of five changed places."""
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -20,50 +23,157 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return plain[near[0]] if near else ""
 
 
-class Parser(argparse.ArgumentParser):
-    """`meant`: options of other programs, and the one that stands for each here."""
+def run(command: click.Command, argv: Sequence[str] | None = None) -> Any:
+    """What the command returns. `argv`: by default those of this process. Exits after --help, and with 2 if they are wrong."""
+    assert command.name
+    try:
+        with command.make_context(command.name, list(sys.argv[1:] if argv is None else argv)) as context:
+            return command.invoke(context)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else command.name
+        sys.stderr.write(f"{path}: {_told(error).rstrip('.')}. See {path} --help\n")
+        sys.exit(EXIT_USAGE)
 
-    def __init__(self, *args: Any, meant: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
+
+def source_of(context: click.Context, param: click.Parameter) -> str:
+    """Where a value comes from, as users know it: "--api-port", "PIPPIN_API_PORT", or the file `context.obj` and the name in
+    it; empty for a default.
+    """
+    match context.get_parameter_source(param.name or ""):
+        case ParameterSource.COMMANDLINE:
+            return param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+        case ParameterSource.ENVIRONMENT:
+            return str(param.envvar)
+        case ParameterSource.DEFAULT_MAP:
+            return f"{context.obj}: {param.opts[-1].removeprefix('--')}"
+    return ""
+
+
+class Parsed(click.ParamType[Any]):
+    """Values of a function that parses a text, and raises OSError or ValueError with the mistake."""
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.name = parse.__name__.strip("_")
+        self._parse = parse
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value)
+        except (OSError, ValueError) as error:
+            self.fail(str(error), param, ctx)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [part.strip() for part in rv.split(",") if part.strip()]
+
+
+class Choice(click.Choice[Any]):
+    """One of a few values; a wrong one is told with the nearest of them."""
+
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        return _invalid(str(value), list(map(str, self.choices)))
+
+
+class Option(click.Option):
+    """`section`: the heading under which --help shows it. An empty variable is none."""
+
+    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._meant = meant
+        self.section = section
 
-    def error(self, message: str) -> NoReturn:
-        if message.startswith(_UNKNOWN):  # as `parse_args` says it
-            self.refuse(message.removeprefix(_UNKNOWN).split(" ")[0])
-        sys.stderr.write(f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help\n")
-        raise SystemExit(EXIT_USAGE)
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return (super().resolve_envvar_value(ctx) or "").strip() or None
 
-    def refuse(self, argument: str, hint: str = "") -> NoReturn:
-        """Exit because of an argument that the parser does not know. `hint` is said unless it resembles an option."""
-        name = argument.partition("=")[0]
-        near = self._near(name)
-        is_option = name.startswith("-") and near
-        hint = f"did you mean {near}?" if is_option else hint
-        self.error(f"unknown argument: {argument}" + (f" ({hint})" if hint else ""))
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        ctx.meta[self.name] = value  # as it was given
+        given = set(value if self.multiple else [value])
+        if source_of(ctx, self) in self.opts and given & set(_options(ctx.command)):
+            raise click.BadParameter("expected one argument")  # it is followed by another option
+        return super().type_cast_value(ctx, value)
 
-    def knows(self, option: str) -> bool:
-        """Whether it has this option, or one that was probably meant by it."""
-        return option in self._option_string_actions or bool(self._near(option))
 
-    def _near(self, name: str) -> str:
-        return self._meant.get(name) or nearest(name, self._options())
+option = partial(click.option, cls=Option)
 
-    def _check_value(self, action: argparse.Action, value: object) -> None:
-        """As argparse does, but commands without help are not told to anybody. Raises ArgumentError."""
-        if action.choices is None or value in action.choices:
-            return
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            shown = [each.dest for each in action._choices_actions]  # noqa: SLF001
-        else:
-            shown = [str(each) for each in action.choices]
-        near = nearest(str(value), shown)
-        hint = f"did you mean {near}?" if near else f"choose from {', '.join(shown)}"
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r} ({hint})")
 
-    def _options(self) -> Iterator[str]:
-        """The long options of this parser and of its commands."""
-        for action in self._actions:
-            yield from (option for option in action.option_strings if option.startswith("--"))
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse tells its commands to nobody else
-                for command in action.choices.values():
-                    yield from command._options()  # noqa: SLF001
+class Command(click.Command):
+    """`meant`: options of other programs, and the one that stands for each here. `hint`: about what resembles no option."""
+
+    allow_extra_args = True  # so that `parse_args` can name the first one
+
+    def __init__(
+        self, name: str | None, *, meant: Mapping[str, str] = MappingProxyType({}), hint: str = "", **kwargs: Any
+    ) -> None:
+        super().__init__(name, context_settings=_SETTINGS, **kwargs)
+        self.meant = meant
+        self.hint = hint
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            raise click.NoSuchOption(rest[0], ctx=ctx)
+        return rest
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return self.help or ""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """Commands in the order in which they are defined."""
+
+    command_class = Command
+    group_class = type
+
+    def __init__(self, name: str | None, **kwargs: Any) -> None:
+        super().__init__(name, context_settings=_SETTINGS, no_args_is_help=False, **kwargs)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return self.help or ""
+
+
+def _told(error: click.UsageError) -> str:
+    """The error as one line."""
+    match error:
+        case click.NoSuchOption(option_name=name, ctx=click.Context(command=command)):
+            option = near(command, name) if name.startswith("-") else ""
+            hint = f"did you mean {option}?" if option else getattr(command, "hint", "")
+            return f"unknown argument: {name}" + (f" ({hint})" if hint else "")
+        case click.NoSuchCommand(command_name=name, ctx=click.Context(command=click.Group(commands=commands))):
+            return f"argument COMMAND: {_invalid(name, [each for each, of in commands.items() if not of.hidden])}"
+        case click.MissingParameter():
+            return error.format_message()
+        case click.BadParameter(param=click.Parameter() as param, ctx=click.Context() as context):
+            source = source_of(context, param)
+            return f"{'argument ' if source in (*param.opts, param.metavar) else ''}{source}: {error.message}"
+    return error.format_message()
+
+
+def _invalid(value: str, choices: Sequence[str]) -> str:
+    similar = nearest(value, choices)
+    hint = f"did you mean {similar}?" if similar else f"choose from {', '.join(choices)}"
+    return f"invalid choice: {value!r} ({hint})"
+
+
+def near(command: click.Command, name: str) -> str:
+    """The option that was probably meant; empty if none resembles the name."""
+    return getattr(command, "meant", {}).get(name) or nearest(name, _options(command))
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    """The long options of a command, and of those that it has."""
+    for param in command.get_params(click.Context(command, **command.context_settings)):
+        yield from (option for option in param.opts if option.startswith("--"))
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _options(each)

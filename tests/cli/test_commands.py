@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from node import __version__
-from node.cli.__main__ import main, watch
+from node.cli.__main__ import main
 from node.cli.client import parse_api
+from node.cli.commands import watch
 
 
 @pytest.fixture

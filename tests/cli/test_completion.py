@@ -18,9 +18,16 @@ MODELS = json.loads((Path(__file__).parent / "golden" / "models.json").read_text
 QWEN = "mlx-community/Qwen3-32B-4bit"
 
 
-def completed(node, capsys, *words):
-    assert main(["complete", "--api", node.url, "--", *words]) == 0
-    return capsys.readouterr().out.split()
+@pytest.fixture
+def completed(node, capsys, monkeypatch):
+    """Asks for completions of the words after `cluster`, where PIPPIN_HOST names the node."""
+    monkeypatch.setenv("PIPPIN_HOST", node.url)
+
+    def complete(*words):
+        assert main(["complete", "--", *words]) == 0
+        return capsys.readouterr().out.split()
+
+    return complete
 
 
 @pytest.mark.parametrize(
@@ -38,15 +45,15 @@ def completed(node, capsys, *words):
         (["bogus", ""], []),
     ],
 )
-def test_what_may_come_next(words, found, node, capsys):
+def test_what_may_come_next(words, found, node, completed):
     node.answers = [MODELS]
-    assert completed(node, capsys, *words) == found
+    assert completed(*words) == found
 
 
-def test_names_of_nodes(node, status, capsys):
+def test_names_of_nodes(node, status, completed):
     node.answers = [status]
-    assert completed(node, capsys, "drain", "mini-") == ["mini-1", "mini-2", "mini-3", "mini-4"]
-    assert completed(node, capsys, "logs", "-f", "mini-3") == ["mini-3"]
+    assert completed("drain", "mini-") == ["mini-1", "mini-2", "mini-3", "mini-4"]
+    assert completed("logs", "-f", "mini-3") == ["mini-3"]
 
 
 HOSTILE = [
@@ -73,23 +80,23 @@ def named(status, names):
     return status | {"nodes": nodes}
 
 
-def test_names_on_which_a_shell_acts_are_shown_and_not_completed(node, status, capsys):
+def test_names_on_which_a_shell_acts_are_shown_and_not_completed(node, status, completed, capsys):
     node.answers = [named(status, [*HOSTILE, "mini-1", "büro_2.lan:80/a@b+c"])]
-    assert completed(node, capsys, "drain", "") == ["mini-1", "büro_2.lan:80/a@b+c"]
+    assert completed("drain", "") == ["mini-1", "büro_2.lan:80/a@b+c"]
     node.answers = [named(status, HOSTILE)]
     main(["status", "--api", node.url])
     assert "mini-2$(touch x)" in capsys.readouterr().out
 
 
-def test_ids_of_models_on_which_a_shell_acts_are_not_completed(node, capsys):
+def test_ids_of_models_on_which_a_shell_acts_are_not_completed(node, completed):
     bad = [MODELS["models"][0] | {"id": f"org/{name}"} for name in HOSTILE if name]
     node.answers = [MODELS | {"models": bad, "short_names": {}}]
-    assert completed(node, capsys, "load", "org") == []
+    assert completed("load", "org") == []
 
 
-def test_without_a_node_there_are_no_names(node, capsys):
+def test_without_a_node_there_are_no_names(node, completed):
     node.answers = [(500, b"")]
-    assert completed(node, capsys, "load", "") == []
+    assert completed("load", "") == []
 
 
 def test_it_is_not_among_the_commands(capsys):

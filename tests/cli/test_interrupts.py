@@ -26,12 +26,12 @@ sys.meta_path.insert(0, Interrupting())
 PROGRAMS = {
     "cluster": (
         [str(BIN / "cluster"), "status", "--api", "127.0.0.1:1"],
-        ["node.cli", "argparse", "http", "node.cli.wait"],
+        ["node.cli", "click", "http", "node.cli.wait"],
     ),
     "pippin": ([str(BIN / "pippin"), "cluster", "status"], ["node.cli.__main__", "json"]),
     "node": (
         [str(BIN / "node"), "--host", "127.0.0.1", "--no-mdns", "--api-port", "0"],
-        ["node.options", "argparse", "psutil", "node.start", "logging", "asyncio", "grpc", "node.daemon", "aiohttp"],
+        ["node.options", "click", "psutil", "node.start", "logging", "asyncio", "grpc", "node.daemon", "aiohttp"],
     ),
     "check": ([str(BIN / "node"), "--check", "--quick"], ["node.check.command", "tempfile", "node.check.parts"]),
     "run": (

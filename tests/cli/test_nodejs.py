@@ -13,7 +13,7 @@ import pytest
 
 from node.__main__ import _is_for_nodejs
 from node.host.nodejs import has_program_on_stdin, nodes_on_path
-from node.options import _parser
+from node.options import command as node_command
 from tests.conftest import BIN
 
 NODEJS = next((path for path in nodes_on_path() if Path(path).parent != BIN), None)
@@ -102,7 +102,7 @@ def test_what_is_for_pippin(argv):
 
 
 def test_options_are_pippins():
-    for option in {name for action in _parser()._actions for name in action.option_strings} - BOTH_HAVE:
+    for option in {name for param in node_command.params for name in param.opts} - BOTH_HAVE:
         assert not _is_for_nodejs([option, "value"]), option
 
 

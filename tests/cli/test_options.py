@@ -182,7 +182,7 @@ def test_interface(monkeypatch):
         (["--stages", "0"], "'0' is not a whole number from 1 to 1024"),
         (["--context", "4k"], "'4k' is not a whole number"),
         (["--max-sessions", "-1"], "not a whole number"),
-        (["--kv-bits", "3"], "invalid choice: 3"),
+        (["--kv-bits", "3"], "invalid choice: '3'"),
         (["--peer", "mini"], "'mini' must be HOST:PORT"),
         (["--peer", "mini:0"], "must be HOST:PORT"),
         (["--peer", "fd00::5:52416"], "must be HOST:PORT"),
@@ -201,6 +201,9 @@ def test_interface(monkeypatch):
         (["Qwen3"], "unknown argument: Qwen3 (a model is named with --model ID)"),
         (["--mod", "x"], "unknown argument: --mod"),
         (["--model", "a", "--check"], "--check comes first"),
+        (["--model", "--context", "4096"], "--model: expected one argument"),
+        (["--port=80"], "unknown argument: --port (did you mean --api-port?)"),
+        (["--open-api=yes"], "Option '--open-api' does not take a value"),
     ],
 )
 def test_mistakes(argv, text, capsys):
@@ -214,7 +217,6 @@ def test_mistakes(argv, text, capsys):
     ("argument", "meant"),
     [
         ("--port", "--api-port"),
-        ("--port=80", "--api-port"),
         ("--modle", "--model"),
         ("--ctx-size", "--context"),
         ("--bind", "--host"),

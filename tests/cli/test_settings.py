@@ -115,7 +115,7 @@ def test_the_file_may_be_another(file: Path, tmp_path: Path, monkeypatch: pytest
         ("model = [true]", "model: must be a text or a number, or a list of these"),
         ("[model]\nid = 'a'", "model: must be a text or a number, or a list of these"),
         ("open-api = 'yes'", "open-api: must be true or false"),
-        ("kv-bits = 3", "kv-bits: invalid choice: 3"),
+        ("kv-bits = 3", "kv-bits: invalid choice: '3'"),
         ("api-port = ", "at line 1"),
         ("model = 'a", "at end of document"),
     ],
@@ -131,10 +131,10 @@ def test_mistakes_in_the_file(file: Path, text: str, complaint: str, capsys: pyt
     ("name", "text", "complaint"),
     [
         ("PIPPIN_API_PORT", "x", "PIPPIN_API_PORT: 'x' is not a whole number"),
-        ("PIPPIN_OPEN_API", "perhaps", "PIPPIN_OPEN_API is 'perhaps'; it may be true or false"),
+        ("PIPPIN_OPEN_API", "perhaps", "PIPPIN_OPEN_API: 'perhaps' must be true or false"),
         ("PIPPIN_DRAFT", "a", "--draft ID needs --model"),
         ("PIPPIN_CONFIG", "/no/such", "the configuration file /no/such can't be read: No such file"),
-        ("PIPPIN_CONFIG", "~no-such-user/x", "PIPPIN_CONFIG: there is no home of the user in ~no-such-user/x"),
+        ("PIPPIN_CONFIG", "~no-such-user/x", "PIPPIN_CONFIG: there is no user no-such-user"),
     ],
 )
 def test_mistakes_in_variables(

@@ -2,20 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from node.__main__ import EXIT_INTERRUPTED
-from node.cli.__main__ import main as cluster
 from node.core import errors
 from node.core.health import Code
 from node.core.units import format_bytes
 from node.core.usage import EXIT_USAGE
 from node.daemon import EXIT_LOST
 from node.host.nodejs import EXIT_CANNOT_RUN, EXIT_NO_NODEJS
-from node.options import parse_options
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,27 +43,6 @@ def anchors(page: str) -> set[str]:
     """The anchors of a page's headings."""
     kept = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in HEADING.findall(prose(page)))
     return {heading.strip().replace(" ", "-") for heading in kept}
-
-
-# --- help texts -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("program", [parse_options, cluster])
-def test_help_is_what_the_program_prints(
-    program: Callable[[list[str]], object],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("PIPPIN_HOST", raising=False)
-    monkeypatch.setattr("node.options.machine_name", lambda: "mini-1")
-    with pytest.raises(SystemExit, match="0"):
-        program(["--help"])
-    name = "node" if program is parse_options else "cluster"
-    shown = f"$ {name} --help\n{capsys.readouterr().out}"
-    blocks = [" ".join(block.split()) for block in BLOCK.findall(text("operations.md"))]
-    assert " ".join(shown.split()) in blocks  # versions of Python break lines at different words
 
 
 def test_the_status_in_the_readme_is_what_cluster_prints() -> None:

@@ -1,0 +1,401 @@
+"""The commands of `cluster`. Most ask a node over HTTP, and return the exit code."""
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from node import __version__
+from node.cli import answers, completion, models
+from node.cli.chat import Chat
+from node.cli.client import DEFAULT_API, PLACE_TIMEOUT_S, Api, Json, StatusFailed, parse_api
+from node.cli.table import render
+from node.cli.terminal import complain, printable, progress, without_controls
+from node.cli.wait import Target, held, in_memory, model_id, wait
+from node.core.rate import Rate
+from node.core.units import format_bytes, format_download
+from node.core.usage import Choice, Group, Parsed, option
+from node.host.api_keys import parse_key, read_keys
+from node.host.secret import new_secret
+
+EXIT_READY, EXIT_NOT_READY, EXIT_INTERRUPTED = 0, 4, 130
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def asks_node(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with --api and --api-key-file, whose function gets `api`."""
+
+    @option(
+        "--api",
+        metavar="URL",
+        type=Parsed(parse_api),
+        envvar="PIPPIN_HOST",
+        default=DEFAULT_API,
+        help=f"address of any node (default: PIPPIN_HOST, or {DEFAULT_API})",
+    )
+    @option(
+        "--api-key-file",
+        "key",
+        metavar="FILE",
+        callback=_key,
+        help="file of API keys, of which the first is used (default: the key in PIPPIN_API_KEY)",
+    )
+    @functools.wraps(command)
+    def ask(api: Api, key: str, **options: Any) -> int:
+        return command(api._replace(key=key), **options)
+
+    return ask
+
+
+def _key(_: click.Context, __: click.Parameter, file: str | None) -> str:
+    """The API key: the first one in the file, or that in the environment.
+
+    Arguments would show it to all users in `ps`.
+    """
+    try:
+        return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
+    except OSError as error:
+        raise click.UsageError(f"--api-key-file: {error}") from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:  # rejects "nan" as well, a deadline that would never pass
+        raise ValueError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+_MODEL = click.argument("model", help="id or short name", shell_complete=completion.models)
+_NODE = click.argument("node", help="name, or id or its first characters", shell_complete=completion.nodes)
+_SYSTEM = option("--system", metavar="TEXT", default="", help="tell the model who it is")
+_TIMEOUT = option("--timeout", metavar="S", type=Parsed(_seconds), default="600", help="seconds (default: 600)")
+_FOLLOW = option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
+
+
+def _json(about: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    return option("--json", "as_json", is_flag=True, help=about)
+
+
+def _path(model: str, command: str = "") -> str:
+    return f"/cluster/models/{quote(model, safe='')}{command}"
+
+
+@click.group(
+    "cluster",
+    cls=Group,
+    epilog="Exit codes: 0 ready or idle, 1 error, 2 usage, 3 no node here, 4 not ready or degraded.",
+)
+@click.version_option(__version__, message="pippin %(version)s")
+def cluster() -> None:
+    """Talk to the models of a Pippin cluster, show it, change it, or make a secret for it."""
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@cluster.command
+@click.argument(
+    "model", required=False, help="id or short name (default: one that is loaded)", shell_complete=completion.models
+)
+@_SYSTEM
+@asks_node
+def chat(api: Api, model: str | None, system: str) -> int:
+    """Talk to a model; /help shows what else you can type."""
+    import readline  # noqa: F401, PLC0415 - line editing and history for input(); other commands need none
+
+    model = model or answers.default_model(api)
+    if sys.stdin.isatty():
+        print(f"{printable(model)}   /help shows what you can type, Ctrl-D ends.")
+    Chat(api, model, system).run()
+    return EXIT_READY
+
+
+@cluster.command
+@_MODEL
+@click.argument("prompt", nargs=-1, help="the prompt, after what comes from a pipe")
+@_SYSTEM
+@option("--max-tokens", metavar="N", type=int, help="maximum length of the answer (default: the context)")
+@option(
+    "--temperature",
+    metavar="T",
+    type=float,
+    help="0 for the likeliest answer (default: what the model's authors propose, else 0.7)",
+)
+@option("--verbose", is_flag=True, help="then print how many tokens it had, and how quick they were")
+@_json("print the node's JSON when the answer is whole")
+@asks_node
+def run(api: Api, model: str, prompt: tuple[str, ...], system: str, verbose: bool, as_json: bool, **more: Any) -> int:
+    """Print a model's answer to one prompt."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": "user", "content": answers.whole_prompt(prompt)}]
+    is_whole = answers.run(api, {"model": model, "messages": messages, **more}, as_json=as_json, verbose=verbose)
+    return EXIT_READY if is_whole else EXIT_INTERRUPTED
+
+
+@cluster.command("models")
+@option("--short-names", is_flag=True, help="show the short names of models on the hub instead")
+@_json("print the node's JSON unchanged")
+@asks_node
+def show_models(api: Api, short_names: bool, as_json: bool) -> int:
+    """Show the models that nodes hold, and whether they fit."""
+    found = api.ask("GET", "/cluster/models")
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(models.short_names(found) if short_names else models.held(found, api.status()))
+    return EXIT_READY
+
+
+@cluster.command
+@_json("print the models of the node's status as JSON")
+@asks_node
+def ps(api: Api, as_json: bool) -> int:
+    """Show the models that are loaded, and on which nodes."""
+    status = api.status()
+    loaded = [model for model in status["models"] if model["rings"] or model["state"] == "refused"]
+    print(json.dumps(loaded, indent=2) if as_json else models.loaded(loaded, api.ask("GET", "/cluster/models"), status))
+    return EXIT_READY
+
+
+@cluster.command
+@_MODEL
+@asks_node
+def pull(api: Api, model: str) -> int:
+    """Fetch a model to the disk of the node at --api."""
+    tell, rate, size = progress(), Rate(), 0
+    with closing(api.events(_path(model, "/pull"), {})) as events:  # to close it ends the fetch
+        for event in events:
+            if isinstance(event, str):
+                continue
+            model, size = event["model"], event["bytes"]
+            tell(f"{model}   {format_download(event['done'], size, rate.at(event['done']))}")
+    tell("")
+    print(printable(f"{model}   {format_bytes(size)}"))
+    return EXIT_READY
+
+
+@cluster.command
+@_MODEL
+@asks_node
+def rm(api: Api, model: str) -> int:
+    """Delete a fetched model from the disk of the node at --api."""
+    removed = api.ask("DELETE", _path(model))
+    print(f"{printable(removed['model'])} is deleted: {format_bytes(removed['bytes'])} are free.")
+    return EXIT_READY
+
+
+@cluster.command
+@_MODEL
+@option("--stages", metavar="N", type=int, help="spread it over at least N nodes")
+@option("--context", metavar="N", type=int, help="maximum context in tokens")
+@_TIMEOUT
+@asks_node
+def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
+    """Load a model for good, and wait until it is ready."""
+    loaded = str(api.ask("POST", _path(model, "/load"), how, PLACE_TIMEOUT_S)["model"])
+    return _wait_until(api, timeout, Target(model=loaded).missing, "loaded", f"{loaded} is loaded")
+
+
+@cluster.command
+@_MODEL
+@_TIMEOUT
+@asks_node
+def unload(api: Api, model: str, timeout: float) -> int:
+    """Unload a model that answers no requests."""
+    unloaded = str(api.ask("POST", _path(model, "/unload"))["model"])
+    return _wait_until(api, timeout, lambda status: in_memory(status, unloaded), "unloaded", f"{unloaded} is unloaded")
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+@cluster.command
+@_json("print the node's JSON unchanged")
+@option("--watch", "watched", is_flag=True, help="redraw each second until Ctrl-C")
+@asks_node
+def status(api: Api, as_json: bool, watched: bool) -> int:
+    """Show nodes, models, links and warnings."""
+    if watched:
+        return watch(api, as_json=as_json)
+    found = api.status()
+    print(json.dumps(found, indent=2) if as_json else render(found))
+    return EXIT_READY if found["state"] in ("ready", "idle") else EXIT_NOT_READY
+
+
+def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> int:
+    """Redraw each second until Ctrl-C; into a pipe, write one status after the other.
+
+    Goes on if the node is unreachable.
+    """
+    clear = _CLEAR if sys.stdout.isatty() else ""
+    try:
+        while True:
+            try:
+                found = api.status()
+                text = json.dumps(found) if as_json else render(found)
+            except StatusFailed as error:
+                text = json.dumps({"error": str(error)}) if as_json else without_controls(str(error))
+            print(f"{clear}{text}", end="\n" if as_json or clear else "\n\n", flush=True)
+            pause(1)
+    except KeyboardInterrupt:
+        return EXIT_READY
+
+
+@cluster.command("wait")
+@option("--ready", is_flag=True, expose_value=False, help="wait until all wanted models are ready (the default)")
+@option("--nodes", metavar="N", type=int, default=1, help="wait for N nodes, too")
+@option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="wait for this model only: its id, a short name, or how it begins",
+)
+@_TIMEOUT
+@asks_node
+def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
+    """Wait until the cluster is ready."""
+
+    def missing(status: Json) -> str:
+        return Target(nodes, model_id(api, model, status) if model else None).missing(status)
+
+    return _wait_until(api, timeout, missing, "ready", "ready")
+
+
+@cluster.command
+@_json("print the findings as JSON")
+@option("--node", metavar="NODE", default="", shell_complete=completion.nodes, help="only findings about this node")
+@asks_node
+def doctor(api: Api, as_json: bool, node: str) -> int:
+    """Show what is wrong, and what to do about it."""
+    from node.cli.doctor import examine  # noqa: PLC0415 - it examines this terminal, too
+
+    return examine(api, node, as_json=as_json)
+
+
+@cluster.command
+@_NODE
+@_TIMEOUT
+@asks_node
+def drain(api: Api, node: str, timeout: float) -> int:
+    """Move a node's work to other nodes, and wait until it holds none."""
+    drained = str(api.ask("POST", f"/cluster/nodes/{quote(node, safe='')}/drain")["node"])
+    return _wait_until(api, timeout, lambda status: held(status, drained), "drained", f"{node} is drained")
+
+
+@cluster.command
+@click.argument(
+    "node",
+    default="",
+    help="name, or id or its first characters (default: the node at --api)",
+    shell_complete=completion.nodes,
+)
+@_FOLLOW
+@option("-n", "--lines", metavar="N", type=int, default=200, help="last lines (default: 200)")
+@asks_node
+def logs(api: Api, node: str, lines: int, follow: bool) -> int:
+    """Show the log of a node."""
+    # The node at `api` asks the other one: that may have any address, and the API key is not for it.
+    query = {"lines": lines, **({"node": node} if node else {}), **({"follow": "true"} if follow else {})}
+    for line in api.lines(f"/cluster/logs?{urlencode(query)}"):
+        print(without_controls(line), flush=True)
+    return EXIT_READY
+
+
+@cluster.command
+@_NODE
+@asks_node
+def undrain(api: Api, node: str) -> int:
+    """Use a drained node again."""
+    api.ask("POST", f"/cluster/nodes/{quote(node, safe='')}/undrain")
+    print(f"{node} is in use")
+    return EXIT_READY
+
+
+def _wait_until(api: Api, timeout: float, missing: Callable[[Json], str], aim: str, done: str) -> int:
+    left = wait(api, missing, timeout, progress())
+    if not left:
+        print(printable(done))
+        return EXIT_READY
+    complain(f"not {aim} after {timeout:g} s: {left}.")
+    return EXIT_NOT_READY
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+@cluster.group
+def secret() -> None:
+    """Make a secret for the nodes of a cluster."""
+
+
+@secret.command
+def new() -> int:
+    """Print 128 random bits, for a file that only you can read."""
+    print(new_secret())
+    return EXIT_READY
+
+
+@cluster.group
+def service() -> None:
+    """Start a node on this machine at boot."""
+
+
+def _serve(action: str, **options: Any) -> int:
+    from node.cli.service import act  # noqa: PLC0415 - it alone starts programs, whose modules take a while to import
+
+    return act(action, **options)
+
+
+@service.command
+@option("--config", metavar="FILE", help="options of the node (default: the user's config.toml)")
+@option("--user", metavar="NAME", help="run the node as this user (default: the one who called sudo)")
+@option("--print", "prints", is_flag=True, help="change nothing, and print the file for the system")
+def install(**options: Any) -> int:
+    """Start a node now and at each boot (needs root)."""
+    return _serve("install", **options)
+
+
+@service.command
+def uninstall() -> int:
+    """Stop the node, now and at each boot (needs root)."""
+    return _serve("uninstall")
+
+
+@service.command("status")
+def service_status() -> int:
+    """Show whether the node runs."""
+    return _serve("status")
+
+
+@service.command("logs")
+@_FOLLOW
+def service_logs(follow: bool) -> int:
+    """Show the end of the node's log."""
+    return _serve("logs", follow=follow)
+
+
+@cluster.command("completion")
+@click.argument("shell", type=Choice(completion.SCRIPTS), metavar="SHELL", help=", ".join(completion.SCRIPTS))
+def print_completion(shell: str) -> int:
+    """Print the completion of commands, models and nodes for a shell."""
+    print(completion.SCRIPTS[shell], end="")
+    return EXIT_READY
+
+
+@cluster.command(hidden=True)
+@click.argument("words", nargs=-1)
+def complete(words: tuple[str, ...]) -> int:
+    """What the shells call."""
+    print(*map(printable, completion.candidates(cluster, words)), sep="\n")
+    return EXIT_READY
