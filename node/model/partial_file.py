@@ -1,17 +1,16 @@
-"""A file being received from the hub. A transfer that ends early can be resumed; the result is verified."""
+"""A file being received from the hub or from a node. A transfer that ends early can be resumed; the result is verified."""
 
 import errno
 import fcntl
 import logging
 import os
 import threading
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from node.core.errors import ModelBroken, NoCapacity, NotReady
-from node.model.digests import hash_for, mismatch
+from node.model.digests import hash_for, mismatch, note_digest
 
 log = logging.getLogger(__name__)
 
@@ -20,28 +19,16 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 """errnos of file systems without locks. There two concurrent writers of a file damage it, which the digest reveals."""
 
 
-def lock(file: FileIO, path: Path) -> None:
-    """Lock an incomplete file until it is closed. Raises NotReady while it is open elsewhere."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise NotReady(f"{path.stem} is already being fetched.") from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    try:
-        is_same = os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        is_same = False
-    if not is_same:  # the previous holder of the lock has renamed the file
-        raise NotReady(f"{path.stem} was fetched just now.")
-
-
 class PartialFile:
     """A partial file, named `<name>.incomplete` until it is complete. Without `finish`, `close` keeps it to be resumed.
 
     `close` may be called from a thread other than the writer's.
     """
+
+    @staticmethod
+    def beside(path: Path) -> Path:
+        """Where the part of a file lies that has come."""
+        return path.with_name(path.name + ".incomplete")
 
     def __init__(self, path: Path, size: int, digest: str = "", name: str = "") -> None:
         """Open the file and hash what it has. `digest`: one like that which `finish` will get. `name`: what to call it.
@@ -51,7 +38,7 @@ class PartialFile:
         self._path = path
         self._digest = digest
         self._name = name or path.name
-        self._part = path.with_name(path.name + ".incomplete")
+        self._part = self.beside(path)
         self._size = size
         self._using = threading.Lock()
         try:
@@ -60,13 +47,29 @@ class PartialFile:
         except OSError as error:
             raise self._unwritable(0, error) from error
         try:
-            lock(self._file, self._part)
+            self._lock()
             if os.fstat(self._file.fileno()).st_size > size:
                 self._file.truncate(0)
             self._read()
         except BaseException:
             self._file.close()
             raise
+
+    def _lock(self) -> None:
+        """Lock it until it is closed. Raises NotReady while it is open elsewhere."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NotReady(f"{self._path.name} is already being fetched.") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        try:
+            is_same = os.path.samestat(os.fstat(self._file.fileno()), self._part.stat())
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:  # the previous holder of the lock has renamed the file
+            raise NotReady(f"{self._path.name} was fetched just now.")
 
     def _read(self) -> None:
         self._hash = hash_for(self._digest, self._size)
@@ -102,16 +105,22 @@ class PartialFile:
             self._hash.update(chunk)
             self.offset += len(chunk)
 
+    def discard(self) -> None:
+        """Remove it, and close it."""
+        self._part.unlink(missing_ok=True)
+        self.close()
+
     def restart(self) -> None:
         """Discard the bytes received, and start over."""
         with self._using:
             self._file.truncate(0)
             self._read()
 
-    def finish(self, digest: str | None) -> Path:
-        """Verify the size and, if given, the digest; then atomically rename the file to its final name.
+    def finish(self, digest: str | None, *, note: bool = False) -> Path:
+        """Verify the size and, if given, the digest; then atomically rename the file to its final name. `note`: keep the
+        digest beside it.
 
-        Raises ModelBroken; when the digest is wrong, the next try starts at zero.
+        Raises NoCapacity, and ModelBroken; when the digest is wrong, the next try starts at zero.
         """
         with self._using:
             if self.offset != self._size:
@@ -120,6 +129,11 @@ class PartialFile:
                 self._file.truncate(0)
                 raise mismatch(self._name, digest, found)
             os.fsync(self._file.fileno())
+            if digest and note:
+                try:
+                    note_digest(self._path, digest)
+                except OSError as error:
+                    raise self._unwritable(self._size, error) from error
             return self._part.replace(self._path)
 
     def _unwritable(self, offset: int, error: OSError) -> NoCapacity:

@@ -5,7 +5,7 @@ the nodes that lack it.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from node.model.gathering import Gathering
 from node.model.hub import Hub
 from node.model.meter import Meter
 from node.model.offers import Claims, claimed, holders_of, prior
-from node.model.transfer import link
 from node.model.weights import Weights
 from node.rpc.client import RpcClient
 
@@ -238,6 +237,16 @@ async def gather_small(gathering: Gathering, held: Mapping[File, Sequence[Addres
     last = {file: peers for file, peers in held.items() if file.name == "config.json"}
     others = {file: peers for file, peers in held.items() if file not in last}
     return await gathering.gather(others, lambda _: None) and await gathering.gather(last, lambda _: None)
+
+
+def link(directory: Path, paths: Iterable[Path]) -> None:
+    """Link the files that the directory lacks into it; config.json last. Blocks on disk."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in sorted(paths, key=lambda path: path.name == "config.json"):
+        own = directory / path.name
+        if not own.is_file():
+            own.unlink(missing_ok=True)
+            own.symlink_to(path.resolve())
 
 
 def _total(weights: Weights, files: Collection[str]) -> int:

@@ -1,4 +1,4 @@
-"""Files from several peers: each part once, whatever peers do; wrong content is not used."""
+"""Files from peers: each byte once, whatever peers do; wrong content is not used."""
 
 import asyncio
 import hashlib
@@ -16,23 +16,23 @@ from node.core.nodes import Address
 from node.core.pool import Pool, Pools
 from node.model import gathering as module
 from node.model.gathering import Gathering
-from node.model.parts import PART
 
 A, B, C = (Address(f"10.0.0.{number}:1", name) for number, name in enumerate("abc"))
-SIZE = 5 * PART + 100
-CONTENT = random.Random(2).randbytes(SIZE)
-FILE = File("model.safetensors", SIZE, hashlib.sha256(CONTENT).hexdigest())
 MB = 1 << 20
+SIZE = 5 * MB + 100
+CONTENTS = {f"model-{number}.safetensors": random.Random(number).randbytes(SIZE) for number in range(4)}
+FILES = [File(name, SIZE, hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()]
+FILE, CONTENT = FILES[0], CONTENTS["model-0.safetensors"]
 
 
 class Client:
-    """Peers with one file each; some die, stop to send, or send something else."""
+    """Peers that have all files; some die, stop to send, or send something else."""
 
     def __init__(self) -> None:
         self.contents: dict[Address, bytes] = {}
         self.dies_after: dict[Address, int] = {}
-        self.sent: dict[Address, list[tuple[int, int]]] = {}
-        """Spans of bytes that each peer has sent."""
+        self.sent: dict[Address, list[tuple[str, int, int]]] = {}
+        """File and span of bytes that each peer has sent."""
         self.started = asyncio.Event()
         """Peers send when as many as `together` are asked."""
         self.together = 1
@@ -40,16 +40,16 @@ class Client:
     async def read(
         self, peer: Address, model: str, revision: str, name: str, offset: int, length: int = 0
     ) -> AsyncIterator[tuple[bytes, str]]:
-        assert name == FILE.name
-        content, sent = self.contents.get(peer, CONTENT), self.sent.setdefault(peer, [])
+        content, sent = self.contents.get(peer, CONTENTS[name]), self.sent.setdefault(peer, [])
         if len(self.sent) == self.together:
             self.started.set()
         await self.started.wait()
-        for at in range(offset, offset + length, MB):
-            if sum(end - start for start, end in sent) >= self.dies_after.get(peer, 1 << 60):
+        end = offset + length if length else SIZE
+        for at in range(offset, end, MB):
+            if sum(end - start for _, start, end in sent) >= self.dies_after.get(peer, 1 << 60):
                 raise PeerUnavailable(f"{peer} is dead.")
-            chunk = content[at : min(at + MB, offset + length)]
-            sent.append((at, at + len(chunk)))
+            chunk = content[at : min(at + MB, end)]
+            sent.append((name, at, at + len(chunk)))
             yield chunk, ""
         if not length:
             yield b"", hashlib.sha256(content).hexdigest()
@@ -64,91 +64,101 @@ def gathering(client, target, refused, pools=None):
     return Gathering(client, pools or Pools(), HeldModel("org/model", "c" * 40), lambda: target, refused)
 
 
-async def gathered(client, tmp_path, *peers, file=FILE, refused=None):
+async def gathered(client, tmp_path, *peers, files=(FILE,), refused=None):
     told = []
     job = gathering(client, tmp_path, set() if refused is None else refused)
     async with asyncio.timeout(30):
-        whole = await job.gather({file: list(peers)}, told.append)
+        whole = await job.gather(dict.fromkeys(files, peers), told.append)
     return job, whole, told
 
 
-def spans(client):
-    return sorted(span for sent in client.sent.values() for span in sent)
+def is_once(client, *files):
+    """Whether each byte of the files was sent once."""
+    found = sorted(span for sent in client.sent.values() for span in sent)
+    spans = [(file.name, at, min(at + MB, SIZE)) for file in files for at in range(0, SIZE, MB)]
+    return found == sorted(spans)
 
 
-def is_once(client):
-    found = spans(client)
-    return [start for start, _ in found] == [0, *(end for _, end in found[:-1])] and found[-1][1] == SIZE
+def holds(tmp_path, *files):
+    return all((tmp_path / file.name).read_bytes() == CONTENTS[file.name] for file in files)
 
 
-@pytest.mark.parametrize("file", [FILE, File(FILE.name, SIZE)], ids=["with its digest", "without"])
-async def test_parts_come_from_all_peers_and_each_once(client, tmp_path, file):
+@pytest.mark.parametrize("files", [FILES, [File(file.name, SIZE) for file in FILES]], ids=["with digests", "without"])
+async def test_files_come_from_all_peers_at_once_and_each_from_one(client, tmp_path, files):
     client.together = 3
-    _, whole, told = await gathered(client, tmp_path, A, B, C, file=file)
+    _, whole, told = await gathered(client, tmp_path, A, B, C, files=files)
     assert whole
-    assert (tmp_path / FILE.name).read_bytes() == CONTENT
+    assert holds(tmp_path, *FILES)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}{end}" for name in CONTENTS for end in ("", ".digest")
+    }
     assert set(client.sent) == {A, B, C}
-    assert is_once(client)
+    assert all(len([peer for peer in client.sent if file.name in dict(spans(client, peer))]) == 1 for file in FILES)
+    assert is_once(client, *FILES)
     assert told == sorted(told)
-    assert told[-1] == SIZE
+    assert told[-1] == 4 * SIZE
+
+
+def spans(client, peer):
+    return [(name, at) for name, at, _ in client.sent[peer]]
 
 
 async def test_what_a_dying_peer_lacks_comes_from_the_others(client, tmp_path):
     client.together, client.dies_after = 2, {A: 3 * MB}
-    job, whole, _ = await gathered(client, tmp_path, A, B)
+    job, whole, _ = await gathered(client, tmp_path, A, B, files=FILES)
     assert whole
-    assert (tmp_path / FILE.name).read_bytes() == CONTENT
-    assert client.sent[A][-1][1] - client.sent[A][0][0] == 3 * MB
-    assert is_once(client), "nothing is fetched again"
+    assert holds(tmp_path, *FILES)
+    assert spans(client, A) == [(FILE.name, 0), (FILE.name, MB), (FILE.name, 2 * MB)]
+    assert is_once(client, *FILES), "nothing is fetched again"
     assert job.lost == {A}
 
 
 async def test_when_all_die_the_next_load_goes_on_where_they_were(client, tmp_path):
-    client.dies_after = {A: 9 * MB, B: 5 * MB}
+    client.dies_after = {A: MB, B: 2 * MB}
     client.together = 2
-    _, whole, _ = await gathered(client, tmp_path, A, B)
+    _, whole, _ = await gathered(client, tmp_path, A, B, files=FILES[:2])
     assert not whole
-    assert not (tmp_path / FILE.name).exists()
-    _, whole, told = await gathered(client, tmp_path, C)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".incomplete"}
+    client.together = 1
+    _, whole, told = await gathered(client, tmp_path, C, files=FILES[:2])
     assert whole
-    assert told[0] == 14 * MB
-    assert (tmp_path / FILE.name).read_bytes() == CONTENT
-    assert is_once(client)
+    assert told[0] == 3 * MB
+    assert holds(tmp_path, *FILES[:2])
+    assert is_once(client, *FILES[:2])
 
 
-async def test_a_silent_peer_loses_its_part(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr("node.model.parts.PATIENCE_S", 0.05)
-    read = client.read
-
-    async def stalling(peer, *span, length=0):
-        async for chunk in read(peer, *span, length=length):
-            yield chunk
-            if peer == A:
-                await asyncio.Event().wait()
-
-    client.read, client.together = stalling, 2
-    await gathered(client, tmp_path, A, B)
-    assert (tmp_path / FILE.name).read_bytes() == CONTENT
-    assert is_once(client), "B went on where A was"
+async def test_what_an_earlier_try_left_is_damaged(client, tmp_path):
+    (tmp_path / f"{FILE.name}.incomplete").write_bytes(bytes(SIZE))
+    _, whole, _ = await gathered(client, tmp_path, A)
+    assert whole
+    assert holds(tmp_path, FILE)
+    assert is_once(client, FILE), "of A, which is not to blame"
 
 
 async def test_a_peer_with_wrong_content_is_found_out_and_not_asked_again(client, tmp_path, caplog):
-    wrong = bytearray(CONTENT)
-    wrong[PART + 5] ^= 1
-    wrong[5] ^= 1
-    client.contents, client.together, refused = {A: bytes(wrong)}, 2, set()
+    client.contents, refused = {A: bytes(SIZE)}, set()
     _, whole, _ = await gathered(client, tmp_path, A, B, refused=refused)
     assert whole
-    assert (tmp_path / FILE.name).read_bytes() == CONTENT
-    assert {peer for peer, _, _ in refused} == {"a"}
+    assert holds(tmp_path, FILE)
+    assert {peer for peer, _, _ in refused} <= {"a"}
     assert f"expected is {FILE.digest}" in caplog.text
 
     (tmp_path / FILE.name).unlink()
     client.sent.clear()
-    client.together = 1
     await gathered(client, tmp_path, A, B, refused=refused)
     assert set(client.sent) == {B}
+
+
+async def test_wrong_content_after_a_part_of_another_peer_is_fetched_anew(client, tmp_path):
+    client.contents, client.dies_after, refused = {A: bytes(SIZE)}, {A: MB}, set()
+    _, whole, _ = await gathered(client, tmp_path, A, refused=refused)
+    assert not whole
+    _, whole, _ = await gathered(client, tmp_path, B, refused=refused)
+    assert whole
+    assert holds(tmp_path, FILE)
+    assert spans(client, B)[0] == (FILE.name, MB)
+    assert spans(client, B)[-6] == (FILE.name, 0)
+    assert refused == set()
 
 
 async def test_wrong_content_alone_is_not_used(client, tmp_path):
@@ -163,7 +173,7 @@ async def test_wrong_content_alone_is_not_used(client, tmp_path):
 async def test_a_file_that_another_load_fetches_is_waited_for(client, tmp_path):
     async with asyncio.timeout(30):
         await asyncio.gather(*(gathered(client, tmp_path, A, B) for _ in range(2)))
-    assert is_once(client)
+    assert is_once(client, FILE)
 
 
 async def test_a_file_that_another_load_finishes_just_then_is_not_fetched_again(client, tmp_path, monkeypatch):

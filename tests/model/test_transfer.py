@@ -1,6 +1,5 @@
 import hashlib
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,12 @@ from node.model import sending
 from node.model.catalogue import Catalogue
 from node.model.digests import digest_of
 from node.model.file_names import DESCRIPTION
+from node.model.gathering import has_file, open_partial
 from node.model.json_parser import JsonParser
 from node.model.layouts import Layout, Layouts
+from node.model.partial_file import PartialFile
 from node.model.sending import Sender
-from node.model.transfer import has_file, link, open_parts
+from node.model.stage_fetch import link
 
 COMMIT = "c" * 40
 FIRST, SECOND, THIRD = (f"model-{n:05}-of-00003.safetensors" for n in (1, 2, 3))
@@ -42,13 +43,12 @@ def content_of(directory, name, offset=0):
 
 
 def copy(source, directory, file):
-    with closing(open_parts(directory, file)) as parts:
-        at = 0
+    directory.mkdir(parents=True, exist_ok=True)
+    with PartialFile(directory / file.name, file.size, file.digest) as partial:
         for chunk, sha256 in read(source, file.name):  # noqa: B007
-            parts.write(at, chunk)
-            at += len(chunk)
+            partial.write(chunk)
         assert file.digest in ("", sha256)
-        parts.finish(sha256)
+        partial.finish(sha256, note=True)
     return directory / file.name
 
 
@@ -227,7 +227,7 @@ def test_names_not_offered(source, tmp_path, name):
 def test_names_not_taken(tmp_path, name):
     directory = tmp_path / "target"
     with pytest.raises(ModelBroken):
-        open_parts(directory, File(name, 1))
+        open_partial(directory, File(name, 1))
     with pytest.raises(ModelBroken):
         has_file(directory, File(name, 1))
 
