@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import bars
 import messages_wire
 import prompts
 import ring_nodes
 import sse
-from figures import Row, at_most, header, machine, report, write_json
+from figures import Row, at_most, report
 from ring import MODELS
 from ring_nodes import NodeRing
 from sse import Answer, Json
@@ -64,17 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=40_960, metavar="N", help="of the nodes (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for the nodes (LD_PRELOAD, one thread)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    bars.add_argument(parser)
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def run(options: argparse.Namespace) -> None:
-    where = machine() | {"preset": options.preset, "BLAS": str(options.preload or "of the wheel")}
-    print(header(where))
+def run(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     model = ring_nodes.make_model(options.preset, options.models_dir)
     for stages in options.stages:
@@ -85,8 +80,7 @@ def run(options: argparse.Namespace) -> None:
             )
             rows += asyncio.run(_measure(ring, "one node" if stages == 1 else f"ring of {stages}", options))
     report("Turns of a coding agent", rows, NOTES)
-    write_json(options.json, "agent", where, rows)
-    bars.write_bars(options.plot, "Turns of a coding agent", rows, "TTFT s", ("side", ""))
+    return rows
 
 
 async def _measure(ring: NodeRing, side: str, options: argparse.Namespace) -> list[Row]:
@@ -197,7 +191,7 @@ async def _cancelled(agent: Agent, words: int) -> list[Row]:
         await asyncio.sleep(0.01)
     freed = time.perf_counter() - begin
     await asyncio.sleep(AGAIN_S)
-    return [{"": "cancelled", "freed s": round(freed, 3)}, _row("asked again", [await agent.ask(chat)])]
+    return [{"case": "cancelled", "freed s": round(freed, 3)}, _row("asked again", [await agent.ask(chat)])]
 
 
 async def _many(agent: Agent, words: int, count: int) -> list[Row]:
@@ -212,7 +206,7 @@ async def _many(agent: Agent, words: int, count: int) -> list[Row]:
 def _row(what: str, answers: Sequence[Answer], first: Answer | None = None) -> Row:
     waits = [answer.ttft for answer in answers]
     row: Row = {
-        "": what,
+        "case": what,
         "prompt": answers[0].prompt_tokens,
         "cached": answers[0].cached_tokens if len(answers) == 1 else None,
         "computed": sum(answer.prompt_tokens - answer.cached_tokens for answer in answers),

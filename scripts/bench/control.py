@@ -23,7 +23,7 @@ from pathlib import Path
 import processes
 import psutil
 import victims
-from figures import ROOT, Row, at_most, header, machine, median, report, write_json
+from figures import ROOT, Row, at_most, median, report
 
 HELP = "processor time of idle nodes; how soon 64 simulated nodes agree"
 START_S = 240.0
@@ -36,18 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rest", type=float, default=90.0, metavar="S", help="seconds before a measurement (default: %(default)g)")
     add("--measure", type=float, default=60.0, metavar="S", help="seconds of a measurement (default: %(default)g)")
     add("--seeds", type=int, default=3, metavar="N", help="simulations (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
-def run(options: argparse.Namespace) -> None:
-    where = machine()
-    print(header(where))
+def run(options: argparse.Namespace) -> list[Row]:
     converging = [_converge(seed) for seed in range(options.seeds)]
     if converging:
         report(f"{SIMULATED} simulated nodes agree; seconds", converging)
     idle = [_idle(int(count), options.rest, options.measure) for count in options.nodes.split(",") if count]
     report("Processor time of an idle node; percent of one core", idle)
-    write_json(options.json, "control", where, [*converging, *idle])
+    return [*converging, *idle]
 
 
 # --- idle nodes -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Figures of a run: percentiles, tables for people, JSON for programs, and the machine that they were measured on."""
+"""Figures of a run: percentiles, tables for people, and the machine and the versions that they were measured with."""
 
-import datetime as dt
 import importlib.metadata
-import json
 import os
 import platform
 import statistics
@@ -10,6 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
 
 ROOT = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
@@ -68,34 +68,26 @@ def _text(value: object) -> str:
 
 
 def machine() -> Row:
-    """Return the machine and the versions. A `load` above 0.5 before a run means that the machine was busy."""
+    """Return what computes. A `load` above 0.5 before a run means that the machine was busy."""
     return {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "device": mx.device_info()["device_name"],
         "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "grpcio", "aiohttp")},
-        "commit": _commit(),
     }
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def versions() -> Row:
+    packages = ("mlx", "mlx-lm", "grpcio", "aiohttp")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
-def _commit() -> str:
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    found = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
-    return found.stdout.strip()
-
-
-def header(where: Row) -> str:
-    return ", ".join(f"{name} {value}" for name, value in where.items())
+def commit() -> str:
+    """Return the commit that is measured, with `-dirty` if the product differs from it."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "node", "api"], check=False)
+    return head.stdout.strip() + ("-dirty" if differs.returncode else "")
 
 
 def report(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
@@ -103,9 +95,3 @@ def report(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     for note in notes:
         print(f"  {note}")
     print(flush=True)
-
-
-def write_json(path: Path | None, command: str, where: Row, rows: Sequence[Row]) -> None:
-    if path:
-        path.write_text(json.dumps({"command": command, "machine": where, "rows": list(rows)}, indent=2) + "\n")
-        print(f"Written to {path}.")

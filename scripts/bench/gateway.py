@@ -23,7 +23,7 @@ import processes
 import prompts
 import psutil
 import raw_client
-from figures import Row, at_least, at_most, header, machine, percentile, report, write_json
+from figures import Row, at_least, at_most, percentile, report
 from processes import Child
 
 HELP = "the cost of HTTP and the gateway, with an engine that computes nothing"
@@ -40,22 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--driver", choices=("here", "elsewhere"), help="only this one")
     add("--profile", type=Path, metavar="FILE", help="with --driver: cProfile of the gateway's process, which slows it")
     add("--quick", action="store_true", help="a short run: a check; figures mean nothing")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[Row]:
     if options.quick:
         options.max_tokens, options.requests = 64, 30
-    where = machine()
-    print(header(where))
     if options.profile and not options.driver:
         raise SystemExit("--profile needs --driver.")
     rows = _here(options) if options.driver != "elsewhere" else []
     rows += _elsewhere(options) if options.driver != "here" else []
     report(f"Gateway on one core, {options.streams} streams of {options.max_tokens} tokens", rows)
-    write_json(options.json, "gateway", where, rows)
     if options.profile:
         _tell_profile(options.profile, options.streams * options.max_tokens)
+    return rows
 
 
 def _core(number: int) -> int | None:
@@ -108,12 +105,12 @@ async def _ask(name: str, port: int, gateway: Child, driver: Child | None, optio
     tokens = sum(read.tokens for read in reads)
     share = percentile(ttfts, 0.5)
     return [
-        {"": name, "figure": "TTFT p50 ms", "value": share} | at_most(share, TTFT_TARGET_MS),
-        {"": name, "figure": "TTFT p99 ms", "value": percentile(ttfts, 0.99)},
-        {"": name, "figure": "tokens/s", "value": tokens / seconds} | at_least(tokens / seconds, TOKENS_TARGET),
-        {"": name, "figure": "events a token", "value": sum(read.events for read in reads) / tokens},
-        {"": name, "figure": "gateway's us a token", "value": used[0] / tokens * 1e6},
-        *([{"": name, "figure": "driver's us a token", "value": used[1] / tokens * 1e6}] if driver else []),
+        {"case": name, "figure": "TTFT p50 ms", "value": share} | at_most(share, TTFT_TARGET_MS),
+        {"case": name, "figure": "TTFT p99 ms", "value": percentile(ttfts, 0.99)},
+        {"case": name, "figure": "tokens/s", "value": tokens / seconds} | at_least(tokens / seconds, TOKENS_TARGET),
+        {"case": name, "figure": "events a token", "value": sum(read.events for read in reads) / tokens},
+        {"case": name, "figure": "gateway's us a token", "value": used[0] / tokens * 1e6},
+        *([{"case": name, "figure": "driver's us a token", "value": used[1] / tokens * 1e6}] if driver else []),
     ]
 
 

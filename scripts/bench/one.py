@@ -15,10 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import bars
 import processes
 import ring_nodes
-from figures import Row, at_least, header, machine, report, write_json
+from figures import Row, at_least, report
 from processes import Child
 from ring import MODELS
 from ring_nodes import NodeRing
@@ -47,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--idle-only", action="store_true", help="only the device's idle time")
     add("--quick", action="store_true", help="one short pair: a check; figures mean nothing")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    bars.add_argument(parser)
 
 
 def _names(text: str) -> list[str]:
@@ -59,11 +56,9 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[Row]:
     if options.quick:
         vars(options).update(QUICK)
-    where = machine() | {"BLAS": str(options.preload or "of the wheel")}
-    print(header(where))
     rows: list[Row] = []
     idle: list[Row] = []
     for preset in options.presets:
@@ -75,8 +70,7 @@ def run(options: argparse.Namespace) -> None:
     if rows:
         report("One node against stock mlx-lm", rows, NOTES)
     report("Device idle between two steps", idle)
-    write_json(options.json, "one", where, [*rows, *idle])
-    bars.write_bars(options.plot, "One node against stock mlx-lm", rows, "ratio", ("",))
+    return [*rows, *idle]
 
 
 def _against_stock(model: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -115,7 +109,7 @@ def _idle(model: Path, options: argparse.Namespace) -> Iterator[Row]:
         child.answer()
         context = min(options.contexts)
         found = child.ask(context=context, tokens=options.tokens)
-        yield {"part": "idle", "": f"{model.name}, context {context}"} | {k: round(v, 1) for k, v in found.items()}
+        yield {"part": "idle", "case": f"{model.name}, context {context}"} | {k: round(v, 1) for k, v in found.items()}
 
 
 def _told(row: Row) -> Row:

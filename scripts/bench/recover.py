@@ -26,11 +26,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import bars
 import prompts
 import sse
 import victims
-from figures import Row, header, machine, percentile, report, write_json
+from figures import Row, at_most, percentile, report
 from sse import Answer, Json
 from victims import Cluster, Victim
 
@@ -58,21 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="random words in front of each prompt, for long sessions",
     )
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    bars.add_argument(parser)
 
 
-def run(options: argparse.Namespace) -> None:
-    where = machine()
-    print(header(where))
+def run(options: argparse.Namespace) -> list[Row]:
     with (
         tempfile.TemporaryDirectory(prefix="pippin-recover-") as directory,
         victims.running(Path(directory), 3, 2, options.model, options.models_dir) as cluster,
     ):
         rows = asyncio.run(_measure(cluster, options))
     report(f"Losses while {options.streams} streams run; seconds", rows)
-    write_json(options.json, "recover", where, rows)
-    bars.write_bars(options.plot, f"Losses while {options.streams} streams run, seconds", rows, "p50", ("kind",))
+    return rows
 
 
 @dataclass(slots=True)
@@ -109,7 +103,8 @@ def _row(kind: str, losses: list[Loss]) -> Row:
     for part in PARTS:
         row[f"{part} p50"] = percentile([loss.parts[part] for loss in losses if loss.parts], 0.5)
         row[f"{part} max"] = max((loss.parts[part] for loss in losses if loss.parts), default=float("nan"))
-    return row | {"streams lost": sum(loss.lost for loss in losses)}
+    lost = sum(loss.lost for loss in losses)
+    return row | {"streams lost": lost} | at_most(lost, 0)
 
 
 async def _stream(cluster: Cluster, number: int, content: str, answer: Answer | None = None) -> Answer:

@@ -1,15 +1,12 @@
 """A ring of `node` processes against stock mlx-lm in one process: same machine, model and BLAS, one core for each.
 
 Parts:
-  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step; and of bare rings (only layers and
-     blocking sockets), which show the limit for two or three processes on this machine
+  a  one stream: decode tokens/s of a ring of 2 and of 3 against mlx_lm's generate_step
   b  many sessions: tokens/s in total of a ring of 2 against mlx_lm's BatchGenerator; and of two such processes with half
      of the sessions each, which show the limit for two of this machine's cores
   c  a long prompt: time to the first token of a ring of 2 against generate_step
-  d  one hop between two processes, in microseconds, and its parts; needs no model
   e  one stream whose client predicts the answer, with every n-th token wrong: a ring of 2 computes guessed tokens while
-     a stage would be idle; and of one node, which can't; and a ring of 3: where there are less than three cores, each of
-     its nodes and stock have half of a core (Linux, as root)
+     a stage would be idle; and of one node, which can't; and, with three cores or more, a ring of 3
   f  free text of --model, whose draft model is --draft: a ring of 2 with it and without; see scripts/train_demo_model.py
 
 Runs come in pairs, stock then ring, and the ratio is the median of the pairs' ratios. Two kinds of runs:
@@ -23,19 +20,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import bare
-import bars
-import half_cores
-import hop
 import processes
 import ring_nodes
 import ring_parts
-from figures import Row, header, machine, report, write_json
+from figures import Row, report
 from processes import Child
 
-HELP = "a ring of nodes against stock mlx-lm: one stream, many, a long prompt, a hop"
+HELP = "a ring of nodes against stock mlx-lm: one stream, many, a long prompt"
 MODELS = Path(tempfile.gettempdir()) / "pippin-bench-models"
-QUICK = {"pairs": 1, "tokens": 32, "batch_tokens": 12, "sessions": [8], "prefill_tokens": 256, "trips": 300}
+QUICK = {"pairs": 1, "tokens": 32, "batch_tokens": 12, "sessions": [8], "prefill_tokens": 256}
 NOTES = (
     "ratio  ring / stock, the median of the pairs'; least and most of them show how noisy the machine was",
     "cpu    processor time of all nodes for the same work, in times of stock's: what the ring adds",
@@ -47,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", default="25m", help="of scripts/make_model.py (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for both sides (LD_PRELOAD, one thread)")
-    add("--parts", default="a,b,c,d,e", metavar="P,P", help="default: %(default)s")
+    add("--parts", default="a,b,c,e", metavar="P,P", help="default: %(default)s")
     add(
         "--pairs",
         type=int,
@@ -62,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefill-tokens", type=int, default=2048, metavar="N", help="part c, 4000 at most (default: %(default)s)")
     add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
     add("--draft", default="pippin-demo", metavar="ID", help="part f (default: %(default)s)")
-    add("--trips", type=int, default=3000, metavar="N", help="part d, round trips (default: %(default)s)")
     add("--quick", action="store_true", help="one short pair of each: a check; figures mean nothing")
     add(
         "--models-dir",
@@ -71,34 +63,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of generated models (default: %(default)s)",
     )
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    bars.add_argument(parser)
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[Row]:
     if options.quick:
         vars(options).update(QUICK)
     if options.preload and not options.preload.exists():
         raise SystemExit(f"There is no {options.preload}.")
     parts = set(options.parts.split(","))
-    where = machine() | {"preset": options.preset, "BLAS": str(options.preload or "of the wheel")}
-    print(header(where))
     _tell_cores()
     rows: list[Row] = []
     if parts & set("abce"):
         rows += _against_stock(options, parts)
         report("Ring against stock mlx-lm", rows, NOTES)
-    if "d" in parts:
-        rows += hop.measure(options.trips)
     if "f" in parts:
         rows += _with_draft(options)
         report("Ring with a draft model against stock mlx-lm", rows, NOTES)
-    write_json(options.json, "ring", where, rows)
-    bars.write_bars(options.plot, "Ring against stock mlx-lm", rows, "ratio", ("part", ""))
+    return rows
 
 
 def _tell_cores() -> None:
@@ -129,13 +114,9 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
             if "e" in parts:
                 rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "e" in parts:
-            for stages in (1, 3):
+            for stages in (1, 3) if len(processes.cores()) >= 3 else (1,):
                 with ring_nodes.running(stages, model, scratch, options.preload) as ring:
-                    if stages == 1 or len(processes.cores()) >= 3:
-                        rows += map(_told, ring_parts.predicted(stock, ring, options))
-                    elif half_cores.are_possible():
-                        with half_cores.half_cores((stock.process.pid, *ring.pids)):
-                            rows += map(_told, ring_parts.predicted(stock, ring, options, "half a core each"))
+                    rows += map(_told, ring_parts.predicted(stock, ring, options))
         if "b" in parts and len(cores := processes.cores()) > 1:
             other = stack.enter_context(Child("stock_child.py", str(model), core=cores[1], env=environment))
             other.answer()
@@ -143,9 +124,6 @@ def _against_stock(options: argparse.Namespace, parts: set[str]) -> list[Row]:
         if "a" in parts:
             with ring_nodes.running(3, model, scratch, options.preload) as ring:
                 rows.append(_told(ring_parts.single(stock, ring, options)))
-            for stages in (2, 3):
-                with bare.running(stages, model, options.preload) as circle:
-                    rows.append(_told(ring_parts.bare(stock, circle, options)))
     return rows
 
 
@@ -171,5 +149,5 @@ def _spare_cores() -> Sequence[int]:
 
 
 def _told(row: Row) -> Row:
-    print(f"{row['part']}: {row['']}: {row['ratio']}", flush=True)
+    print(f"{row['part']}: {row['case']}: {row['ratio']}", flush=True)
     return row

@@ -20,7 +20,6 @@ from figures import ROOT
 from sse import Answer, Json
 
 START_S = 180.0
-TRACED = str(ROOT / "scripts" / "bench" / "traced_node.py")
 
 
 def make_model(preset: str, directory: Path, bits: int = 0) -> Path:
@@ -40,8 +39,6 @@ class NodeRing:
     cores: tuple[int | None, ...]
     pids: tuple[int, ...]
     """Process ids of the stages, in the order of the ring."""
-    order: tuple[int, ...]
-    """Numbers of the nodes, in the order of the ring."""
 
     async def stream(
         self, prompt: Sequence[int], tokens: int, prediction: Sequence[int] = (), *, ignore_eos: bool = True
@@ -51,15 +48,6 @@ class NodeRing:
             if prediction:
                 options["prediction"] = {"type": "content", "content": prediction}
             return await sse.stream(http, f"{self.url}/completions", self._body(prompt, tokens) | options)
-
-    async def chat(self, messages: Sequence[Json], prediction: str = "") -> Answer:
-        """Greedy, until the model ends the answer."""
-        body: Json = {"model": self.model, "messages": list(messages), "temperature": 0}
-        body |= {"stream_options": {"include_usage": True}}
-        if prediction:
-            body["prediction"] = {"type": "content", "content": prediction}
-        async with sse.client() as http:
-            return await sse.stream(http, f"{self.url}/chat/completions", body)
 
     async def batch(self, batch: Sequence[Sequence[int]], tokens: int) -> float:
         """Return the seconds for all prompts at once. Answers are not streamed: streams are the gateway's cost."""
@@ -98,14 +86,11 @@ def running(
     *,
     context: int = 4096,
     pinned: bool = True,
-    own: Sequence[Sequence[str]] = (),
     more: Sequence[str] = (),
-    traces: Sequence[Path] = (),
 ) -> Iterator[NodeRing]:
     """Start the nodes and wait until they hold the model; at the end, stop them.
 
-    `pinned`: each to a core of its own. `more`: options of all nodes. `own`: options of each node; with them each node
-    keeps its core, else the driver gets the first one. `traces`: files to which the nodes write what they did.
+    `pinned`: each to a core of its own, the driver to the first one. `more`: options of all nodes.
     """
     cores = assign(stages, processes.cores() if pinned else ())
     ports = _free_ports(2 * stages)
@@ -120,17 +105,15 @@ def running(
                 *(["--peer", f"127.0.0.1:{ports[stages]}"] if number else []),
                 *("--models-dir", str(model.parent), "--model", model.name, "--stages", str(stages)),
                 *("--context", str(context)),
-                *(own[number] if own else ()),
                 *more,
             ]
-            program = [TRACED, str(traces[number])] if traces else ["-m", "node"]
             with processes.on_cores([core] if (core := cores[number]) is not None else []), log.open("wb") as out:
-                nodes.append(processes.start_node(arguments, out, preload, program))
+                nodes.append(processes.start_node(arguments, out, preload))
         order = _wait_ready(f"http://127.0.0.1:{ports[0]}", stages, nodes, logs)
-        for number, core in zip(order, cores, strict=True) if not own else ():
+        for number, core in zip(order, cores, strict=True):
             processes.pin(nodes[number].pid, core)
         pids = tuple(nodes[number].pid for number in order)
-        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids, tuple(order))
+        yield NodeRing(f"http://127.0.0.1:{ports[order[0]]}/v1", model.name, tuple(cores), pids)
     finally:
         processes.end(nodes)
 

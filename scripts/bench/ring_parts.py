@@ -8,7 +8,6 @@ from pathlib import Path
 
 import prompts
 import psutil
-from bare import BareRing
 from figures import Row, at_least, median
 from processes import Child
 from ring_nodes import NodeRing
@@ -76,7 +75,7 @@ class Pairs:
     def row(self, part: str, what: str) -> Row:
         return {
             "part": part,
-            "": what,
+            "case": what,
             "stock tok/s": median([each.rate for each in self.stock]),
             "ring tok/s": median([each.rate for each in self.ring]),
             "pairs": len(self.stock),
@@ -104,7 +103,7 @@ def interleave(count: int, stock: Side, ring: Side) -> Pairs:
     return Pairs([pair[0] for pair in found], [pair[1] for pair in found])
 
 
-def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing | BareRing, split: Run) -> Pairs:
+def _pairs(count: int, stock: Child, alone: Run, ring: NodeRing, split: Run) -> Pairs:
     return interleave(count, Side(alone, [stock.process.pid]), Side(split, ring.pids))
 
 
@@ -124,7 +123,7 @@ def single(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Row:
     return pairs.row("a", f"one stream, ring of {stages}") | at_least(pairs.ratio, SINGLE_TARGETS[stages])
 
 
-def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace, limit: str = "") -> Iterator[Row]:
+def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace) -> Iterator[Row]:
     """(e) One stream whose client predicts the answer, but for every n-th token. The text must always be the same."""
     tokens: int = options.tokens
     prompt, answer = _answer_without_repetition(stock, ring, options)
@@ -147,7 +146,7 @@ def predicted(stock: Child, ring: NodeRing, options: argparse.Namespace, limit: 
 
         pairs = _pairs(2 * options.pairs, stock, lambda: _single_rate(stock, prompt, tokens), ring, split)
         nodes = f"ring of {stages}" if stages > 1 else "one node"
-        row = pairs.row("e", ", ".join(filter(None, (what, nodes, limit))))
+        row = pairs.row("e", f"{what}, {nodes}")
         yield row | at_least(pairs.ratio, PREDICTED_TARGETS.get(every) if stages == 2 else None)
 
 
@@ -188,21 +187,6 @@ def drafted(stock: Child, ring: NodeRing, model: Path, what: str, options: argpa
 
     pairs = _pairs(options.pairs, stock, alone, ring, split)
     return pairs.row("f", f"free text, {what}") | at_least(pairs.ratio, DRAFT_TARGET if options.draft in what else None)
-
-
-def bare(stock: Child, ring: BareRing, options: argparse.Namespace) -> Row:
-    """(a) for a ring of only layers and sockets."""
-    prompt = prompts.token_ids(options.prompt_tokens)
-    tokens: int = options.tokens
-
-    def alone() -> float:
-        return _single_rate(stock, prompt, tokens)
-
-    def split() -> float:
-        return (tokens - 1) / ring.seconds(prompt, tokens)
-
-    pairs = _pairs(3 * options.pairs, stock, alone, ring, split)
-    return pairs.row("a", f"one stream, bare ring of {len(ring.children)}")
 
 
 def sessions(stock: Child, ring: NodeRing, options: argparse.Namespace, count: int) -> Row:

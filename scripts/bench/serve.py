@@ -10,13 +10,11 @@ import argparse
 import asyncio
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
-import bars
 import prompts
 import sse
-from figures import Row, header, machine, median, percentile, report, write_json
+from figures import Row, median, percentile, report
 from sse import Answer, Json
 
 HELP = "an OpenAI-compatible server: time to first token, gaps, tokens/s"
@@ -35,20 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
     add("--requests", type=int, metavar="N", help="for each number of streams (default: as many, but 4 at least)")
     add("--long-prompt", type=int, metavar="N", help="send a prompt of N tokens while the streams run: the stall")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    bars.add_argument(parser)
 
 
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def run(options: argparse.Namespace) -> None:
-    where = machine()
-    print(header(where))
-    rows = asyncio.run(_measure(options))
-    write_json(options.json, "serve", where, rows)
-    bars.write_bars(options.plot, f"Streams at {options.base_url}", rows, "tok/s in total", ("streams",))
+def run(options: argparse.Namespace) -> list[Row]:
+    return asyncio.run(_measure(options))
 
 
 async def _measure(options: argparse.Namespace) -> list[Row]:

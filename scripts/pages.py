@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Writes what documents draw from elsewhere. With --check: fails if a committed document is out of date.
+
+docs/performance.md      its table of claims, from the runs in docs/bench
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "pages"))
+
+import claims
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = {"performance.md": claims.page}
+"""By the name of a page, a function that returns its text; it is given the text that the page has."""
+
+
+def main() -> None:
+    stale = []
+    for name, draw in PAGES.items():
+        path = DOCS / name
+        is_there = path.read_text() if path.exists() else ""
+        drawn = draw(is_there)
+        if drawn != is_there and "--check" not in sys.argv:
+            path.write_text(drawn)
+        elif drawn != is_there:
+            stale.append(name)
+    if stale:
+        sys.exit(f"Out of date: {', '.join(f'docs/{name}' for name in stale)}. Run scripts/pages.py.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Pages that scripts/pages.py draws."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def pages(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "scripts" / "pages.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
+
+
+def test_the_pages_are_current() -> None:
+    assert pages(ROOT, "--check").stderr == ""
+
+
+def test_a_table_that_differs_from_its_runs_is_found_and_drawn_anew(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "scripts" / "pages", tmp_path / "scripts" / "pages")
+    shutil.copy(ROOT / "scripts" / "pages.py", tmp_path / "scripts")
+    page, run = tmp_path / "docs" / "performance.md", tmp_path / "docs" / "bench" / "control.json"
+    measured = json.loads(run.read_text())
+    for row in measured["rows"]:
+        row.update({"max %": 1.27, "met": "NO"} if row["nodes"] == 16 else {})
+    run.write_text(json.dumps(measured))
+    found = pages(tmp_path, "--check")
+    assert (found.returncode, found.stderr) == (1, "Out of date: docs/performance.md. Run scripts/pages.py.\n")
+    assert pages(tmp_path).returncode == 0
+    assert "% of a core | 1.27 | ≤ 1: **missed** |" in page.read_text()
+    assert pages(tmp_path, "--check").returncode == 0
