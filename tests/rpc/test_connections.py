@@ -146,7 +146,7 @@ def test_what_is_no_connection_to_the_port_is_left_alone() -> None:
         assert not ConnectionLimit(port, before).shut_excess(), "too few to look at them"
         limit = ConnectionLimit(port, 5)
         assert limit.shut_excess() == {NEIGHBOUR}
-        assert descriptors() == before
+        assert descriptors() <= before, "some may be left of an earlier test, and be closed meanwhile"
         assert [is_open(end) for end in ends] == [True] * 5 + [False] * 3 + [True] * (5 + 9)
         here.send(b"x")
         assert there.recv(1) == b"x"
