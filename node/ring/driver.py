@@ -13,8 +13,8 @@ from node.core.reports import RingTraffic
 from node.core.rings import Ring
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed, DraftModel
-from node.engine.runner import Runner, Verdict
-from node.ring.lane import Step
+from node.engine.runner import Following, Runner, Verdict
+from node.ring.flight import Step
 from node.ring.limits import RingLimits
 from node.ring.next_hop import NextHop
 from node.ring.pipeline import Pipeline
@@ -61,7 +61,7 @@ class Driver:
         itself, and with the Scheduler.prompt_chunk that it had. `step_timeout_s`: the ring ends when a step takes longer. `numbers`: see
         node.ring.numbers.sequence_numbers. `leftover`: the tokens whose KV a ring of the same layers left, by sequence
         number. `guesses`: compute steps of guessed tokens while stages are idle. `draft`: guesses some of them.
-        `is_wire_slow`: see Scheduler.slow_wire; asked once a second, as paths change.
+        `is_wire_slow`: see Flight.wire_is_slow; asked once a second, as paths change.
         """
         self.ring = ring
         self._on_ended = on_ended
@@ -178,19 +178,19 @@ class Driver:
 
     async def _send_all(self) -> None:
         """Send steps as long as there are any and the ring has room for them."""
-        pipeline = self._pipeline
-        while not (self._ended or pipeline.asking or pipeline.full):
-            if self._held and self._scheduler.queued:
+        pipeline, scheduler = self._pipeline, self._scheduler
+        while not (self._ended or pipeline.asking or scheduler.flight.is_full):
+            if self._held and scheduler.queued:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
-            elif step := self._scheduler.next(pipeline.due):
+            elif step := scheduler.next():
                 await self._send(step)
-            elif ops := self._scheduler.take_ops():
+            elif ops := scheduler.take_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
-            elif not self._compute.waiting and (guess := self._scheduler.guess(pipeline.in_flight)):
+            elif not self._compute.waiting and (guess := scheduler.guess()):
                 await self._send(guess)
-            elif self._draft and not self._compute.waiting and (asked := self._scheduler.to_draft()):
+            elif self._draft and not self._compute.waiting and (asked := scheduler.to_draft()):
                 await self._run_draft(self._draft, *asked)
             else:
                 return
@@ -207,7 +207,7 @@ class Driver:
         try:
             frame = await self._compute.run(self.runner.begin, frame, step.tokens)
         except PippinError as error:
-            self._fail_step(step if step.is_due else None, error)
+            self._fail_step(step, error)
         else:
             await self._pipeline.send(frame, step, begun_at)
 
@@ -270,16 +270,18 @@ class Driver:
         step = due.step if due else None
         if frame.failure:
             error = error_from(frame.failure.code, frame.failure.message, hint=frame.failure.hint)
-            self._fail_step(step if step and step.is_due else None, error)
-        elif due and step and step.is_void:
-            self._landed_at = now()
-            self._wake.set()
+            self._fail_step(step, error)
         elif due and step:
-            # Its job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
             present = now()
             # Seconds since the step had the ring to itself: this is how long it delayed the steps behind it.
             seconds, self._landed_at = present - max(due.begun_at, self._landed_at), present
-            before, finish = self._finishing, self._finish(step, self._queue_finish(step, frame), seconds)
+            following = self._scheduler.returned(step)
+            if following is None:
+                self._wake.set()
+                return
+            # Its job waits for that of another lane, so that no thread waits while that one's tokens are delivered.
+            job = self._queue_finish(step, frame, following)
+            before, finish = self._finishing, self._finish(step, job, seconds)
             self._finishing = Finishing(step.lane, asyncio.create_task(finish, name=f"step of {self.ring.id}"))
             if before:
                 await before.task
@@ -291,9 +293,8 @@ class Driver:
         if self._finishing:
             await self._finishing.task
 
-    def _queue_finish(self, step: Step, frame: Frame) -> asyncio.Future[Verdict] | None:
+    def _queue_finish(self, step: Step, frame: Frame, following: Following) -> asyncio.Future[Verdict] | None:
         """Queue the job that computes the results of a step that came back; None if it has none."""
-        following = self._scheduler.returned(step, self._pipeline.in_flight)
         if step.evaluations:
             return self._compute.queue(self.runner.evaluate, frame, step.chunk_requests())
         if draws := step.draws():
@@ -334,7 +335,8 @@ class Driver:
         """Fail the step's sessions, unless a device did: no request is to blame for that. The stages may have come to
         differ, so the ring ends for all others, too, which go on with the next one.
         """
-        for slot in step.rows if step and not isinstance(error, DeviceFailed) else ():
+        is_needed = step and self._scheduler.flight.is_certain(step) and not isinstance(error, DeviceFailed)
+        for slot in step.rows if step and is_needed else ():
             if not slot.gone:
                 self._scheduler.fail(slot.session, error)
         self.end(error)
@@ -370,7 +372,7 @@ class Driver:
     async def _watch(self) -> None:
         """End the ring when a step takes too long. It polls: a timer for each step would burden the token path."""
         while True:
-            self._scheduler.slow_wire = self._is_wire_slow()
+            self._scheduler.flight.wire_is_slow = self._is_wire_slow()
             await asyncio.sleep(WATCH_S)
             if self._pipeline.waited_s > self._step_timeout:
                 self.end(RingLost(f"A step took longer than {self._step_timeout:.0f} s (--step-timeout)."))

@@ -9,7 +9,7 @@ from node.core.clock import now
 from node.core.errors import BadRequest, PippinError, StaleFence
 from node.core.frames import CacheOp, Frame, Held
 from node.core.rings import Ring
-from node.ring.lane import Step
+from node.ring.flight import Step
 from node.ring.next_hop import NextHop
 from node.rpc.link import FrameLink
 
@@ -37,21 +37,6 @@ class Pipeline:
         self._sending = asyncio.Lock()
         self._seq = 0
         self.closed = False
-
-    @property
-    def due(self) -> int:
-        """Number of steps in flight whose results are needed: all but guesses."""
-        return sum(1 for each in self._in_flight if not each.step or each.step.is_due)
-
-    @property
-    def full(self) -> bool:
-        """One step more is in flight than there are stages: where a long step follows a short one, none waits for it."""
-        return self.due > len(self._ring.stages)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of steps in flight, guesses included."""
-        return len(self._in_flight)
 
     @property
     def asking(self) -> bool:

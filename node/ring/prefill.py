@@ -33,8 +33,6 @@ class Prefill:
     """One for each row of the lane."""
     cached: int
     """Tokens of each row that were there before; the same for all rows, so none is padded for it."""
-    in_flight: int = 0
-    """Steps that have not come back."""
     begun: bool = False
     token_s: float = 0.0
     """Seconds for each token of the last chunk; they grow with the position in the prompt."""

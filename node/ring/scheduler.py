@@ -28,7 +28,8 @@ from node.core.frames import Back, CacheOp, Forget, Held, Keep, Merge, Open, Reu
 from node.core.generation import TokenEvent
 from node.core.guesses import Earlier
 from node.engine.runner import Following, RowResult, Verdict
-from node.ring.lane import Lane, Step, free_rows
+from node.ring.flight import Flight, Step
+from node.ring.lane import Lane, free_rows
 from node.ring.limits import RingLimits
 from node.ring.prefill import ChunkSize, Prefill
 from node.ring.prefixes import MIN_TOKENS, Match, Prefixes
@@ -71,7 +72,7 @@ class Scheduler:
         is none.
         """
         self._limits = limits
-        self._stages = stages
+        self.flight = Flight(stages)
         lanes = stages if batchable else max(stages, limits.max_sessions)
         self._room = Room(limits, limits.max_rows if batchable else 1, lanes)
         self._pads = pads
@@ -80,8 +81,6 @@ class Scheduler:
         self._ahead = ahead
         self._guesses = guesses
         self._draft_context = draft_context
-        self.slow_wire = False
-        """Frames are on the wire for so long, against the time of a stage, that one more step may be in flight for guesses."""
         self.guessed = 0
         """Guesses that were compared with the token that was drawn."""
         self.guessed_right = 0
@@ -182,81 +181,91 @@ class Scheduler:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def next(self, in_flight: int = 0) -> Step | None:
-        """The next step; None when there is none to send now. `in_flight`: number of steps whose results are needed."""
+    def next(self) -> Step | None:
+        """The next step; None when there is none to send now."""
         self._clear_lanes()
         self._make_room()
         self._admit()
-        lane = next((lane for lane in self._lanes if lane.ready), None)
+        lane = next((lane for lane in self._idle_lanes() if lane.is_live), None)
         prefill = next((prefill for prefill in self._prefills if prefill.ready), None)
         if lane and (prefill is None or lane.ahead or self._steps_since_chunk < self._decoding):
             self._steps_since_chunk += 1
             return self._decode(lane)
-        if prefill and (in_flight < self._stages or self._steps_since_chunk >= self._decoding):
+        if prefill and (self.flight.has_idle_stage or self._steps_since_chunk >= self._decoding):
             self._steps_since_chunk = 0
             return self._run_chunk(prefill)
         return None
 
-    def _may_guess(self, in_flight: int) -> bool:
-        """Whether a stage is idle or will be, and there is memory for one more guess.
+    def guess(self) -> Step | None:
+        """A step of a token that a session may draw next, if a stage is idle, for when `next` has no step.
+
+        It is computed as it will be if it turns out right; if not, all stages take it back.
+        """
+        if self.flight.room < 1 or not self._may_guess:
+            return None
+        for lane in sorted(self._lanes, key=lambda lane: len(self.flight.guesses(lane.number))):
+            if not self.flight.is_landing(lane.number) and (token := self._next_guess(lane)) is not None:
+                self.flight.sent(step := self._guess_step(lane, token))
+                return step
+        return None
+
+    @property
+    def _may_guess(self) -> bool:
+        """Whether there is memory for one more guess.
 
         Caches that can't be trimmed keep or copy their states for a guess, which takes up to the memory of a session.
         """
-        guesses = sum(len(lane.guesses) for lane in self._lanes)
-        has_room = self._trimmable or self.tokens_held + (guesses + 1) * self._limits.context <= self._room.budget
-        return self._guesses and in_flight < self._most_in_flight and has_room
+        room = (self.flight.guessed + 1) * self._limits.context
+        return self._guesses and (self._trimmable or self.tokens_held + room <= self._room.budget)
 
-    @property
-    def _most_in_flight(self) -> int:
-        """Number of steps in flight up to which guesses are sent."""
-        return self._stages + self.slow_wire
+    def _may_follow(self, lane: Lane) -> bool:
+        """Whether a step of a guessed token may be sent behind the one in flight."""
+        return self.flight.is_busy(lane.number) and not lane.ahead and lane.only is not None
 
-    def guess(self, in_flight: int) -> Step | None:
-        """A step of a token that a session may draw next. Call it when `next` has no step.
+    def _next_guess(self, lane: Lane) -> int | None:
+        """The token that may come after the guesses in flight; None without one."""
+        return (
+            lane.only.session.guess(self.flight.guesses(lane.number)) if self._may_follow(lane) and lane.only else None
+        )
 
-        It is computed as it will be if it turns out right; if not, all stages take it back. `in_flight`: number of steps.
-        """
-        # The next step of a lane whose step has returned comes before any guess.
-        if not self._may_guess(in_flight + sum(lane.returned for lane in self._lanes)):
-            return None
-        for lane in sorted(self._lanes, key=lambda lane: len(lane.guesses)):
-            if not lane.returned and (token := lane.guess()) is not None:
-                return lane.add_guess(token)
-        return None
+    def _guess_step(self, lane: Lane, token: int) -> Step:
+        unverified = len(self.flight.guesses(lane.number)) + 1
+        return Step(lane.number, (), tuple(lane.rows), ((token,),), samples=True, unverified=unverified)
 
     def to_draft(self) -> tuple[Slot, list[int]] | None:
         """A session, and the guesses at its next tokens after which the draft model is to be asked; None if there is no
         such session, or the ring has no room for guesses.
         """
-        room = self._most_in_flight - sum(lane.busy for lane in self._lanes)
+        room = self.flight.most_guesses
         if not self._guesses or room < 1 or self._waiting or self._prefills:
             return None
         # The oldest session first, as the draft model follows one at a time.
         for lane in sorted(self._lanes, key=lambda lane: lane.rows[0].lane if lane.rows else 0):
-            # One more than there is room for: the job that finds the first guess right begins the step of the last one.
-            if lane.returned or (guessed := lane.to_draft(room + 1)) is None:
+            slot = lane.only
+            if not slot or not self._may_follow(lane) or self.flight.is_landing(lane.number):
                 continue
-            if len(lane.rows[0].session.tokens) + len(guessed) < self._draft_context:
-                return lane.rows[0], guessed
+            # One more than there is room for: the job that finds the first guess right begins the step of the last one.
+            guessed = slot.session.guesses_to_draft_after(self.flight.guesses(lane.number), room + 1)
+            if guessed is not None and len(slot.session.tokens) + len(guessed) < self._draft_context:
+                return slot, guessed
         return None
 
     @property
     def _decoding(self) -> int:
         return sum(1 for lane in self._lanes if lane.rows or lane.joining)
 
-    def returned(self, step: Step, in_flight: int) -> Following:
-        """A step's frame came back, and its results are yet to be computed. Returns what may follow it in its lane.
-
-        `in_flight`: number of the other steps. If a stage is idle, one more guess may follow.
-        """
+    def returned(self, step: Step) -> Following | None:
+        """A step's frame came back. Returns what may follow it in its lane; None if its results are of no use."""
+        if not self.flight.returned(step):
+            return None
         lane = self._lane(step)
         if lane is None:
             return Following()
-        has_room = self._may_guess(in_flight + sum(each.returned for each in self._lanes))
-        lane.returned = True
-        guesses, chain = [guess.token for guess in lane.guesses], self._can_chain(lane)
-        may_follow = has_room and guesses and not (self._waiting or self._prefills)
-        return Following(guesses, lane.guess() if may_follow else None, chain)
+        guesses = self.flight.guesses(lane.number)
+        others = self._waiting or self._prefills
+        # The step itself has left the stages, so one more guess may follow.
+        may_follow = guesses and self.flight.room >= 0 and self._may_guess and not others
+        return Following(guesses, self._next_guess(lane) if may_follow else None, self._can_chain(lane))
 
     def landed(self, step: Step, verdict: Verdict, seconds: float) -> Step | None:
         """The results of a step are computed; other steps waited for `seconds`. Each session gets its result.
@@ -266,13 +275,15 @@ class Scheduler:
         for slot, result in zip(step.rows, verdict.results, strict=bool(verdict.results)):
             if not slot.gone:
                 self._deliver(slot, result)
-        begun = None
-        if lane := self._lane(step):
+        lane = self._lane(step)
+        if lane:
             begun = self._judge(lane, step, verdict)
             self._chunk_size.decode_s = seconds
+        else:
+            self.flight.landed(step)
+            begun = None
         for prefill in list(self._prefills):
             if prefill.lane == step.lane:
-                prefill.in_flight -= 1
                 prefill.token_s = self._chunk_size.took(step.tokens, seconds)
                 if step.samples and not prefill.gone:
                     self._join(prefill)
@@ -300,23 +311,24 @@ class Scheduler:
 
     def _judge(self, lane: Lane, step: Step, verdict: Verdict) -> Step | None:
         """Keep the guesses behind a step or take them back. Returns the lane's step that was begun with its results."""
-        next_guess = lane.add_guess(verdict.guess) if verdict.guess is not None else None
+        begun = None
+        if verdict.guess is not None:
+            begun = self._guess_step(lane, verdict.guess)
+        elif verdict.begun:
+            begun = replace(step, ops=(), tokens=(), unverified=0)
         needed = not lane.rows[0].gone
-        right = verdict.right > 0 and needed
-        wrong = lane.land(right=right)
+        right = verdict.right if needed else 0
+        wrong = self.flight.landed(step, right, begun)
         self.guessed += right or (wrong > 0 and needed)
         self.guessed_right += right
-        if right:
-            lane.rows[0].sent = len(lane.rows[0].session.tokens)
-        if next_guess or not verdict.begun:
-            self._ops += [Back(lane.number, wrong)] if wrong else []
-            return next_guess
-        for slot in lane.rows:
+        chained = begun is not None and not begun.unverified
+        # If the job has begun the right step, it has taken the guesses back, and that step's frame says so.
+        self._ops += [Back(lane.number, wrong)] if wrong and not chained else []
+        for slot in lane.rows if chained or right else ():
             slot.sent = len(slot.session.tokens)
             # A slot that has gone meanwhile lacks the token of this step: caches that can't go back have one too many.
             slot.keep = slot.keep and self._trimmable
-        lane.busy = True
-        return replace(step, ops=(), tokens=(), guess=None, unverified=0)
+        return begun
 
     def _can_chain(self, lane: Lane) -> bool:
         """Whether the lane's next step can follow at once, with the same rows and no operation but to take guesses back."""
@@ -336,9 +348,13 @@ class Scheduler:
 
     def _clear_lanes(self) -> None:
         """Free the rows of slots that are gone. A lane with a step in flight does so with its next step."""
-        for lane in self._lanes:
-            if lane.may_change and lane.stale:
+        for lane in self._idle_lanes():
+            if lane.is_stale:
                 lane.prepare(self._ops, self._keep_as)
+
+    def _idle_lanes(self) -> list[Lane]:
+        """Those whose rows may change, as no step is in flight."""
+        return [lane for lane in self._lanes if not self.flight.is_busy(lane.number)]
 
     def _decode(self, lane: Lane) -> Step:
         self._lanes.remove(lane)
@@ -349,8 +365,9 @@ class Scheduler:
         for slot in lane.rows:
             slot.sent = len(slot.session.tokens)
         ahead = self._steps_ahead(lane)
-        lane.busy, lane.ahead = True, ahead > 0
-        return Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=ahead)
+        lane.ahead = ahead > 0
+        self.flight.sent(step := Step(lane.number, ops, tuple(lane.rows), tokens, samples=True, ahead=ahead))
+        return step
 
     def _steps_ahead(self, lane: Lane) -> int:
         """See Step.ahead: 0 while another session is about to join the lane, 1 while other sessions wait."""
@@ -364,11 +381,11 @@ class Scheduler:
         self._prefills.append(prefill)
         prefill.slots = free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)
         prefill.begun = True
-        prefill.in_flight += 1
         is_alone = len(self._prefills) == 1 and not (self._decoding or self._waiting)
         tokens = prefill.chunk(self._chunk_size.of(prefill, self._decoding, is_alone=is_alone), self._grid)
         samples = not prefill.ready and prefill.slots[0].evaluation is None
-        return Step(prefill.lane, self.take_ops(), tuple(prefill.slots), tokens, samples)
+        self.flight.sent(step := Step(prefill.lane, self.take_ops(), tuple(prefill.slots), tokens, samples))
+        return step
 
     def _join(self, prefill: Prefill) -> None:
         self._prefills.remove(prefill)
@@ -381,7 +398,8 @@ class Scheduler:
 
     def _clear_prefills(self) -> None:
         """Drop the lanes of prompts whose slots are all gone, once their last chunk is back."""
-        for prefill in [prefill for prefill in self._prefills if prefill.gone and not prefill.in_flight]:
+        ended = [each for each in self._prefills if each.gone and not self.flight.is_busy(each.lane)]
+        for prefill in ended:
             self._prefills.remove(prefill)
             prefill.home.prefilling = [slot for slot in prefill.home.prefilling if not slot.gone]
             free_rows(prefill.slots, prefill.lane, self._ops, self._keep_as)

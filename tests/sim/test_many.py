@@ -10,7 +10,7 @@ import pytest
 
 from node.core.generation import GenerateRequest, Sampling
 from node.engine.runner import Verdict
-from node.ring.lane import Step
+from node.ring.flight import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
 from node.ring.scheduler import Scheduler

@@ -19,7 +19,7 @@ from node.core.generation import GenerateRequest, Sampling
 from node.core.rings import Fence
 from node.engine.runner import Verdict
 from node.engine.sampling import Sampled
-from node.ring.lane import Step
+from node.ring.flight import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
 from node.ring.prefill import MIN_CHUNK, STALL_S
@@ -222,15 +222,14 @@ class World:
             self.replaced += 1
 
     def send(self) -> bool:
-        due = sum(step.is_due for step, _ in self.in_flight)
-        if due > self.stages:
+        if self.scheduler.flight.is_full:
             return False
-        step = self.scheduler.next(due)
+        step = self.scheduler.next()
         if step is None:
             for op in self.scheduler.take_ops():
                 self.fake.apply(op)
-            self.scheduler.slow_wire = self.of_clients.random() < 0.3
-            step = self.scheduler.guess(len(self.in_flight))
+            self.scheduler.flight.wire_is_slow = self.of_clients.random() < 0.3
+            step = self.scheduler.guess()
             if step is None:
                 return False
         for op in step.ops:
@@ -270,9 +269,9 @@ class World:
 
     def land(self) -> None:
         step, tokens = self.in_flight.popleft()
-        if step.is_void:
+        following = self.scheduler.returned(step)
+        if following is None:
             return
-        following = self.scheduler.returned(step, len(self.in_flight))
         if step.evaluations:
             self.land_evaluations(step, tokens)
             return
@@ -290,8 +289,8 @@ class World:
         next_step = self.scheduler.landed(step, verdict, self.random.choice([0.001, 0.01, 0.02, 1.0]))
         assert (next_step is not None) == begins
         if next_step:
-            next_step = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in tokens))
-            self.in_flight.append((next_step, self.fake.run(next_step)))
+            run = replace(next_step, tokens=next_step.tokens or tuple((token,) for token in tokens))
+            self.in_flight.append((next_step, self.fake.run(run)))
 
     def land_evaluations(self, step: Step, followers: list[list[int]]) -> None:
         results = []
@@ -504,7 +503,9 @@ def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
     for _ in range(3):
         step = scheduler.next()
         assert step
-        chained.append(scheduler.returned(step, 0).chain)
+        following = scheduler.returned(step)
+        assert following
+        chained.append(following.chain)
         step.rows[0].session.accept(1)
         scheduler.landed(step, Verdict(), 0.01)
     assert chained == [True, True, False]
@@ -779,12 +780,12 @@ def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() 
     scheduler.submit(request(5, 500))
     turn(scheduler)
     scheduler.submit(request(300, 5, first=1000))
-    kinds = []
-    for in_flight in range(4):
-        step = scheduler.next(in_flight)
-        kinds.append(step and ("prompt" if step.lane >= FIRST_NUMBER else "answer"))
+    steps = [scheduler.next() for _ in range(4)]
+    kinds = [step and ("prompt" if step.lane >= FIRST_NUMBER else "answer") for step in steps]
     assert kinds == ["answer", "prompt", None, None]
-    assert scheduler.next(1) is not None
+    assert steps[1]
+    scheduler.returned(steps[1])
+    assert scheduler.next() is not None
 
 
 @pytest.mark.parametrize(
@@ -989,7 +990,7 @@ def first_token(
         scheduler.submit(session)
         begun_at, sizes = clock, list[int]()
         while scheduler.running or scheduler.queued:
-            while len(under_way) < stages and (step := scheduler.next(len(under_way))):
+            while len(under_way) < stages and (step := scheduler.next()):
                 done = clock
                 for stage in range(stages):
                     done = max(done, free_at[stage]) + step_s + token_s * len(step.tokens[0])
@@ -1044,9 +1045,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("slow_wire", [False, True])
 def test_a_slow_wire_has_room_for_one_more_guess(slow_wire: bool) -> None:
     scheduler = scheduler_of(limits(), stages=2, guesses=True)
-    scheduler.slow_wire = slow_wire
+    scheduler.flight.wire_is_slow = slow_wire
     session = request(5, 20)
     scheduler.submit(Session(replace(session.request, prediction=(1,) * 20)))
     turn(scheduler)
-    assert scheduler.next(0), "the step behind which guesses are sent"
-    assert [scheduler.guess(in_flight) is not None for in_flight in (1, 2, 3)] == [True, slow_wire, False]
+    assert scheduler.next(), "the step behind which guesses are sent"
+    assert [scheduler.guess() is not None for _ in range(3)] == [True, slow_wire, False]
