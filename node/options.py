@@ -13,7 +13,7 @@ from api.http.limits import MAX_BODY
 from node import __version__
 from node import option_values as values
 from node.core.models import KV_BITS
-from node.core.usage import Choice, Command, Option, Parsed, near, run, source_of
+from node.core.usage import Choice, Command, Option, Parsed, near, option, run, source_of
 from node.host.machine_name import machine_name
 from node.members.membership import FAIL_AFTER_S
 from node.settings import FILE_VARIABLE, as_toml, misspelt, read_file, variable
@@ -236,33 +236,29 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 
     Exits on --help, --version, --print-config and usage errors (2).
     """
-    options: Options = run(command, argv)
+    options: Options = run(command, argv, MEANT, "a model is named with --model ID")
     return options
 
 
-def knows(option: str) -> bool:
+def knows(flag: str) -> bool:
     """Whether an option is one of `node`, or is probably meant to be: misspelt, or of another program of this kind."""
-    return option not in OF_NODEJS and bool(near(command, option))
+    return flag not in OF_NODEJS and (flag in MEANT or bool(near(command, flag)))
 
 
 @click.command(
     "node",
     cls=Command,
     params=[Option([each.metadata["flag"], each.name], **each.metadata["how"]) for each in fields(Options)],
-    meant=MEANT,
-    hint="a model is named with --model ID",
     epilog="`cluster status` shows the cluster. The API is at http://127.0.0.1:52415/v1.",
 )
-@click.option(
+@option(
     "--check",
-    cls=Option,
     section="process",
     is_flag=True,
     help="instead of starting a node, test and measure this machine (node --check --help)",
 )
-@click.option(
+@option(
     "--config",
-    cls=Option,
     section="process",
     metavar="FILE",
     type=Parsed(values.path),
@@ -272,9 +268,8 @@ def knows(option: str) -> bool:
     callback=read_file,
     help="file of options; or set PIPPIN_CONFIG (default: ~/.config/pippin/config.toml)",
 )
-@click.option(
+@option(
     "--print-config",
-    cls=Option,
     section="process",
     is_flag=True,
     help="instead of starting a node, print each option's value and where it comes from",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from node.cli.client import NoNode, StatusFailed
-from node.cli.commands import EXIT_INTERRUPTED, EXIT_READY, cluster
+from node.cli.commands import EXIT_INTERRUPTED, cluster
 from node.cli.terminal import complain
 from node.core.usage import run
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        code: int = run(cluster, argv)
+        return int(run(cluster, argv) or 0)
     except StatusFailed as error:
         complain(str(error))
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
@@ -31,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `cluster status | head -1`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_READY
-    return code
+        return 0
 
 
 if __name__ == "__main__":

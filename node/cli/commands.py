@@ -1,13 +1,10 @@
-"""The commands of `cluster`. Most ask a node over HTTP, and return the exit code."""
+"""The commands of `cluster`. Each is told once: what it takes, what it asks a node over HTTP, and what it prints."""
 
-import functools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,76 +12,20 @@ import click
 
 from node import __version__
 from node.cli import answers, completion, models
+from node.cli.arguments import FOLLOW, MODEL, NODE, SYSTEM, TIMEOUT, asks_node, json_option
 from node.cli.chat import Chat
-from node.cli.client import DEFAULT_API, PLACE_TIMEOUT_S, Api, Json, StatusFailed, parse_api
+from node.cli.client import PLACE_TIMEOUT_S, Api, Json, StatusFailed
 from node.cli.table import render
 from node.cli.terminal import complain, printable, progress, without_controls
 from node.cli.wait import Target, held, in_memory, model_id, wait
 from node.core.rate import Rate
 from node.core.units import format_bytes, format_download
-from node.core.usage import Choice, Group, Parsed, option
-from node.host.api_keys import parse_key, read_keys
+from node.core.usage import Choice, Group, option
 from node.host.secret import new_secret
 
-EXIT_READY, EXIT_NOT_READY, EXIT_INTERRUPTED = 0, 4, 130
+EXIT_NOT_READY, EXIT_INTERRUPTED = 4, 130
 
 _CLEAR = "\x1b[H\x1b[2J"
-
-
-def asks_node(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with --api and --api-key-file, whose function gets `api`."""
-
-    @option(
-        "--api",
-        metavar="URL",
-        type=Parsed(parse_api),
-        envvar="PIPPIN_HOST",
-        default=DEFAULT_API,
-        help=f"address of any node (default: PIPPIN_HOST, or {DEFAULT_API})",
-    )
-    @option(
-        "--api-key-file",
-        "key",
-        metavar="FILE",
-        callback=_key,
-        help="file of API keys, of which the first is used (default: the key in PIPPIN_API_KEY)",
-    )
-    @functools.wraps(command)
-    def ask(api: Api, key: str, **options: Any) -> int:
-        return command(api._replace(key=key), **options)
-
-    return ask
-
-
-def _key(_: click.Context, __: click.Parameter, file: str | None) -> str:
-    """The API key: the first one in the file, or that in the environment.
-
-    Arguments would show it to all users in `ps`.
-    """
-    try:
-        return read_keys(Path(file))[0] if file else parse_key(os.environ.get("PIPPIN_API_KEY", ""))
-    except OSError as error:
-        raise click.UsageError(f"--api-key-file: {error}") from error
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:  # rejects "nan" as well, a deadline that would never pass
-        raise ValueError(f"{text!r} is no number of seconds")
-    return seconds
-
-
-_MODEL = click.argument("model", help="id or short name", shell_complete=completion.models)
-_NODE = click.argument("node", help="name, or id or its first characters", shell_complete=completion.nodes)
-_SYSTEM = option("--system", metavar="TEXT", default="", help="tell the model who it is")
-_TIMEOUT = option("--timeout", metavar="S", type=Parsed(_seconds), default="600", help="seconds (default: 600)")
-_FOLLOW = option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
-
-
-def _json(about: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    return option("--json", "as_json", is_flag=True, help=about)
 
 
 def _path(model: str, command: str = "") -> str:
@@ -108,9 +49,9 @@ def cluster() -> None:
 @click.argument(
     "model", required=False, help="id or short name (default: one that is loaded)", shell_complete=completion.models
 )
-@_SYSTEM
+@SYSTEM
 @asks_node
-def chat(api: Api, model: str | None, system: str) -> int:
+def chat(api: Api, model: str | None, system: str) -> None:
     """Talk to a model; /help shows what else you can type."""
     import readline  # noqa: F401, PLC0415 - line editing and history for input(); other commands need none
 
@@ -118,13 +59,12 @@ def chat(api: Api, model: str | None, system: str) -> int:
     if sys.stdin.isatty():
         print(f"{printable(model)}   /help shows what you can type, Ctrl-D ends.")
     Chat(api, model, system).run()
-    return EXIT_READY
 
 
 @cluster.command
-@_MODEL
+@MODEL
 @click.argument("prompt", nargs=-1, help="the prompt, after what comes from a pipe")
-@_SYSTEM
+@SYSTEM
 @option("--max-tokens", metavar="N", type=int, help="maximum length of the answer (default: the context)")
 @option(
     "--temperature",
@@ -133,45 +73,43 @@ def chat(api: Api, model: str | None, system: str) -> int:
     help="0 for the likeliest answer (default: what the model's authors propose, else 0.7)",
 )
 @option("--verbose", is_flag=True, help="then print how many tokens it had, and how quick they were")
-@_json("print the node's JSON when the answer is whole")
+@json_option("print the node's JSON when the answer is whole")
 @asks_node
 def run(api: Api, model: str, prompt: tuple[str, ...], system: str, verbose: bool, as_json: bool, **more: Any) -> int:
     """Print a model's answer to one prompt."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": answers.whole_prompt(prompt)}]
     is_whole = answers.run(api, {"model": model, "messages": messages, **more}, as_json=as_json, verbose=verbose)
-    return EXIT_READY if is_whole else EXIT_INTERRUPTED
+    return 0 if is_whole else EXIT_INTERRUPTED
 
 
 @cluster.command("models")
 @option("--short-names", is_flag=True, help="show the short names of models on the hub instead")
-@_json("print the node's JSON unchanged")
+@json_option("print the node's JSON unchanged")
 @asks_node
-def show_models(api: Api, short_names: bool, as_json: bool) -> int:
+def show_models(api: Api, short_names: bool, as_json: bool) -> None:
     """Show the models that nodes hold, and whether they fit."""
     found = api.ask("GET", "/cluster/models")
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         print(models.short_names(found) if short_names else models.held(found, api.status()))
-    return EXIT_READY
 
 
 @cluster.command
-@_json("print the models of the node's status as JSON")
+@json_option("print the models of the node's status as JSON")
 @asks_node
-def ps(api: Api, as_json: bool) -> int:
+def ps(api: Api, as_json: bool) -> None:
     """Show the models that are loaded, and on which nodes."""
     status = api.status()
     loaded = [model for model in status["models"] if model["rings"] or model["state"] == "refused"]
     print(json.dumps(loaded, indent=2) if as_json else models.loaded(loaded, api.ask("GET", "/cluster/models"), status))
-    return EXIT_READY
 
 
 @cluster.command
-@_MODEL
+@MODEL
 @asks_node
-def pull(api: Api, model: str) -> int:
+def pull(api: Api, model: str) -> None:
     """Fetch a model to the disk of the node at --api."""
     tell, rate, size = progress(), Rate(), 0
     with closing(api.events(_path(model, "/pull"), {})) as events:  # to close it ends the fetch
@@ -182,24 +120,22 @@ def pull(api: Api, model: str) -> int:
             tell(f"{model}   {format_download(event['done'], size, rate.at(event['done']))}")
     tell("")
     print(printable(f"{model}   {format_bytes(size)}"))
-    return EXIT_READY
 
 
 @cluster.command
-@_MODEL
+@MODEL
 @asks_node
-def rm(api: Api, model: str) -> int:
+def rm(api: Api, model: str) -> None:
     """Delete a fetched model from the disk of the node at --api."""
     removed = api.ask("DELETE", _path(model))
     print(f"{printable(removed['model'])} is deleted: {format_bytes(removed['bytes'])} are free.")
-    return EXIT_READY
 
 
 @cluster.command
-@_MODEL
+@MODEL
 @option("--stages", metavar="N", type=int, help="spread it over at least N nodes")
 @option("--context", metavar="N", type=int, help="maximum context in tokens")
-@_TIMEOUT
+@TIMEOUT
 @asks_node
 def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
     """Load a model for good, and wait until it is ready."""
@@ -208,8 +144,8 @@ def load(api: Api, model: str, timeout: float, **how: int | None) -> int:
 
 
 @cluster.command
-@_MODEL
-@_TIMEOUT
+@MODEL
+@TIMEOUT
 @asks_node
 def unload(api: Api, model: str, timeout: float) -> int:
     """Unload a model that answers no requests."""
@@ -221,25 +157,26 @@ def unload(api: Api, model: str, timeout: float) -> int:
 
 
 @cluster.command
-@_json("print the node's JSON unchanged")
+@json_option("print the node's JSON unchanged")
 @option("--watch", "watched", is_flag=True, help="redraw each second until Ctrl-C")
 @asks_node
 def status(api: Api, as_json: bool, watched: bool) -> int:
     """Show nodes, models, links and warnings."""
     if watched:
-        return watch(api, as_json=as_json)
+        watch(api, as_json=as_json)
+        return 0
     found = api.status()
     print(json.dumps(found, indent=2) if as_json else render(found))
-    return EXIT_READY if found["state"] in ("ready", "idle") else EXIT_NOT_READY
+    return 0 if found["state"] in ("ready", "idle") else EXIT_NOT_READY
 
 
-def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> int:
+def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = time.sleep) -> None:
     """Redraw each second until Ctrl-C; into a pipe, write one status after the other.
 
     Goes on if the node is unreachable.
     """
     clear = _CLEAR if sys.stdout.isatty() else ""
-    try:
+    with suppress(KeyboardInterrupt):
         while True:
             try:
                 found = api.status()
@@ -248,8 +185,6 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
                 text = json.dumps({"error": str(error)}) if as_json else without_controls(str(error))
             print(f"{clear}{text}", end="\n" if as_json or clear else "\n\n", flush=True)
             pause(1)
-    except KeyboardInterrupt:
-        return EXIT_READY
 
 
 @cluster.command("wait")
@@ -261,7 +196,7 @@ def watch(api: Api, *, as_json: bool = False, pause: Callable[[float], None] = t
     shell_complete=completion.models,
     help="wait for this model only: its id, a short name, or how it begins",
 )
-@_TIMEOUT
+@TIMEOUT
 @asks_node
 def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
     """Wait until the cluster is ready."""
@@ -273,7 +208,7 @@ def wait_for(api: Api, nodes: int, model: str | None, timeout: float) -> int:
 
 
 @cluster.command
-@_json("print the findings as JSON")
+@json_option("print the findings as JSON")
 @option("--node", metavar="NODE", default="", shell_complete=completion.nodes, help="only findings about this node")
 @asks_node
 def doctor(api: Api, as_json: bool, node: str) -> int:
@@ -284,8 +219,8 @@ def doctor(api: Api, as_json: bool, node: str) -> int:
 
 
 @cluster.command
-@_NODE
-@_TIMEOUT
+@NODE
+@TIMEOUT
 @asks_node
 def drain(api: Api, node: str, timeout: float) -> int:
     """Move a node's work to other nodes, and wait until it holds none."""
@@ -300,35 +235,33 @@ def drain(api: Api, node: str, timeout: float) -> int:
     help="name, or id or its first characters (default: the node at --api)",
     shell_complete=completion.nodes,
 )
-@_FOLLOW
+@FOLLOW
 @option("-n", "--lines", metavar="N", type=int, default=200, help="last lines (default: 200)")
 @asks_node
-def logs(api: Api, node: str, lines: int, follow: bool) -> int:
+def logs(api: Api, node: str, lines: int, follow: bool) -> None:
     """Show the log of a node."""
     # The node at `api` asks the other one: that may have any address, and the API key is not for it.
     query = {"lines": lines, **({"node": node} if node else {}), **({"follow": "true"} if follow else {})}
     for line in api.lines(f"/cluster/logs?{urlencode(query)}"):
         print(without_controls(line), flush=True)
-    return EXIT_READY
 
 
 @cluster.command
-@_NODE
+@NODE
 @asks_node
-def undrain(api: Api, node: str) -> int:
+def undrain(api: Api, node: str) -> None:
     """Use a drained node again."""
     api.ask("POST", f"/cluster/nodes/{quote(node, safe='')}/undrain")
     print(f"{node} is in use")
-    return EXIT_READY
 
 
 def _wait_until(api: Api, timeout: float, missing: Callable[[Json], str], aim: str, done: str) -> int:
     left = wait(api, missing, timeout, progress())
-    if not left:
-        print(printable(done))
-        return EXIT_READY
-    complain(f"not {aim} after {timeout:g} s: {left}.")
-    return EXIT_NOT_READY
+    if left:
+        complain(f"not {aim} after {timeout:g} s: {left}.")
+        return EXIT_NOT_READY
+    print(printable(done))
+    return 0
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -340,10 +273,9 @@ def secret() -> None:
 
 
 @secret.command
-def new() -> int:
+def new() -> None:
     """Print 128 random bits, for a file that only you can read."""
     print(new_secret())
-    return EXIT_READY
 
 
 @cluster.group
@@ -379,7 +311,7 @@ def service_status() -> int:
 
 
 @service.command("logs")
-@_FOLLOW
+@FOLLOW
 def service_logs(follow: bool) -> int:
     """Show the end of the node's log."""
     return _serve("logs", follow=follow)
@@ -387,15 +319,13 @@ def service_logs(follow: bool) -> int:
 
 @cluster.command("completion")
 @click.argument("shell", type=Choice(completion.SCRIPTS), metavar="SHELL", help=", ".join(completion.SCRIPTS))
-def print_completion(shell: str) -> int:
+def print_completion(shell: str) -> None:
     """Print the completion of commands, models and nodes for a shell."""
     print(completion.SCRIPTS[shell], end="")
-    return EXIT_READY
 
 
 @cluster.command(hidden=True)
 @click.argument("words", nargs=-1)
-def complete(words: tuple[str, ...]) -> int:
+def complete(words: tuple[str, ...]) -> None:
     """What the shells call."""
     print(*map(printable, completion.candidates(cluster, words)), sep="\n")
-    return EXIT_READY

@@ -23,17 +23,25 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return plain[near[0]] if near else ""
 
 
-def run(command: click.Command, argv: Sequence[str] | None = None) -> Any:
-    """What the command returns. `argv`: by default those of this process. Exits after --help, and with 2 if they are wrong."""
+def run(
+    command: click.Command,
+    argv: Sequence[str] | None = None,
+    meant: Mapping[str, str] = MappingProxyType({}),
+    hint: str = "",
+) -> Any:
+    """What the command returns. `argv`: by default those of this process. Exits after --help, and with 2 if they are wrong.
+
+    `meant`: options of other programs, and the one that stands for each here. `hint`: about what resembles no option.
+    """
     assert command.name
     try:
-        with command.make_context(command.name, list(sys.argv[1:] if argv is None else argv)) as context:
+        with command.make_context(command.name, list(sys.argv[1:] if argv is None else argv), **_SETTINGS) as context:
             return command.invoke(context)
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else command.name
-        sys.stderr.write(f"{path}: {_told(error).rstrip('.')}. See {path} --help\n")
+        sys.stderr.write(f"{path}: {_told(error, meant, hint).rstrip('.')}. See {path} --help\n")
         sys.exit(EXIT_USAGE)
 
 
@@ -97,16 +105,9 @@ option = partial(click.option, cls=Option)
 
 
 class Command(click.Command):
-    """`meant`: options of other programs, and the one that stands for each here. `hint`: about what resembles no option."""
+    """A command whose options stand in sections."""
 
     allow_extra_args = True  # so that `parse_args` can name the first one
-
-    def __init__(
-        self, name: str | None, *, meant: Mapping[str, str] = MappingProxyType({}), hint: str = "", **kwargs: Any
-    ) -> None:
-        super().__init__(name, context_settings=_SETTINGS, **kwargs)
-        self.meant = meant
-        self.hint = hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -133,9 +134,6 @@ class Group(click.Group):
     command_class = Command
     group_class = type
 
-    def __init__(self, name: str | None, **kwargs: Any) -> None:
-        super().__init__(name, context_settings=_SETTINGS, no_args_is_help=False, **kwargs)
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
@@ -143,15 +141,30 @@ class Group(click.Group):
         return self.help or ""
 
 
-def _told(error: click.UsageError) -> str:
+def near(command: click.Command, name: str) -> str:
+    """The option that was probably meant; empty if none resembles the name."""
+    return nearest(name, _options(command))
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    """The long options of a command, and of those that it has."""
+    for param in command.get_params(click.Context(command, **_SETTINGS)):
+        yield from (option for option in param.opts if option.startswith("--"))
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _options(each)
+
+
+def _told(error: click.UsageError, meant: Mapping[str, str], hint: str) -> str:
     """The error as one line."""
     match error:
         case click.NoSuchOption(option_name=name, ctx=click.Context(command=command)):
-            option = near(command, name) if name.startswith("-") else ""
-            hint = f"did you mean {option}?" if option else getattr(command, "hint", "")
+            similar = meant.get(name) or (near(command, name) if name.startswith("-") else "")
+            hint = f"did you mean {similar}?" if similar else hint
             return f"unknown argument: {name}" + (f" ({hint})" if hint else "")
         case click.NoSuchCommand(command_name=name, ctx=click.Context(command=click.Group(commands=commands))):
             return f"argument COMMAND: {_invalid(name, [each for each, of in commands.items() if not of.hidden])}"
+        case click.exceptions.NoArgsIsHelpError():
+            return "a command is missing"
         case click.MissingParameter():
             return error.format_message()
         case click.BadParameter(param=click.Parameter() as param, ctx=click.Context() as context):
@@ -164,16 +177,3 @@ def _invalid(value: str, choices: Sequence[str]) -> str:
     similar = nearest(value, choices)
     hint = f"did you mean {similar}?" if similar else f"choose from {', '.join(choices)}"
     return f"invalid choice: {value!r} ({hint})"
-
-
-def near(command: click.Command, name: str) -> str:
-    """The option that was probably meant; empty if none resembles the name."""
-    return getattr(command, "meant", {}).get(name) or nearest(name, _options(command))
-
-
-def _options(command: click.Command) -> Iterator[str]:
-    """The long options of a command, and of those that it has."""
-    for param in command.get_params(click.Context(command, **command.context_settings)):
-        yield from (option for option in param.opts if option.startswith("--"))
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
-        yield from _options(each)
