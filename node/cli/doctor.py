@@ -8,9 +8,11 @@ from pathlib import Path
 
 from node.cli.client import Api, Json, NoNode, StatusFailed
 from node.cli.table import findings
+from node.core.health import Code
 from node.core.node_names import named, shown_names
 from node.host.examination import examine_terminal
 
+PAGE = "docs/troubleshooting.md"
 EXIT_WELL, EXIT_NO_NODE, EXIT_ILL = 0, 3, 4
 
 
@@ -33,21 +35,23 @@ def _of_cluster(api: Api, node: str) -> list[Json]:
     """Findings as in the status; with `node`, a name or id, only those about this node. Raises StatusFailed."""
     status = api.status()
     found: list[Json] = status["warnings"]
-    return [issue for issue in found if issue.get("node") == _id_of(node, status["nodes"])] if node else found
-
-
-def _id_of(asked: str, nodes: list[Json]) -> str:
-    """Raises StatusFailed unless exactly one node is meant."""
-    names = {node["id"]: node["name"] for node in nodes}
-    found = named(asked, names)
-    if len(found) != 1:
+    if not node:
+        return found
+    names = {each["id"]: each["name"] for each in status["nodes"]}
+    meant = named(node, names)
+    if len(meant) != 1:
         shown = ", ".join(sorted(shown_names(names).values()))
-        raise StatusFailed(f"{len(found) or 'No'} nodes are called {asked}. There are {shown}.")
-    return found[0]
+        raise StatusFailed(f"{len(meant) or 'No'} nodes are called {node}. There are {shown}.")
+    return [issue for issue in found if issue.get("node") == meant[0]]
 
 
 def _text(found: list[Json]) -> str:
+    """The findings, each with its section of the page on troubleshooting, and how many there are."""
+    if not found:
+        return "Nothing is wrong."
     counts = Counter(issue["severity"] for issue in found)
     kinds = (("error", "errors"), ("warning", "warnings"), ("info", "infos"))
     summary = [f"{counts[kind]} {kind if counts[kind] == 1 else many}" for kind, many in kinds if counts[kind]]
-    return "\n".join([findings(found), ", ".join(summary)] if found else ["Nothing is wrong."])
+    known = set(Code)  # a node of another version may tell of others
+    lines = [findings([issue]) + f"\n  {PAGE}#{issue['code']}" * (issue["code"] in known) for issue in found]
+    return "\n".join([*lines, ", ".join(summary)])

@@ -14,12 +14,20 @@ def test_findings(node, status, capsys):
     node.answers = [status]
     assert main(["doctor", "--api", node.url]) == 4
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:20] for line in lines[:-1]] == [
+    assert [line[:20] for line in lines[:-1:2]] == [
         "! version-mismatch  ",
         "! slow-link  mini-2 ",
         "- loading  mini-3 ha",
     ]
+    codes = ("version-mismatch", "slow-link", "loading")
+    assert lines[1:-1:2] == [f"  docs/troubleshooting.md#{code}" for code in codes]
     assert lines[-1] == "2 warnings, 1 info"
+
+
+def test_a_code_of_a_newer_node_has_no_section(node, ready, capsys):
+    node.answers = [ready | {"warnings": [{"code": "new-code", "severity": "info", "text": "New.", "hint": ""}]}]
+    assert main(["doctor", "--api", node.url]) == 0
+    assert capsys.readouterr().out == "- new-code  New.\n1 info\n"
 
 
 def test_findings_about_one_node(node, status, capsys):
