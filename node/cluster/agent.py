@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from node.cluster.held_states import HeldStates
 from node.cluster.reconciliation import Reconciliation
-from node.cluster.rhythm import interval_s, is_news, is_quiet, rest_s
 from node.core.clock import in_step, now
 from node.core.errors import Incompatible, NotReady
 from node.core.nodes import Address, Caller, NodeInfo, PeerHint
@@ -80,9 +79,8 @@ class Agent:
         """Recent maximum of the event loop's lag."""
         self._election = Election(info.id, term)
         self._states = HeldStates()
-        self._told: NodeReport | None = None
-        """This node's report when the others were last told at once."""
-        self._quiet = True
+        self._report: NodeReport | None = None
+        """This node's, as of its last change or tick."""
         self._refusals: dict[str, Refusal] = {}
         """The last logged one of each model."""
 
@@ -195,9 +193,8 @@ class Agent:
         complete = self._states.incoming(heartbeat)
         if not complete or not complete.report:
             return True
-        report, present = complete.report, now()
-        rest = rest_s(self.info.id, report.info.id, self.alive())
-        changes = self._membership.heard(cap_term(report, self.term), present, rest)
+        report = complete.report
+        changes = self._membership.heard(cap_term(report, self.term), now())
         self._handle_changes(changes)
         if changes or heartbeat.report or heartbeat.placement or report.term > self.term:
             self._learn(report, complete.placement)
@@ -208,8 +205,6 @@ class Agent:
         for hint in report.peers:
             if self._book.hint_of(hint.id) is None:
                 self._book.add(hint)
-        for node in report.suspects:
-            self._membership.doubt(node, now())
         self._step()
         sender = report.info.id
         # Only the head itself may announce its placement.
@@ -260,7 +255,8 @@ class Agent:
     def _step(self) -> None:
         present = now()
         self._term_store.retry(present)
-        own = self._report()
+        local = self._local_report()
+        own = self._complete(local)
         self._handle_changes(self._membership.heard(own, present) + self._membership.tick(present))
         effects = self._election.tick(present, self._membership.alive(), self._membership.ended())
         for effect in effects:
@@ -271,18 +267,8 @@ class Agent:
                     self._handle_effect(withdrawn)
                 break
             self._handle_effect(effect)
-        self._tell(self._report() if effects else own, present)
-
-    def _tell(self, report: NodeReport, present: float) -> None:
-        """Have the others told at once what they have to know at once."""
-        quiet = is_quiet(self.alive())
-        if self._quiet and not quiet:
-            self._membership.wake(present)
-            self.news.notify()
-        self._quiet = quiet
-        if self._told is None or is_news(report, self._told):
-            self._told = report
-            self._states.news += 1
+        self._report = self._complete(local) if effects else own
+        if self._states.renew(self._report):
             self.news.notify()
 
     def _handle_effect(self, effect: Effect) -> None:
@@ -308,8 +294,6 @@ class Agent:
                     log.info("%s is %s%s", self._name(node), state, f": {reason}" if reason else "")
                     if state in (NodeState.FAILED, NodeState.LEFT):
                         self._book.disconnect(node)
-                    if state in (NodeState.SUSPECT, NodeState.FAILED, NodeState.LEFT):
-                        self._membership.wake(now())  # others may be lost, too, or have a new neighbour
                 case Forgotten(node):
                     self._book.forget(node)
                     self._states.forget(node)
@@ -334,19 +318,17 @@ class Agent:
         """This node's state, with the placement if the node should adopt it or, as a new head, take over rings of it."""
         theirs = next((report for report in self.alive() if report.info.id == node), None)
         placement = self.placement if theirs and self._needs_placement(theirs) else None
-        return self._states.outgoing(self._report(), placement, node)
+        if self._report is None:
+            self._report = self._complete(self._local_report())
+        return self._states.outgoing(self._report, placement, node)
 
     def holds(self, node: str) -> int:
         """Digest of the report that this node has of another one; 0 for none."""
         return self._states.digest_of(node)
 
-    def rests(self, node: str) -> bool:
-        """Whether this node and another one seldom exchange heartbeats now."""
-        return rest_s(self.info.id, node, self.alive()) > 0
-
-    def due_in_s(self, node: str) -> float:
-        """Seconds until a node is to be called, if there is no news."""
-        return max(0.0, self._membership.silent_from(node) + interval_s(self.info.id, node) - now())
+    def silent_s(self, node: str) -> float:
+        """Seconds since a node was heard; inf if it never was."""
+        return self._membership.silent_s(node, now())
 
     def lacks_news(self, node: str) -> bool:
         """Whether a node has to be told something at once."""
@@ -359,10 +341,11 @@ class Agent:
             return is_newer and not self.reconciliation.rings_of(theirs, self.view(), now())
         return self.head == theirs.info.id and not is_current
 
-    def _report(self) -> NodeReport:
+    def _complete(self, local: NodeReport) -> NodeReport:
+        """This node's report, of the part that other parts of the node know and the agent's own."""
         hints = (self._book.hint_of(report.info.id) for report in self.alive())
         return replace(
-            self._local_report(),
+            local,
             term=self.term,
             head=self.head,
             fence=self.placement.fence,
@@ -371,5 +354,4 @@ class Agent:
             peers=tuple(hint for hint in hints if hint),
             lag_s=round(self.lag_s / LAG_STEP_S) * LAG_STEP_S,
             disk_error=self._term_store.error,
-            suspects=self._membership.suspects(),
         )

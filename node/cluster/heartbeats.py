@@ -1,6 +1,6 @@
-"""Exchanges heartbeats with every node of the address book, and watches its connection.
+"""Exchanges heartbeats with every node of the address book, every 0.6 s and at once with news, and watches its connection.
 
-`node/cluster/rhythm.py` decides how often; news is sent at once. `node/members/membership.py` decides what silence means.
+`node/members/membership.py` decides what silence means.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from typing import Any
 
 from node.cluster.agent import Agent
 from node.cluster.probes import Probes
-from node.cluster.rhythm import HEARTBEAT_S
 from node.cluster.turns import Turns
 from node.core.addresses import is_local_address, join_host_port
 from node.core.clock import in_step, in_step_before, now
@@ -29,6 +28,10 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_S = 0.6
+"""Silence of a node after which it is called, by the one of the two with the smaller id."""
+PATIENCE = 1.75
+"""The other one calls if that is late by this factor: by more than delays vary over Wi-Fi, so that not both do."""
 EXCHANGE_TIMEOUT_S = 1.0
 SUSPECT_HEARTBEAT_S = 0.1
 """Interval for a suspect node, which has to be cleared or replaced soon."""
@@ -170,13 +173,14 @@ class Heartbeats:
         call of its own.
         """
         agent, again_at = self._agent, now() + HEARTBEAT_S
-        answered = agent.due_in_s(node) > 0
+        interval_s = HEARTBEAT_S * (1 if agent.info.id < node else PATIENCE)
+        answered = agent.silent_s(node) < interval_s
         while True:
             lacks_news = agent.lacks_news(node)
             if node in self._lost or (lacks_news and told != agent.news.count):
                 return
             told = agent.news.count
-            left = agent.due_in_s(node) if answered else again_at - now()
+            left = interval_s - agent.silent_s(node) if answered else again_at - now()
             left = in_step_before(min(left, again_at - now()) if lacks_news else left)
             if left <= 0:
                 return

@@ -23,19 +23,31 @@ RECENT = 64
 
 class HeldStates:
     def __init__(self) -> None:
-        self.news = 0
-        """Number of times that this node had something to tell at once."""
         self._theirs: dict[str, tuple[int, NodeReport]] = {}
         """Last report of each peer, with its digest."""
         self._ours: dict[str, int] = {}
         """Digest of this node's report that each peer said it has."""
-        self._own: tuple[int, NodeReport] | None = None
-        self._recent: dict[int, int] = {}
-        """Digest of each of this node's last reports -> `news` at that time."""
+        self._own: NodeReport | None = None
+        self._own_digest = 0
+        self._recent: dict[int, None] = {}
+        """Digests of this node's last reports that have its news: peers with one of them need not be told at once."""
+
+    def renew(self, report: NodeReport) -> bool:
+        """Set this node's report. Returns whether it has news, which the peers have to be told at once."""
+        if self._own == report:
+            return False
+        is_news = self._own is None or _news(report) != _news(self._own)
+        text = repr(report).encode(errors="surrogatepass")
+        self._own, self._own_digest = report, int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
+        if is_news:
+            self._recent.clear()
+        _keep(self._recent, self._own_digest, None, RECENT)
+        return is_news
 
     def outgoing(self, report: NodeReport, placement: Placement | None, to: str | None) -> Heartbeat:
-        """This node's heartbeat for a peer. With the whole report, if the peer lacks it or is not known."""
-        digest, held = self._digest(report), self.digest_of(to or "")
+        """This node's heartbeat for a peer. With its report, if the peer lacks that or is not known."""
+        self.renew(report)
+        digest, held = self._own_digest, self.digest_of(to or "")
         if to and self._ours.get(to) == digest:
             return Heartbeat(None, placement, report.info.id, digest, held)
         return Heartbeat(report, placement, "", digest, held)
@@ -56,19 +68,26 @@ class HeldStates:
 
     def lacks_news(self, node: str) -> bool:
         """Whether a peer has no report of this node since it had news last."""
-        return self._recent.get(self._ours.get(node, 0), -1) < self.news
+        return self._ours.get(node, 0) not in self._recent
 
     def forget(self, node: str) -> None:
         self._theirs.pop(node, None)
         self._ours.pop(node, None)
 
-    def _digest(self, report: NodeReport) -> int:
-        """Eight bytes that only the sender computes; never 0."""
-        if self._own is None or self._own[1] != report:
-            text = repr(report).encode(errors="surrogatepass")
-            self._own = int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1, report
-        _keep(self._recent, self._own[0], self.news, RECENT)
-        return self._own[0]
+
+def _news(report: NodeReport) -> tuple[object, ...]:
+    """What peers are told at once when it changes. Measurements, and how much the node has to do, wait for a heartbeat."""
+    return (
+        report.info,
+        report.memory.usable,
+        (report.term, report.head, report.fence, report.draining, report.disk_error),
+        [(stage.ring, stage.shard, stage.state, stage.error) for stage in report.stages],
+        [(ring.ring, ring.running + ring.queued > 0) for ring in report.traffic],
+        (report.models, report.preload, report.drafts, report.min_stages, report.idle, report.speeds),
+        (report.aliases, report.presets),
+        report.peers,
+        [issue.code for issue in report.issues],
+    )
 
 
 def _keep(table: dict[K, V], key: K, value: V, most: int) -> None:

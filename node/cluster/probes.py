@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 
 from node.cluster.agent import Agent
-from node.cluster.rhythm import is_quiet
 from node.core.clock import in_step, now
 from node.core.errors import PippinError
 from node.core.nodes import PeerHint
+from node.core.reports import NodeReport, StageState
 from node.core.retried import Retried
 from node.core.views import PRESENT
 from node.host.interfaces import interface_towards
@@ -17,20 +18,12 @@ from node.rpc.client import RpcClient
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 5.0
-"""Interval at which each address is measured after the addresses or the path in use have changed, or its round trip has become
-longer, and least interval.
+LOOK_S = 5.0
+"""Interval of looks whether an address is to be measured: at once when the addresses or the path in use have changed."""
+PROBE_S = 30.0
+"""Interval of measurements else. What is plugged in usually changes an address; a path that is lost is noticed by heartbeats if it
+is in use, and tried in vain if it is not.
 """
-LONGER = 2.0
-"""A round trip is measured again soon if it is longer than before by this factor: perhaps a busy machine has delayed it."""
-SOFTWARE_MS = 1.0
-"""Share of two processes in a round trip: differences between shorter ones do not matter."""
-RARELY_S = 30.0
-"""Longest interval: it grows fourfold with each measurement. What is plugged in usually changes an address; a path that is lost is
-noticed by heartbeats if it is in use, and tried in vain if it is not.
-"""
-RESTING_S = 300.0
-"""The same for a node that rests: of many nodes, probes would cost more than all else."""
 PROBE_TIMEOUT_S = 1.0
 FIRST_S = 0.5
 """Interval at which a node that was never heard is looked at."""
@@ -53,21 +46,16 @@ class Probes:
         while self._agent.state_of(node) is None:
             await self._agent.news.wait(FIRST_S)
         seen: object = None
-        interval_s, measured_at, usual_ms = 0.0, -math.inf, math.inf
+        due_at = -math.inf
         while hint := self._book.hint_of(node):
             best = self._book.paths.best(node, now())
             found = hint, best and best.address, self._agent.state_of(node) in PRESENT
-            rtt_ms = max(SOFTWARE_MS, best.rtt_ms) if best else math.inf
-            if found != seen or (best and rtt_ms > LONGER * usual_ms):
-                seen, interval_s, usual_ms = found, 0.0, rtt_ms
-            usual_ms = min(usual_ms, rtt_ms)
-            longest_s = RESTING_S if self._agent.rests(node) else RARELY_S
             with probes:
-                if now() >= measured_at + min(interval_s, longest_s):
+                if found != seen or now() >= due_at:
+                    seen, due_at = found, now() + PROBE_S
                     await asyncio.gather(*(self._measure(hint, address) for address in hint.addresses))
-                    measured_at, interval_s = now(), max(PROBE_S, min(4 * interval_s, longest_s))
                 await self._measure_bandwidth(hint)
-            await asyncio.sleep(in_step(PROBE_S))
+            await asyncio.sleep(in_step(LOOK_S))
 
     async def _measure(self, hint: PeerHint, address: str) -> None:
         peer = address_at(hint, address)
@@ -94,3 +82,10 @@ class Probes:
                 log.debug("bandwidth to %s: %s", address, error)
                 rate = 0.0
             self._book.paths.observe_bandwidth(hint.id, address, rate, now())
+
+
+def is_quiet(nodes: Sequence[NodeReport]) -> bool:
+    """Whether no node has requests, and none is loading a model, which may come from another node."""
+    busy = any(ring.running or ring.queued for node in nodes for ring in node.traffic)
+    loading = (StageState.FETCHING, StageState.LOADING)
+    return not busy and not any(stage.state in loading for node in nodes for stage in node.stages)

@@ -174,8 +174,6 @@ class NodeReport:
     """Why it can't save the terms of elections; empty if it can. While it can't, it does not become head."""
     speeds: tuple[Speed, ...] = ()
     """One for each model that it loaded since its start."""
-    suspects: tuple[str, ...] = ()
-    """Ids of nodes that it does not hear at present."""
     issues: tuple[Issue, ...] = ()
     """Of its machine and of its options, found by itself."""
     aliases: tuple[Alias, ...] = ()

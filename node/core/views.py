@@ -33,7 +33,7 @@ class PeerView:
     report: NodeReport
     state: NodeState
     last_seen_s: float = 0.0
-    """Seconds since its last message, or since it was due to be asked if it rested; 0 for this node itself."""
+    """Seconds since its last message; 0 for this node itself."""
     reason: str = ""
     """Why it is refused or failed, for users."""
 

@@ -4,9 +4,6 @@ A node is alive while it is heard. Silence makes it suspect, longer silence fail
 at once, and failed if it cannot be reached again a moment later, or as soon as its machine refuses connections to its
 port. A node leaves by sending a goodbye. Nodes that are gone stay visible for a while, with the time they were last
 seen.
-
-A node that is seldom asked rests in between: its silence counts from when it is due to be asked again. A peer that suspects
-a node ends the rest of all: that node is suspect here, too, unless it was just heard, and the others are asked at once.
 """
 
 import math
@@ -47,16 +44,13 @@ Change = Joined | Changed | Forgotten
 PROTOCOLS_APART = 1
 """Maximum difference of the protocols of nodes that work together, see node.PROTOCOL."""
 FAIL_AFTER_S = 1.8
-"""Silence after which a node has failed. With five checks per second, a hang is detected within 2 s. A node that does not
-rest is asked every 0.6 s, and ten times a second when it is suspect, so that the loss of three messages in a row, as on
-bad Wi-Fi, changes nothing.
+"""Silence after which a node has failed. A node is asked every 0.6 s, and ten times a second when it is suspect, so that the
+loss of three messages in a row, as on bad Wi-Fi, changes nothing.
 """
 SUSPECT_SHARE = 2 / 3
 """Share of that silence after which a node is suspect: then both of a pair have called, some 0.6 and 1.0 s after it was heard
 last, and the answer to the first call has had half a second, as over Wi-Fi.
 """
-JUST_HEARD_S = 0.6
-"""A node that was heard within this time is not suspect because a peer says so."""
 RETURN_S = 0.5
 """Time within which a node whose connection was reset must be heard again; enough for at least one new connection."""
 OWN_STALL_S = 0.5
@@ -74,15 +68,11 @@ class _Peer:
     state: NodeState
     seen: float
     """Time at which it was last heard."""
-    silent_from: float
-    """Time from which its silence counts: when it was last heard, or when its rest ends."""
     fail_at: float
     """Time at which it has failed, unless it is heard before."""
     reason: str = ""
     ended: bool = False
     """Whether its process is known to have ended, so that its silence is not due to the network."""
-    doubted: bool = False
-    """Whether it is suspect because a peer said so."""
 
 
 class Membership:
@@ -104,11 +94,8 @@ class Membership:
         self._own: NodeReport | None = None
         self._ticked: float | None = None
 
-    def heard(self, report: NodeReport, now: float, rest_s: float = 0.0) -> list[Change]:
-        """Process a report. One of a lower incarnation or of another cluster is ignored.
-
-        `rest_s`: time for which the node need not be heard again.
-        """
+    def heard(self, report: NodeReport, now: float) -> list[Change]:
+        """Process a report. One of a lower incarnation or of another cluster is ignored."""
         info = report.info
         if info.cluster != self._info.cluster:
             return []
@@ -128,7 +115,7 @@ class Membership:
             forgotten = [Forgotten(oldest)]
         if abs(info.protocol - self._info.protocol) > PROTOCOLS_APART:
             return forgotten + self._refuse(report, now)
-        return forgotten + self._admit(report, peer, now, rest_s)
+        return forgotten + self._admit(report, peer, now)
 
     def unreachable(self, node: str, now: float, gone_at: float | None = None) -> list[Change]:
         """Process a reset or refused connection: the node is suspect at once, and failed unless it is heard soon.
@@ -146,18 +133,6 @@ class Membership:
         peer.state, peer.reason = NodeState.SUSPECT, "connection lost"
         peer.fail_at = min(peer.fail_at, now + RETURN_S)
         return [Changed(node, peer.state, peer.reason)]
-
-    def doubt(self, node: str, now: float) -> None:
-        """Process a peer's suspicion: unless the node was just heard, it is suspect with the next tick."""
-        peer = self._peers.get(node)
-        if peer and peer.state is NodeState.ALIVE and now - peer.seen >= JUST_HEARD_S:
-            _count_from(peer, now - SUSPECT_SHARE * (peer.fail_at - peer.silent_from))
-            peer.doubted = True
-
-    def wake(self, now: float) -> None:
-        """End the rest of all nodes: each is asked at once, and its silence counts."""
-        for peer in self._peers.values():
-            _count_from(peer, max(peer.seen, now - JUST_HEARD_S))
 
     def goodbye(self, node: str, now: float, incarnation: int | None = None) -> list[Change]:
         """Process a goodbye. With `incarnation`, a goodbye that arrives after the node's restart is ignored."""
@@ -190,7 +165,7 @@ class Membership:
         """All known nodes, this one first, then by name."""
         own = (PeerView(self._own, NodeState.ALIVE),) if self._own else ()
         peers = sorted(self._peers.values(), key=lambda p: (p.report.info.name, p.report.info.id))
-        return own + tuple(PeerView(p.report, p.state, _silent_s(p, now), p.reason) for p in peers)
+        return own + tuple(PeerView(p.report, p.state, max(0.0, now - p.seen), p.reason) for p in peers)
 
     def alive(self) -> tuple[NodeReport, ...]:
         """Last reports of the participating nodes, including this one. Suspects participate: most of them come back."""
@@ -213,19 +188,15 @@ class Membership:
         """Nodes whose processes are known to have ended and that have not restarted."""
         return {node for node, peer in self._peers.items() if peer.ended}
 
-    def suspects(self) -> tuple[str, ...]:
-        """Nodes that this one does not hear; without those of which it only knows a peer's suspicion."""
-        return tuple(sorted(n for n, p in self._peers.items() if p.state is NodeState.SUSPECT and not p.doubted))
-
-    def silent_from(self, node: str) -> float:
-        """Time from which a node's silence counts; it is due to be asked soon after. In the past for an unknown node."""
+    def silent_s(self, node: str, now: float) -> float:
+        """Seconds for which a peer was not heard; inf if it never was."""
         peer = self._peers.get(node)
-        return peer.silent_from if peer else -math.inf
+        return now - peer.seen if peer else math.inf
 
-    def _admit(self, report: NodeReport, before: _Peer | None, now: float, rest_s: float) -> list[Change]:
+    def _admit(self, report: NodeReport, before: _Peer | None, now: float) -> list[Change]:
         info = report.info
         wait = self._fail_after + min(max(report.lag_s, 0.0), self._fail_after)
-        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + rest_s, now + rest_s + wait)
+        self._peers[info.id] = _Peer(report, NodeState.ALIVE, now, now + wait)
         joined = Joined(info.id, info.incarnation)
         if not before or before.state not in PRESENT:
             return [joined]
@@ -240,13 +211,13 @@ class Membership:
             f"this node runs {ours.version} (protocol {ours.protocol}); update the older one"
         )
         known = self._peers.get(theirs.id)
-        self._peers[theirs.id] = _Peer(report, NodeState.REFUSED, now, now, now, reason)
+        self._peers[theirs.id] = _Peer(report, NodeState.REFUSED, now, now, reason)
         if known and known.state is NodeState.REFUSED and known.reason == reason:
             return []
         return [Changed(theirs.id, NodeState.REFUSED, reason)]
 
     def _age(self, node: str, peer: _Peer, now: float) -> list[Change]:
-        silent = _silent_s(peer, now)
+        silent = now - peer.seen
         if now >= peer.fail_at:
             reason = f"no answer for {silent:.1f} s" if not peer.reason else f"{peer.reason}, {silent:.1f} s silent"
             peer.state, peer.reason = NodeState.FAILED, reason
@@ -265,19 +236,8 @@ class Membership:
         self._ticked = now
 
 
-def _silent_s(peer: _Peer, now: float) -> float:
-    return max(0.0, now - max(peer.seen, peer.silent_from))
-
-
 def _suspect_at(peer: _Peer) -> float:
-    return peer.silent_from + SUSPECT_SHARE * (peer.fail_at - peer.silent_from)
-
-
-def _count_from(peer: _Peer, time: float) -> None:
-    """Count a peer's silence from `time` if that is earlier."""
-    if time < peer.silent_from:
-        peer.fail_at -= peer.silent_from - time
-        peer.silent_from = time
+    return peer.seen + SUSPECT_SHARE * (peer.fail_at - peer.seen)
 
 
 def _outdated(info: NodeInfo, peer: _Peer, now: float) -> bool:

@@ -22,18 +22,16 @@ _WIDER = 1.5
 """A path is preferred for its bandwidth if it has this many times as much: measurements vary."""
 _FAR = 2.0
 """A path whose round trip is longer than this many times the shortest one is not used, whatever its bandwidth."""
-NOISE = 0.2
-SHORTER_MS = 0.3
-LONGER_MS = 1.0
-"""A round trip is reported anew if it differs by more than this share and this time from the one last reported. What makes it
-longer by less than a millisecond is most often a busy processor; a report that changes has to be sent to all nodes.
+_NOISE, _NOISE_MS = 0.2, 0.3
+"""A round trip is reported anew if it differs by more than this share and this time from the one last reported: a report that
+changes has to be sent to all nodes.
 """
 _SOFTWARE_MS = 1.0
 """Share of two busy processes in a round trip: shorter ones say nothing about a path."""
 BANDWIDTH_AGAIN_S = 600.0
-"""Interval of the measurements of the bandwidth of the path in use."""
-_BANDWIDTH_LASTS_S = 1200.0
-"""On another path a measurement counts for so long. Then that path gets another chance: the machine may have been busy."""
+"""Interval of the measurements of the bandwidth of the path in use. On another path a measurement counts for twice as long. Then
+that path gets another chance: the machine may have been busy.
+"""
 
 
 @dataclass(slots=True)
@@ -48,9 +46,7 @@ class _Probed:
 class Paths:
     """Measured paths to each peer. Feed it every probe of every address that the peer advertises."""
 
-    def __init__(
-        self, *, stale_after_s: float = 700.0
-    ) -> None:  # two rounds of rare probes; after a sleep all are redone
+    def __init__(self, *, stale_after_s: float = 100.0) -> None:  # three rounds of probes
         self._stale_after = stale_after_s
         self._paths: dict[str, dict[str, _Probed]] = {}
         self._chosen: dict[str, str] = {}
@@ -71,7 +67,7 @@ class Paths:
         paths[address] = _Probed(Path(peer, address, rtt_ms, interface, kind), now)
         if known and known.measured_at is not None and known.path.interface == interface:
             in_use = self._chosen.get(peer) == address
-            if in_use or now - known.measured_at < _BANDWIDTH_LASTS_S:
+            if in_use or now - known.measured_at < 2 * BANDWIDTH_AGAIN_S:
                 self.observe_bandwidth(peer, address, known.path.bytes_per_s, known.measured_at)
 
     def observe_bandwidth(self, peer: str, address: str, bytes_per_s: float, at: float) -> None:
@@ -142,9 +138,8 @@ def _without_noise(path: Path, before: Path | None) -> Path:
     """The path, with the round trip of the one reported before if that has not changed."""
     if before is None or before.address != path.address:
         return path
-    least_ms = LONGER_MS if path.rtt_ms > before.rtt_ms else SHORTER_MS
-    noise = max(least_ms, NOISE * min(before.rtt_ms, path.rtt_ms))
-    return replace(path, rtt_ms=before.rtt_ms) if abs(path.rtt_ms - before.rtt_ms) <= noise else path
+    noise_ms = max(_NOISE_MS, _NOISE * before.rtt_ms)
+    return replace(path, rtt_ms=before.rtt_ms) if abs(path.rtt_ms - before.rtt_ms) <= noise_ms else path
 
 
 def _bandwidth(path: Path) -> float:

@@ -175,9 +175,6 @@ def _check_report(report: pb.NodeReport) -> None:
     for path in report.paths:
         _check_names(path.to, path.address, path.interface, path.kind)
         _check_finite(path.rtt_ms, path.bytes_per_s)
-    _check_count("suspects", report.suspects, MAX_ITEMS)
-    del report.suspects[MAX_NODES:]
-    _check_names(*report.suspects)
     del report.issues[MAX_ISSUES:]
     for issue in report.issues:
         _check_names(issue.code)

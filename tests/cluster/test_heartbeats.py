@@ -92,12 +92,11 @@ def agent(**more):
         "heartbeat_for": heartbeat_for,
         "holds": lambda _: 0,
         "lacks_news": lambda node: told[node][0] != news.count,
-        "due_in_s": lambda node: max(0.0, told[node][1] + module.HEARTBEAT_S - now()),
+        "silent_s": lambda node: now() - told[node][1],
         "heard": lambda _: None,
         "unreachable": lambda _, gone_at=None: None,
         "state_of": lambda _: NodeState.ALIVE,
         "alive": lambda: (report("me"),),
-        "rests": lambda _: False,
     }
     return SimpleNamespace(**(usual | more))
 

@@ -7,8 +7,9 @@ import pytest
 
 from node.cluster.held_states import RECENT, HeldStates
 from node.core.limits import MAX_NODES
-from node.core.nodes import Memory, NodeInfo
-from node.core.reports import Heartbeat, NodeReport
+from node.core.models import Shard
+from node.core.nodes import Memory, NodeInfo, PeerHint
+from node.core.reports import Heartbeat, NodeReport, Path, RingTraffic, StageReport, StageState
 
 
 def report(node: str, term: int = 0) -> NodeReport:
@@ -92,21 +93,44 @@ def test_news_is_lacked_until_the_other_says_that_it_has_it():
     a, b = HeldStates(), HeldStates()
     exchange(a, b, report("a"), report("b"))
     assert not a.lacks_news("b")
-    a.news += 1
+    assert a.renew(report("a", 1))
     assert a.lacks_news("b")
     asked = a.outgoing(report("a", 1), None, "b")
     assert a.lacks_news("b"), "it may be lost"
     b.incoming(asked)
-    a.outgoing(report("a", 2), None, "c")  # a measurement changed meanwhile, which is no news
+    assert not a.renew(replace(report("a", 1), lag_s=0.5)), "a measurement"
     a.incoming(b.outgoing(report("b"), None, "a"))
     assert not a.lacks_news("b")
     assert a.lacks_news("c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, False),
+        ({"lag_s": 1.0, "job_s": 2.0, "memory": Memory(1, 1, 1)}, False),
+        ({"paths": (Path("b", "10.0.0.2", 1.0),)}, False),
+        ({"traffic": (RingTraffic("r", 3, 1, 20.0),)}, False),
+        ({"traffic": (RingTraffic("r"),)}, True),
+        ({"traffic": (RingTraffic("r", running=1), RingTraffic("s"))}, True),
+        ({"term": 3}, True),
+        ({"memory": Memory(1, 0)}, True),
+        ({"draining": True}, True),
+        ({"peers": (PeerHint("b", ("10.0.0.2",), 1),)}, True),
+        ({"stages": (StageReport("r", Shard("m", 0, 2), StageState.READY),)}, True),
+    ],
+)
+def test_measurements_are_no_news(changes, told):
+    """That a ring has something to do is news; how much it has to do is a measurement."""
+    usual, states = replace(report("a"), traffic=(RingTraffic("r", running=1),)), HeldStates()
+    assert states.renew(usual)
+    assert states.renew(replace(usual, **changes)) is told
 
 
 def test_what_strangers_say_is_kept_within_bounds():
     a = HeldStates()
     for number in range(2 * MAX_NODES):
         a.incoming(Heartbeat(report(f"x{number}"), digest=1))
-        a.outgoing(report("a", number), None, None)
+        a.outgoing(replace(report("a"), lag_s=number), None, None)
     assert len(a._theirs) == len(a._ours) == MAX_NODES
     assert len(a._recent) == RECENT

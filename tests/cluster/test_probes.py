@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cluster.probes import Probes
-from node.cluster.rhythm import is_quiet
+from node.cluster.probes import Probes, is_quiet
 from node.core.errors import PeerTimeout
 from node.core.models import Shard
 from node.core.nodes import Memory, NodeInfo, PeerHint
@@ -71,11 +70,9 @@ async def rounds():
 
 
 async def test_each_path_in_use_is_measured_one_after_the_other_and_only_while_all_is_quiet(monkeypatch):
-    monkeypatch.setattr("node.cluster.probes.PROBE_S", 0.0)
+    monkeypatch.setattr("node.cluster.probes.LOOK_S", 0.0)
     client, nodes = Client(), [report(traffic=(RingTraffic("r", running=1),))]
-    agent = SimpleNamespace(
-        news=Signal(), state_of=lambda _: NodeState.ALIVE, alive=lambda: tuple(nodes), rests=lambda _: False
-    )
+    agent = SimpleNamespace(news=Signal(), state_of=lambda _: NodeState.ALIVE, alive=lambda: tuple(nodes))
     book = AddressBook("me", client, (ETHERNET,), anywhere=False)
     for name, last in (("a", 5), ("b", 6)):
         book.add(PeerHint(name, (f"192.168.1.{last}",), 7001))

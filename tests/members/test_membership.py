@@ -239,55 +239,6 @@ def test_invented_nodes_take_the_place_of_those_that_are_gone():
     assert members.heard(report(id="x2"), 1.4) == []
 
 
-def test_a_node_that_rests_is_silent_only_afterwards(members):
-    assert members.heard(report(), 0.5, rest_s=10.0) == []
-    assert quiet(members, 0.5, 12.5) == [
-        (11.75, Changed("peer", NodeState.SUSPECT)),
-        (12.5, Changed("peer", NodeState.FAILED, "no answer for 2.0 s")),
-    ]
-
-
-def test_when_rest_ends_early_silence_counts_from_then(members):
-    members.heard(report(), 0.0, rest_s=10.0)
-    members.wake(5.0)
-    assert members.silent_from("peer") == 4.4
-    assert quiet(members, 5.0, 7.0) == [
-        (5.75, Changed("peer", NodeState.SUSPECT)),
-        (6.25, Changed("peer", NodeState.FAILED, "no answer for 1.8 s")),
-    ]
-
-
-def test_the_end_of_rest_changes_nothing_for_those_that_do_not_rest(members):
-    members.heard(report(), 4.8)
-    members.wake(5.0)
-    assert members.silent_from("peer") == 4.8
-
-
-def test_a_node_that_a_peer_misses_is_suspect_here_too_and_has_what_is_left_of_the_time(members):
-    members.heard(report(), 0.0, rest_s=10.0)
-    members.doubt("peer", 3.0)
-    assert members.tick(3.0) == [Changed("peer", NodeState.SUSPECT)]
-    assert members.suspects() == (), "others hear it from the peer itself"
-    assert [(now, change.state) for now, change in quiet(members, 3.25, 5.0)] == [(3.75, NodeState.FAILED)]
-
-
-def test_a_node_that_was_just_heard_is_not_suspect_whatever_a_peer_says(members):
-    members.heard(report(), 3.0, rest_s=10.0)
-    members.doubt("peer", 3.4)
-    members.doubt("nobody", 3.4)
-    assert members.tick(3.4) == []
-    members.doubt("peer", 3.6)
-    assert members.tick(3.6) == [Changed("peer", NodeState.SUSPECT)]
-    assert members.heard(report(), 3.7) == [Changed("peer", NodeState.ALIVE)]
-
-
-def test_what_this_node_does_not_hear_itself_it_tells(members):
-    quiet(members, 0.0, 1.25)
-    assert members.suspects() == ("peer",)
-    members.heard(report(), 1.3)
-    assert members.suspects() == ()
-
-
 def test_the_next_tick_that_matters(members):
     assert members.next_change() == pytest.approx(1.2)
     quiet(members, 0.0, 1.25)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.reports import Path
-from node.members.paths import LONGER_MS, NOISE, SHORTER_MS, Paths
+from node.members.paths import _NOISE, _NOISE_MS, Paths
 
 
 def test_the_quickest_address_is_used():
@@ -71,8 +71,7 @@ def test_a_round_trip_is_reported_anew_if_it_changes(measured):
     for at, rtt_ms in enumerate(measured):
         paths.observe("b", "x", rtt_ms, 2.0 * at)  # the last one is stale, so that this one is not smoothed
         (link,) = paths.to_peers(2.0 * at)
-        least_ms = LONGER_MS if rtt_ms > reported[-1] else SHORTER_MS
-        noise = max(least_ms, NOISE * min(reported[-1], rtt_ms))
+        noise = max(_NOISE_MS, _NOISE * reported[-1])
         assert link.rtt_ms == (reported[-1] if abs(rtt_ms - reported[-1]) <= noise else rtt_ms)
         reported.append(link.rtt_ms)
 

@@ -63,8 +63,6 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
     "no report at all": lambda m: m.ClearField("report"),
     "a sender that moves the cursor": lambda m: [m.ClearField("report"), setattr(m, "node", "\x1b[2J")],
     "a sender of a long name": lambda m: [m.ClearField("report"), setattr(m, "node", "x" * (MAX_NAME_CHARS + 1))],
-    "too many suspects": lambda m: m.report.suspects.extend(["x"] * (MAX_ITEMS + 1)),
-    "a suspect that moves the cursor": lambda m: m.report.suspects.append("\x1b[2J"),
     "a name that moves the cursor": lambda m: setattr(m.report.info, "name", "\x1b[2J"),
     "a name of two lines": lambda m: setattr(m.report.info, "name", "mini\n12:00:00 ERROR all is lost"),
     "a long name": lambda m: setattr(m.report.info, "name", "x" * (MAX_NAME_CHARS + 1)),

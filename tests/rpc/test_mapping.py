@@ -67,7 +67,6 @@ reports = st.builds(
     idle=tuples(shards),
     disk_error=texts,
     speeds=tuples(st.builds(Speed, shards, floats, floats)),
-    suspects=tuples(texts),
     issues=tuples(st.builds(Issue, texts, st.sampled_from(Severity), texts, texts, texts)),
 )
 placed = st.builds(
