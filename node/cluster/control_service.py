@@ -12,7 +12,7 @@ from node.cluster.model_specs import ModelSpecs
 from node.core.errors import NotAdmitted
 from node.core.followers import Followers
 from node.core.logs import RecentLines
-from node.core.models import ModelSpec, Wish
+from node.core.models import ModelSpec, ModelVersion, Wish
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
@@ -72,8 +72,8 @@ class ControlService:
         if caller.node not in ("", self._agent.head):
             raise NotAdmitted(f"Node {caller.node} is not the head of this cluster.")
 
-    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
-        return await self._specs.local(model, revision, kv_bits)
+    async def describe(self, version: ModelVersion) -> ModelSpec:
+        return await self._specs.local(version)
 
     async def log(self, lines: int, caller: Caller, *, follow: bool) -> AsyncGenerator[list[str], None]:
         place = self._followers.place(caller.node or caller.address) if follow else nullcontext()

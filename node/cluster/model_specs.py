@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import HubUnavailable, ModelNotFound, ModelUnsupported, PeerUnavailable, PippinError
-from node.core.models import HeldModel, ModelSpec
+from node.core.models import HeldModel, ModelSpec, ModelVersion
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.engine.compute import Compute
@@ -35,7 +35,7 @@ class ModelSpecs:
         sandboxes: SandboxServer,
     ) -> None:
         """`holders`: returns the other nodes that have all files of a model, each with their revision. `kv_bits`: see
-        ModelSpec, for `find`. `tokenizer_of`: see Files.of_tokenizer.
+        ModelVersion, for `find`. `tokenizer_of`: see Files.of_tokenizer.
         """
         self._tokenizer_of = tokenizer_of
         self._sandboxes = sandboxes
@@ -47,15 +47,15 @@ class ModelSpecs:
         self._client = client
         self._holders = holders
 
-    async def local(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
-        """Describe a model of which at least the small files are on this node; for an empty `revision`, any.
+    async def local(self, version: ModelVersion) -> ModelSpec:
+        """Describe a model of which at least the small files are on this node; for an empty revision, any.
 
         Raises ModelNotFound, ModelBroken, ModelUnsupported.
         """
-        folder = await self._pools.files.run(self._catalogue.described, model, revision)
+        folder = await self._pools.files.run(self._catalogue.described, version.model, version.revision)
         if folder is None:
-            raise ModelNotFound(f"{model} is not on this node.")
-        return await self._read(model, folder, kv_bits)
+            raise ModelNotFound(f"{version.model} is not on this node.")
+        return await self._read(version.model, folder, version.kv_bits)
 
     async def find(self, model: str) -> ModelSpec:
         """Describe a model in the revision that the cluster will use.
@@ -72,7 +72,7 @@ class ModelSpecs:
         count = Counter(revision for _, revision in holders)
         for peer, revision in sorted(holders, key=lambda holder: (-count[holder[1]], holder[1])):
             try:
-                return await self._client.describe(peer, model, revision, self._kv_bits)
+                return await self._client.describe(peer, ModelVersion(model, revision, self._kv_bits))
             except PippinError as error:
                 failure = error
         if failure and not isinstance(failure, PeerUnavailable):
@@ -88,7 +88,8 @@ class ModelSpecs:
             if flaw:
                 raise flaw from error
             raise
-        return await self._describe(model, metadata.directory.name, metadata.config, metadata.weights, self._kv_bits)
+        version = ModelVersion(model, metadata.directory.name, self._kv_bits)
+        return await self._describe(version, metadata.config, metadata.weights)
 
     async def find_draft(self, draft: str, model: ModelSpec) -> ModelSpec:
         """Describe a model that is to guess tokens of another one.
@@ -96,7 +97,7 @@ class ModelSpecs:
         Raises ModelUnsupported if it has other tokens or is the same model, the errors of `find`, and those of a transfer.
         """
         spec = await self.find(draft)
-        if (spec.id, spec.revision) == (model.id, model.revision):
+        if spec.version.files == model.version.files:
             raise ModelUnsupported(
                 f"{draft} can't be its own draft.", hint="Choose a smaller model of the same family."
             )
@@ -110,20 +111,18 @@ class ModelSpecs:
 
     def _holder(self, spec: ModelSpec) -> tuple[HeldModel, Address | None]:
         """The model, and another node that has its files, if there is one."""
-        holders = [peer for peer, revision in self._holders(spec.id) if revision == spec.revision]
-        return HeldModel(spec.id, spec.revision), next(iter(holders), None)
+        holders = [peer for peer, revision in self._holders(spec.id) if revision == spec.version.revision]
+        return spec.version.files, next(iter(holders), None)
 
     async def _read(self, model: str, folder: Folder, kv_bits: int) -> ModelSpec:
         config = await self._pools.files.run(read_config, folder.path)
         weights = await self._pools.files.run(self._catalogue.weights, folder.path)
-        return await self._describe(model, folder.revision, config, weights, kv_bits)
+        return await self._describe(ModelVersion(model, folder.revision, kv_bits), config, weights)
 
-    async def _describe(
-        self, model: str, revision: str, config: dict[str, Any], weights: Weights, kv_bits: int
-    ) -> ModelSpec:
-        plan = await self._compute.run(make_plan, config, weights.total_bytes, kv_bits)
+    async def _describe(self, version: ModelVersion, config: dict[str, Any], weights: Weights) -> ModelSpec:
+        plan = await self._compute.run(make_plan, config, weights.total_bytes, version.kv_bits)
         return ModelSpec(
-            id=model,
+            version=version,
             layer_bytes=tuple(weights.layer_bytes(layer) for layer in range(plan.layers)),
             ends_bytes=weights.ends_bytes,
             kv=plan.kv,
@@ -131,7 +130,5 @@ class ModelSpecs:
             max_context=plan.max_context,
             shared_ends=bool(plan.shared),
             head_bytes=weights.head_bytes,
-            revision=revision,
             score_bytes=plan.score_bytes,
-            kv_bits=plan.kv_bits,
         )

@@ -14,18 +14,6 @@ small models is hardly smaller than that of large ones: 0.9 GB for Qwen3 0.6B.
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shard:
-    """The layers [start, end) of a model."""
-
-    model: str
-    start: int
-    end: int
-    revision: str = ""
-    kv_bits: int = 0
-    """As in ModelSpec."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
 class HeldModel:
     """A model whose files are complete on a node.
 
@@ -37,6 +25,37 @@ class HeldModel:
     revision: str = ""
     bytes: int = field(default=0, compare=False)
     """Size of its weights; 0 if the node does not tell it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelVersion:
+    """What rings and layers in memory are of: a model, in one revision of its files, with one kind of KV.
+
+    Layers and KV of different versions are never combined. In messages its fields are those of the message around it.
+    """
+
+    model: str
+    """Id of the model."""
+    revision: str = ""
+    kv_bits: int = 0
+    """Bits of a number of the KV, 8 or 4, from the head's --kv-bits; 0: the dtype of the activations."""
+
+    @property
+    def files(self) -> HeldModel:
+        return HeldModel(self.model, self.revision)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """The layers [start, end) of a model."""
+
+    version: ModelVersion
+    start: int
+    end: int
+
+    @property
+    def model(self) -> str:
+        return self.version.model
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,7 +113,7 @@ class KvCost:
 class ModelSpec:
     """What placement needs to know of a model; derived from its config and the headers of its files."""
 
-    id: str
+    version: ModelVersion
     layer_bytes: tuple[int, ...]
     """Bytes of each layer's weights."""
     ends_bytes: int
@@ -109,16 +128,16 @@ class ModelSpec:
     """Whether layers read weights of the ends (per-layer embeddings), so that every stage holds the ends."""
     head_bytes: int = 0
     """Bytes of the ends that the driver reads for each token: the LM head's. Of a separate embedding it reads one row."""
-    revision: str = ""
     score_bytes: int = 0
     """Bytes of the attention scores of one chunk, for each token of the context; 0 where attention is fused."""
-    kv_bits: int = 0
-    """Bits of a number of the KV, 8 or 4, from the head's --kv-bits; 0: the dtype of the activations."""
-
     wish: Wish = Wish()
     """It travels with the placement, so that the next head has it."""
     draft: "ModelSpec | None" = None
     """A small model that guesses tokens of this one, from --draft. It has no draft itself."""
+
+    @property
+    def id(self) -> str:
+        return self.version.model
 
     @property
     def layers(self) -> int:

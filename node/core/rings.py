@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from node.core.models import ModelSpec, Shard
+from node.core.models import ModelSpec, ModelVersion, Shard
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,23 +31,24 @@ class Ring:
     """Nodes that together hold one whole copy of a model. The first is the driver."""
 
     id: str
-    model: str
+    version: ModelVersion
     stages: tuple[StageSpec, ...]
     context: int
     """Maximum sequence length that it accepts, in tokens."""
     max_sessions: int
     """Number of sessions of that length that memory is reserved for."""
     shared_ends: bool = False
-    """As in ModelSpec: every stage needs the files of the model's ends."""
+    """Whether every stage needs the files of the model's ends."""
     fence: Fence = Fence()
     """Fence of the placement that created it. Later placements that keep the ring keep its fence, too."""
     retiring: bool = False
     """Whether another ring replaces it: it serves until that one is ready, then finishes or hands over its sessions."""
-    revision: str = ""
-    kv_bits: int = 0
-    """As in ModelSpec."""
     draft: Shard | None = None
     """All layers of a draft model, which the driver holds, too; None without one, and with one stage."""
+
+    @property
+    def model(self) -> str:
+        return self.version.model
 
     @property
     def nodes(self) -> tuple[str, ...]:

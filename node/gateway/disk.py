@@ -69,7 +69,7 @@ class Disk:
             nonlocal share
             share = download.share
 
-        whole = Shard(model, 0, spec.layers, spec.revision)
+        whole = Shard(spec.version, 0, spec.layers)
         fetching = asyncio.create_task(self._fetch_in_turns(whole, note, client), name=f"pull {model}")
         try:
             while not (await asyncio.wait([fetching], timeout=TELL_S))[0]:

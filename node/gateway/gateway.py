@@ -102,7 +102,7 @@ class Gateway:
         self._other_secret = other_secret
         self._open: dict[str, _Opened] = {}
         """What belongs to each model that a request named."""
-        self._broken: dict[tuple[str, str], tuple[float, str]] = {}
+        self._broken: dict[HeldModel, tuple[float, str]] = {}
         """Time and reason of a tokenizer's failure, by model and revision."""
         self._opening: dict[str, asyncio.Lock] = {}
 
@@ -207,7 +207,9 @@ class Gateway:
         ring = (await self._router.wait_for_rings(model, OPEN_WAIT_S, client))[0]
         opened = await self._opened(ring)
         sampling = {**opened.sampling, **self._names.preset(model)}
-        return OpenModel(model, ring.context, SandboxedEncoder(opened.processes, client), ring.revision, sampling)
+        return OpenModel(
+            model, ring.context, SandboxedEncoder(opened.processes, client), ring.version.revision, sampling
+        )
 
     async def _id_of(self, name: str) -> str:
         """Raises ModelNotFound, ModelBroken."""
@@ -230,31 +232,31 @@ class Gateway:
 
     async def _opened(self, ring: Ring) -> _Opened:
         async with self._opening.setdefault(ring.model, asyncio.Lock()):
-            failed_at, why = self._broken.get((ring.model, ring.revision), (0.0, ""))
+            failed_at, why = self._broken.get(ring.version.files, (0.0, ""))
             if why and now() - failed_at < BROKEN_S:
                 raise ModelBroken(why)
             opened = self._open.get(ring.model)
-            if opened is None or opened.revision != ring.revision:
+            if opened is None or opened.revision != ring.version.revision:
                 opened = await self._replace(ring)
             try:
                 if not opened.processes.is_open:
                     await opened.processes.open()
             except ModelBroken as error:
-                self._broken[ring.model, ring.revision] = now(), error.message
+                self._broken[ring.version.files] = now(), error.message
                 raise
             return opened
 
     async def _replace(self, ring: Ring) -> _Opened:
         """Make the processes of a ring's model. Close those of its other revision, and of models without a ring."""
         address = self._book.address_of(ring.driver)
-        directory = await self._tokenizer_files(HeldModel(ring.model, ring.revision), address)
+        directory = await self._tokenizer_files(ring.version.files, address)
         served = {each.model for each in self._agent.placement.rings}
         for unused in [model for model in self._open if model == ring.model or model not in served]:
             if entry := self._open.pop(unused, None):  # another model that opens may have closed it meanwhile
                 await entry.processes.close()
         sampling = await self._pools.files.run(read_sampling, directory)
         processes = TokenizerProcesses(self._sandboxes, directory, self._pools.texts)
-        self._open[ring.model] = opened = _Opened(ring.revision, processes, sampling)
+        self._open[ring.model] = opened = _Opened(ring.version.revision, processes, sampling)
         return opened
 
     async def close(self) -> None:

@@ -54,7 +54,9 @@ class ModelIndex:
         models = {model: model for model in self._names.held()} | dict(aliases)
         placement = self._agent.placement
         held = [each for report in self._agent.alive() for each in report.models]
-        revisions = {each.id: each.revision for each in held} | {each.model: each.revision for each in placement.rings}
+        revisions = {each.id: each.revision for each in held} | {
+            each.model: each.version.revision for each in placement.rings
+        }
         sizes = {each.id: each.bytes for each in held} | {spec.id: spec.weight_bytes for spec in placement.specs}
         return [
             ModelEntry(

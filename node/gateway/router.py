@@ -180,7 +180,7 @@ class Router:
     # --- rings -------------------------------------------------------------------------------------------------------
 
     def usable_rings(self, model: str, revision: str) -> Sequence[Ring]:
-        return [ring for ring in usable_rings(self._agent.view(), model) if ring.revision == revision]
+        return [ring for ring in usable_rings(self._agent.view(), model) if ring.version.revision == revision]
 
     async def wait_for_rings(
         self, model: str, wait_s: float, client: str, revision: str | None = None
@@ -234,10 +234,10 @@ class Router:
 
 
 def _of_revision(rings: Sequence[Ring], revision: str | None) -> Sequence[Ring]:
-    fitting = [ring for ring in rings if revision in (None, ring.revision)]
+    fitting = [ring for ring in rings if revision in (None, ring.version.revision)]
     if not fitting:
         raise ModelChanged(
-            f"{rings[0].model} is served from revision {rings[0].revision}; this request began with {revision}.",
+            f"{rings[0].model} is served from revision {rings[0].version.revision}; this request began with {revision}.",
             hint="Send the request again.",
         )
     return fitting

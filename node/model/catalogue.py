@@ -153,7 +153,7 @@ class Catalogue:
 
     def directory_for(self, shard: Shard, ends: bool) -> Path | None:
         """Directory with the files of one stage: of the complete model, or of the part that the stage needs."""
-        places = self._places(shard.model, shard.revision)
+        places = self._places(shard.model, shard.version.revision)
         has_stage = self._scanner.has_stage
         return next((place.path for place in places if has_stage(place, shard.start, shard.end, ends)), None)
 

@@ -79,7 +79,7 @@ class Files:
 
         Raises ModelNotFound, ModelChanged, ModelGated, HubUnavailable, NoCapacity (disk full), ModelBroken.
         """
-        gathering = self._gathering(HeldModel(shard.model, shard.revision))
+        gathering = self._gathering(shard.version.files)
         args = self._catalogue, self._hub, self._pools, self._others, self._claims, gathering
         directory = await StageFetch(*args, shard, ends, progress, downloads or self._pools.downloads).run()
         log.info("%s is read from %s", shard, directory)

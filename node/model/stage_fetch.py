@@ -95,7 +95,7 @@ class StageFetch:
         self._ends = ends
         self._progress = progress
         self._downloads = downloads
-        self._model = HeldModel(shard.model, shard.revision)
+        self._model = shard.version.files
         self._failure: PippinError | None = None
         self._hub_failure: PippinError | None = None
         self._looks = 0
@@ -209,7 +209,7 @@ class StageFetch:
 
         shard = self._shard
         span = shard.model, shard.start, shard.end, self._ends
-        fetch = partial(self._hub.fetch, *span, note, revision=shard.revision, only=names)
+        fetch = partial(self._hub.fetch, *span, note, revision=shard.version.revision, only=names)
         try:
             await self._downloads.run(fetch)
         finally:
@@ -223,7 +223,7 @@ class StageFetch:
         if not others:
             return ModelNotFound(f"No node holds {shard.model}.")
         return ModelChanged(
-            f"No node holds revision {shard.revision} of {shard.model}; found revision {others[0]}.",
+            f"No node holds revision {shard.version.revision} of {shard.model}; found revision {others[0]}.",
             hint="The model's files were changed. Try again in a moment.",
         )
 

@@ -46,8 +46,7 @@ def _chains(spec: ModelSpec, nodes: Sequence[NodeReport]) -> Iterator[tuple[Stag
         shards = [
             shard
             for shard in dict.fromkeys([*used, *node.idle])
-            if (shard.model, shard.revision, shard.kv_bits) == (spec.id, spec.revision, spec.kv_bits)
-            and {shard.start, shard.end} <= allowed_ends
+            if shard.version == spec.version and {shard.start, shard.end} <= allowed_ends
         ]
         for shard in shards[:_MOST_SHARDS]:
             stages.setdefault(shard.start, []).append(StageSpec(node.info.id, shard.start, shard.end))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from node.core.models import HeldModel, ModelSpec
+from node.core.models import ModelSpec
 from node.core.reports import NodeReport
 from node.core.rings import Fence, Placement, Refusal, Ring, RingPlace
 from node.placement.footprint import stage_bytes
@@ -96,8 +96,7 @@ class _Draft:
         self._count = len(nodes) - len(self._draining)
         self._free = {node.info.id: node.memory.usable for node in nodes}
         self._holders = {
-            spec.id: {node.info.id for node in nodes if HeldModel(spec.id, spec.revision) in node.models}
-            for spec in models
+            spec.id: {node.info.id for node in nodes if spec.version.files in node.models} for spec in models
         }
         self._pace = {spec.id: pace(spec, nodes) for spec in models}
         old = current.rings if current else ()
@@ -137,8 +136,7 @@ class _Draft:
     # --- existing rings -----------------------------------------------------------------------------------------------
 
     def _conforming(self, spec: ModelSpec, old: Sequence[Ring]) -> list[Ring]:
-        version = spec.id, spec.revision, spec.kv_bits
-        of_model = [ring for ring in old if (ring.model, ring.revision, ring.kv_bits) == version]
+        of_model = [ring for ring in old if ring.version == spec.version]
         found = [ring for ring in of_model if ring.draft == draft_of(spec, ring.stages) and self._conforms(spec, ring)]
         return sorted(found, key=lambda ring: (self._is_draining(ring), self._distance(spec, ring), ring.retiring))
 

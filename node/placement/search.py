@@ -70,23 +70,13 @@ def find_ring(
 
 def new_ring(spec: ModelSpec, stages: tuple[StageSpec, ...], context: int, sessions: int) -> Ring:
     """A ring without an id."""
-    return Ring(
-        "",
-        spec.id,
-        stages,
-        context,
-        sessions,
-        spec.shared_ends,
-        revision=spec.revision,
-        kv_bits=spec.kv_bits,
-        draft=draft_of(spec, stages),
-    )
+    return Ring("", spec.version, stages, context, sessions, spec.shared_ends, draft=draft_of(spec, stages))
 
 
 def draft_of(spec: ModelSpec, stages: Sequence[StageSpec]) -> Shard | None:
     """All layers of a ring's draft model; None if the ring has one stage, which is never idle."""
     draft = spec.draft if len(stages) > 1 else None
-    return Shard(draft.id, 0, draft.layers, draft.revision, draft.kv_bits) if draft else None
+    return Shard(draft.version, 0, draft.layers) if draft else None
 
 
 def _stages(

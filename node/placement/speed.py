@@ -75,7 +75,7 @@ def _measured(spec: ModelSpec, node: NodeReport) -> float | None:
         size = sum(spec.layer_bytes[shard.start : shard.end])
         prompt_bytes_per_s = speed.tokens_per_s * size
         is_plausible = least <= speed.bytes_per_s <= most and least <= prompt_bytes_per_s <= 1e3 * most
-        if (shard.model, shard.revision) == (spec.id, spec.revision) and is_plausible:
+        if shard.version.files == spec.version.files and is_plausible:
             return 1e3 / speed.bytes_per_s + PROMPT_TOKENS * 1e3 / prompt_bytes_per_s
     return None
 

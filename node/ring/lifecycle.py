@@ -213,7 +213,7 @@ class Rings:
     def _shard(self, ring: Ring) -> Shard | None:
         for stage in ring.stages:
             if stage.node == self._agent.info.id:
-                return Shard(ring.model, stage.start, stage.end, ring.revision, ring.kv_bits)
+                return Shard(ring.version, stage.start, stage.end)
         return None
 
     def _draft(self, ring: Ring) -> Shard | None:

@@ -79,7 +79,7 @@ class LoadedShards:
     ) -> LoadedShard:
         """Load a shard from the model's files, and measure its speed; `progress` is called with the share done."""
         wiring = self._compute.wiring
-        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.kv_bits, wiring)
+        pieces = load_stage(directory, shard.start, shard.end, weights.tensors, shard.version.kv_bits, wiring)
         stage = await self._compute.run_pieces(pieces, progress)
         size = format_bytes(stage.weight_bytes)
         log.info("loaded %s layers %d-%d: %s", shard.model, shard.start, shard.end - 1, size)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.core.models import Shard
+from node.core.models import HeldModel, Shard
 from node.core.reports import Speed
 
 MOST_SPEEDS = 64
@@ -12,9 +12,6 @@ REMEASURE_S = 3600.0
 """Minimum time between two measurements of a model whose speed is known: one takes some tenths of a second, in which a ring may wait."""
 AGREE = 1.25
 """Two measurements agree if neither is more than so many times the other: quiet machines vary by less, busy ones by more."""
-
-_Key = tuple[str, str]
-"""Model and revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +29,38 @@ class Speeds:
     """
 
     def __init__(self) -> None:
-        self._known: dict[_Key, _Known] = {}
+        self._known: dict[HeldModel, _Known] = {}
         """The model that was measured last is the last one."""
 
     def note(self, speed: Speed, now: float) -> None:
-        known = self._known.pop(_key(speed.shard), None)
+        known = self._known.pop(speed.shard.version.files, None)
         best, agreed = speed, None
         if known:
             best, agreed = _best(known.best, speed), known.agreed
             if _agree(known.best, speed):
                 agreed = best
-        self._known[_key(speed.shard)] = _Known(now, best, agreed)
+        self._known[speed.shard.version.files] = _Known(now, best, agreed)
         if len(self._known) > MOST_SPEEDS:
             del self._known[next(iter(self._known))]
 
     def is_known(self, shard: Shard) -> bool:
         """Whether two measurements of the shard's model agree."""
-        known = self._known.get(_key(shard))
+        known = self._known.get(shard.version.files)
         return known is not None and known.agreed is not None
 
     def is_due(self, shard: Shard, now: float) -> bool:
         """Whether the shard's model should be measured when it is loaded."""
-        known = self._known.get(_key(shard))
+        known = self._known.get(shard.version.files)
         return known is None or known.agreed is None or now >= known.measured_at + REMEASURE_S
 
     def best(self, shard: Shard) -> Speed | None:
         """The best measurement of the shard's model, whether another agrees or not."""
-        known = self._known.get(_key(shard))
+        known = self._known.get(shard.version.files)
         return known.best if known else None
 
     def agreed(self) -> Iterator[Speed]:
         """What the other nodes are told."""
         return (known.agreed for known in self._known.values() if known.agreed)
-
-
-def _key(shard: Shard) -> _Key:
-    return shard.model, shard.revision
 
 
 def _prompt_rate(speed: Speed) -> float:

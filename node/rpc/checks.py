@@ -63,18 +63,18 @@ def checked_spec(message: pb.ModelSpec) -> pb.ModelSpec:
     _check_below(
         "sizes", _SIZE, *message.layer_bytes, message.ends_bytes, *costs, message.max_context, message.score_bytes
     )
-    _check_names(message.id, message.revision)
+    _check_names(message.model, message.revision)
     _check_kv_bits(message.kv_bits)
     _check_wish(message.wish)
     if message.HasField("draft"):
         if message.draft.HasField("draft"):
-            raise Incompatible(f"A peer's description of the model {message.id!r:.60} has a draft with a draft.")
+            raise Incompatible(f"A peer's description of the model {message.model!r:.60} has a draft with a draft.")
         checked_spec(message.draft)
     layers, cuts = len(message.layer_bytes), list(message.cuts)
     ascending = cuts == sorted(set(cuts)) and all(0 < cut < layers for cut in cuts)
     sized = layers and len(message.kv) == layers and message.head_bytes <= message.ends_bytes
     if not (sized and message.max_context and ascending):
-        raise Incompatible(f"A peer's description of the model {message.id!r:.60} is inconsistent.")
+        raise Incompatible(f"A peer's description of the model {message.model!r:.60} is inconsistent.")
     return message
 
 

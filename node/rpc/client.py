@@ -13,7 +13,7 @@ from node.core.errors import Incompatible, PeerTimeout, PeerUnavailable, PippinE
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
-from node.core.models import ModelSpec, Wish
+from node.core.models import ModelSpec, ModelVersion, Wish
 from node.core.nodes import Address
 from node.core.reports import Heartbeat
 from node.rpc.boundary import calling
@@ -198,11 +198,10 @@ class RpcClient:
                 control_pb2.DrainRequest(node=node, draining=draining), timeout=CALL_TIMEOUT_S
             )
 
-    async def describe(self, peer: Address, model: str, revision: str, kv_bits: int = 0) -> ModelSpec:
+    async def describe(self, peer: Address, version: ModelVersion) -> ModelSpec:
+        message = to_message(version, control_pb2.ModelRequest)
         with calling(peer.target):
-            answer = await self._control(peer).Describe(
-                control_pb2.ModelRequest(model=model, revision=revision, kv_bits=kv_bits), timeout=DESCRIBE_TIMEOUT_S
-            )
+            answer = await self._control(peer).Describe(message, timeout=DESCRIBE_TIMEOUT_S)
         return from_message(checked_spec(answer), ModelSpec)
 
     async def log(self, peer: Address, lines: int, *, follow: bool) -> AsyncGenerator[list[str], None]:

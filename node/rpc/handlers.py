@@ -7,7 +7,7 @@ from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Listing
-from node.core.models import ModelSpec, Wish
+from node.core.models import ModelSpec, ModelVersion, Wish
 from node.core.nodes import Caller
 from node.core.reports import Heartbeat
 
@@ -43,8 +43,8 @@ class ControlHandler(Protocol):
         Raises NodeNotFound if `node` is another node, NotAdmitted if the caller is not the head.
         """
 
-    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
-        """Describe a model whose files are here; for an empty `revision`, any revision. `kv_bits`: see ModelSpec.
+    async def describe(self, version: ModelVersion) -> ModelSpec:
+        """Describe a model whose files are here; for an empty revision, any revision.
 
         Raises ModelNotFound, ModelUnsupported.
         """

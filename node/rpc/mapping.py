@@ -1,6 +1,7 @@
 """Converts dataclasses of node/core to protobuf messages and back, by equal field names.
 
-One implementation for all control-plane messages. A field that exists on one side only is a programming error, found by
+One implementation for all control-plane messages. A dataclass for which the message has no field is laid out flat: its
+fields are the message's own. Any other field that exists on one side only is a programming error, found by
 tests/rpc/test_mapping.py for every pair. How a field is converted follows from its type alone and is found out once, as idle
 nodes do little else than exchange such messages.
 """
@@ -8,9 +9,10 @@ nodes do little else than exchange such messages.
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -29,9 +31,7 @@ class _Field:
     write: Write
     """Sets the message's field of a name to a value."""
     read: Read
-    """Converts what the message has in the field."""
-    optional: bool
-    """Whether None stands for a field that the message does not have."""
+    """The value that a message has for the field."""
 
 
 def to_message(value: Any, kind: type[M], **more: Any) -> M:
@@ -42,7 +42,7 @@ def to_message(value: Any, kind: type[M], **more: Any) -> M:
 
 
 def _fill(message: Message, value: Any) -> None:
-    for field in _fields(cast("Any", type(value))):
+    for field in _fields(cast("Any", type(value)), cast("Any", type(message))):
         item = getattr(value, field.name)
         if item is not None:
             field.write(message, field.name, item)
@@ -53,41 +53,41 @@ def from_message(message: Message, kind: type[T]) -> T:
 
     Raises Incompatible for an enum's text that this version does not know.
     """
-    found: dict[str, Any] = {}
-    for field in _fields(cast("Any", kind)):
-        lacks = field.optional and not message.HasField(field.name)
-        found[field.name] = None if lacks else field.read(getattr(message, field.name))
-    return kind(**found)
+    return kind(*[field.read(message) for field in _fields(cast("Any", kind), cast("Any", type(message)))])
 
 
 @cache
-def _fields(kind: Any) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(kind)
-    return tuple(_field(field.name, hints[field.name]) for field in dataclasses.fields(kind))
+def _fields(kind: Any, message: type[Message]) -> tuple[_Field, ...]:
+    hints, names = typing.get_type_hints(kind), message.DESCRIPTOR.fields_by_name
+    return tuple(_field(field.name, hints[field.name], field.name in names) for field in dataclasses.fields(kind))
 
 
-def _field(name: str, hint: Any) -> _Field:
-    optional = isinstance(hint, types.UnionType)  # `X | None`
-    if optional:
-        hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
-    origin = typing.get_origin(hint)
-    if origin is None:
-        return _Field(name, *_converters(name, hint), optional)
+def _field(name: str, hint: Any, is_own: bool) -> _Field:
+    get = attrgetter(name)
+    if isinstance(hint, types.UnionType):  # `X | None`
+        (hint,) = (arm for arm in typing.get_args(hint) if arm is not types.NoneType)
+        present = _field(name, hint, is_own)
+        return _Field(name, present.write, lambda message: present.read(message) if message.HasField(name) else None)
+    if origin := typing.get_origin(hint):
+        return _collection(name, origin, typing.get_args(hint)[0])
+    if dataclasses.is_dataclass(hint):
+        kind: Any = hint
+        if is_own:
+            return _Field(name, _set_message, lambda message: from_message(get(message), kind))
+        return _Field(name, lambda message, _, value: _fill(message, value), partial(from_message, kind=kind))
+    if issubclass(hint, StrEnum):
+        return _Field(name, setattr, lambda message: _member(name, hint, get(message)))
+    return _Field(name, setattr, get)
+
+
+def _collection(name: str, origin: Any, element: Any) -> _Field:
+    get = attrgetter(name)
     if origin is Mapping:
-        return _Field(name, _update, dict, optional)
-    element: Any = typing.get_args(hint)[0]
+        return _Field(name, _update, lambda message: dict(get(message)))
     if dataclasses.is_dataclass(element):
-        return _Field(name, _add_messages, partial(_read_messages, element), optional)
-    return _Field(name, _extend, origin, optional)
-
-
-def _converters(name: str, kind: Any) -> tuple[Write, Read]:
-    """The converters of a field that is no collection."""
-    if dataclasses.is_dataclass(kind):
-        return _set_message, partial(from_message, kind=cast("Any", kind))
-    if issubclass(kind, StrEnum):
-        return setattr, partial(_member, name, kind)
-    return setattr, lambda value: value
+        kind: Any = element
+        return _Field(name, _add_messages, lambda message: tuple([from_message(each, kind) for each in get(message)]))
+    return _Field(name, _extend, lambda message: origin(get(message)))
 
 
 def _set_message(message: Message, name: str, value: Any) -> None:
@@ -100,10 +100,6 @@ def _add_messages(message: Message, name: str, values: Any) -> None:
     target = getattr(message, name)
     for value in values:
         _fill(target.add(), value)
-
-
-def _read_messages(kind: Any, messages: Iterable[Message]) -> tuple[Any, ...]:
-    return tuple(from_message(each, kind) for each in messages)
 
 
 def _extend(message: Message, name: str, values: Any) -> None:

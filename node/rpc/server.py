@@ -12,7 +12,7 @@ from node.core.addresses import join_host_port
 from node.core.errors import PortTaken
 from node.core.evaluation import EvaluateRequest
 from node.core.generation import GenerateRequest
-from node.core.models import Wish
+from node.core.models import ModelVersion, Wish
 from node.core.reports import Heartbeat
 from node.host.ports import is_served
 from node.rpc.boundary import quiet_tracebacks
@@ -143,10 +143,8 @@ class _Control(ControlServicer):
         return control_pb2.Empty()
 
     async def Describe(self, request: control_pb2.ModelRequest, context: Context) -> control_pb2.ModelSpec:
-        checked_model(request)
-        return to_message(
-            await self._handler.describe(request.model, request.revision, request.kv_bits), control_pb2.ModelSpec
-        )
+        version = from_message(checked_model(request), ModelVersion)
+        return to_message(await self._handler.describe(version), control_pb2.ModelSpec)
 
     async def Log(self, request: control_pb2.LogRequest, context: Context) -> AsyncGenerator[control_pb2.LogPart, None]:
         checked_log_request(request)

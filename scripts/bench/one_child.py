@@ -21,6 +21,7 @@ import prompts
 from mlx_lm.utils import load_model
 
 from node.core.generation import GenerateRequest, Sampling
+from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
@@ -94,7 +95,7 @@ def of_stock(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: int) -> 
 
 async def of_driver(stamps: Stamps, path: Path, prompt: Sequence[int], tokens: int) -> float:
     layers: int = json.loads((path / "config.json").read_text())["num_hidden_layers"]
-    ring = Ring("m@1.1", "m", (StageSpec("a", 0, layers),), CONTEXT, 1, fence=Fence(1, 1))
+    ring = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, layers),), CONTEXT, 1, fence=Fence(1, 1))
     compute = Compute()
     compute.start()
     stage = await compute.run_pieces(load_stage(path, 0, layers, Layout(path).weights.tensors))

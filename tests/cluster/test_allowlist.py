@@ -8,7 +8,7 @@ import pytest
 from node.cluster.allowlist import Allowlist
 from node.cluster.control_service import ControlService
 from node.core.errors import ModelNotAllowed
-from node.core.models import HeldModel
+from node.core.models import HeldModel, ModelVersion
 from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
 from node.core.reports import NodeReport
@@ -17,7 +17,7 @@ from node.gateway.gateway import Gateway
 
 INFO = NodeInfo("me", 1, "mini-1", "home", "1", 1, ("10.0.0.1",), 1, 2)
 PLACED, PRELOADED, HELD = "org/placed", "org/preloaded", "mlx-community/Qwen3-8B-4bit"
-RING = Ring("r", PLACED, (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
+RING = Ring("r", ModelVersion(PLACED), (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 REPORT = NodeReport(
     INFO, Memory(1, 1), models=tuple(map(HeldModel, (HELD, "org/held", PRELOADED))), preload=(PRELOADED,)
 )

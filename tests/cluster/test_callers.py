@@ -9,6 +9,7 @@ from node.cluster.agent import Agent
 from node.cluster.control_service import ControlService
 from node.core.errors import NotAdmitted
 from node.core.frames import Frame
+from node.core.models import ModelVersion
 from node.core.nodes import Caller, Memory, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
@@ -16,7 +17,14 @@ from node.host.interfaces import Interface
 from node.members.address_book import AddressBook
 from node.ring.lifecycle import Rings
 
-RING = Ring("r", "m", (StageSpec("a", 0, 2), StageSpec("b", 2, 4), StageSpec("c", 4, 6)), 512, 2, fence=Fence(3, 1))
+RING = Ring(
+    "r",
+    ModelVersion("m"),
+    (StageSpec("a", 0, 2), StageSpec("b", 2, 4), StageSpec("c", 4, 6)),
+    512,
+    2,
+    fence=Fence(3, 1),
+)
 
 
 def info(node: str) -> NodeInfo:
@@ -135,5 +143,5 @@ def test_the_driver_s_frames_come_from_the_last_stage_and_to_a_ring_of_one_none(
         usable=100,
     )
     assert rings._node_before(RING) == "c"
-    assert rings._node_before(Ring("r", "m", (StageSpec("a", 0, 6),), 512, 2)) == "a"
+    assert rings._node_before(Ring("r", ModelVersion("m"), (StageSpec("a", 0, 6),), 512, 2)) == "a"
     assert not book().is_from("c", Caller("10.0.0.99")), "a node does not call itself"

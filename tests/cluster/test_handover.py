@@ -7,7 +7,7 @@ import pytest
 from node.cluster.draining import is_needed
 from node.cluster.handover import COLD_S, SETTLE_S, Handover
 from node.cluster.readiness import ready_rings
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, RingTraffic, StageReport, StageState
 from node.core.rings import Fence, Placement, Ring, StageSpec
@@ -15,7 +15,7 @@ from node.core.views import ClusterView, NodeState, PeerView
 
 
 def ring(name: str, node: str, *, retiring: bool = False) -> Ring:
-    return Ring(name, "m", (StageSpec(node, 0, 8),), 4096, 4, retiring=retiring)
+    return Ring(name, ModelVersion("m"), (StageSpec(node, 0, 8),), 4096, 4, retiring=retiring)
 
 
 def peer(
@@ -30,7 +30,7 @@ def peer(
     report = NodeReport(
         info,
         Memory(8, 8),
-        stages=tuple(StageReport(name, Shard("m", 0, 8), load) for name, load in loads),
+        stages=tuple(StageReport(name, Shard(ModelVersion("m"), 0, 8), load) for name, load in loads),
         traffic=tuple(
             RingTraffic(name, running, requests=requests) for name, load in loads if load is StageState.READY
         ),

@@ -12,7 +12,7 @@ from node.cluster.head import Head
 from node.cluster.wanted import MOST_ASKED
 from node.core.errors import ModelBusy, ModelNotFound, ModelUnsupported, NoCapacity, NotReady, Overloaded, ShuttingDown
 from node.core.limits import COUNTER_LIMIT
-from node.core.models import DraftChoice, KvCost, ModelSpec, Wish
+from node.core.models import DraftChoice, KvCost, ModelSpec, ModelVersion, Wish
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, RingTraffic
 from node.core.rings import Fence, Placement, Ring, StageSpec
@@ -20,7 +20,7 @@ from node.placement.place import place
 
 INFO = NodeInfo("me", 1, "me", "home", "1", 1, ("10.0.0.1",), 1, 2)
 SMALL = 2 << 30
-RING = Ring("m@1.1", "m", (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
+RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("me", 0, 4),), 512, 4, fence=Fence(1, 1))
 
 
 class Specs:
@@ -34,11 +34,11 @@ class Specs:
         self.asked += 1
         await self.go_on.wait()
         if model.startswith("huge/"):
-            return ModelSpec(model, (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+            return ModelSpec(ModelVersion(model), (1 << 50, 1 << 50), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         if model.startswith("small/"):
-            return ModelSpec(model, (SMALL // 2, SMALL // 2), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+            return ModelSpec(ModelVersion(model), (SMALL // 2, SMALL // 2), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         if model.startswith("tiny/"):
-            return ModelSpec(model, (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
+            return ModelSpec(ModelVersion(model), (SMALL // 16, SMALL // 16), 1, (KvCost(1), KvCost(1)), (1,), 1000)
         raise ModelNotFound(f"There is no {model}.")
 
     async def find_draft(self, draft, model):

@@ -7,7 +7,7 @@ import pytest
 
 from node.cluster.held_states import RECENT, HeldStates
 from node.core.limits import MAX_NODES
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport, Path, RingTraffic, StageReport, StageState
 
@@ -117,7 +117,7 @@ def test_news_is_lacked_until_the_other_says_that_it_has_it():
         ({"memory": Memory(1, 0)}, True),
         ({"draining": True}, True),
         ({"peers": (PeerHint("b", ("10.0.0.2",), 1),)}, True),
-        ({"stages": (StageReport("r", Shard("m", 0, 2), StageState.READY),)}, True),
+        ({"stages": (StageReport("r", Shard(ModelVersion("m"), 0, 2), StageState.READY),)}, True),
     ],
 )
 def test_measurements_are_no_news(changes, told):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from node.cluster.model_list import build_models
-from node.core.models import HeldModel, KvCost, ModelSpec
+from node.core.models import HeldModel, KvCost, ModelSpec, ModelVersion
 from node.core.rings import Fence, Placement, Refusal
 from tests.cluster.test_status import load, peer, ring, view
 
@@ -51,7 +51,7 @@ def test_a_draining_node_has_no_room():
 
 
 def test_a_placed_model_fits_and_its_size_is_the_placements():
-    spec = ModelSpec("m", (7, 8), 5, (KvCost(1), KvCost(1)), (1,), 100)
+    spec = ModelSpec(ModelVersion("m"), (7, 8), 5, (KvCost(1), KvCost(1)), (1,), 100)
     seen = view(peer(1, loads=(load(0),)), rings=(ring(1),))
     found = listed(replace(seen, placement=replace(seen.placement, specs=(spec,))))["m"]
     assert (found["state"], found["bytes"], found["fits"], found["nodes"]) == ("ready", 20, True, [])

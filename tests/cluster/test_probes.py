@@ -7,7 +7,7 @@ import pytest
 
 from node.cluster.probes import Probes, is_quiet
 from node.core.errors import PeerTimeout
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo, PeerHint
 from node.core.reports import NodeReport, RingTraffic, StageReport, StageState
 from node.core.signal import Signal
@@ -24,7 +24,7 @@ def report(*, traffic=(), stages=()):
 
 
 def stage(state):
-    return report(stages=(StageReport("r", Shard("m", 0, 2), state),))
+    return report(stages=(StageReport("r", Shard(ModelVersion("m"), 0, 2), state),))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from node.cluster.status import build_status
-from node.core.models import KvCost, ModelSpec, Shard
+from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, Path, RingTraffic, StageReport, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
@@ -27,11 +27,11 @@ def peer(node, state=NodeState.ALIVE, *, loads=(), rings=(), paths=(), preload=(
 
 def ring(*nodes, name="r1", model="m", context=4096):
     stages = tuple(StageSpec(f"id-{node}", 8 * at, 8 * at + 8) for at, node in enumerate(nodes))
-    return Ring(name, model, stages, context, 4)
+    return Ring(name, ModelVersion(model), stages, context, 4)
 
 
 def load(start, state=READY, name="r1", model="m", progress=1.0):
-    return StageReport(name, Shard(model, start, start + 8), state, progress)
+    return StageReport(name, Shard(ModelVersion(model), start, start + 8), state, progress)
 
 
 def view(*peers, rings=(), refused=(), head="id-1"):
@@ -54,7 +54,7 @@ def home_view():
             f"{'abc'[at - 1]}{at}", at, name, "home", "0.1.0", 1, (f"192.168.1.{at}",), 50000 + at, 52415, "Apple M4"
         )
         loading = name == "mini-3"
-        load = StageReport("r1", Shard(model, start, end), READY, 1.0)
+        load = StageReport("r1", Shard(ModelVersion(model), start, end), READY, 1.0)
         download = Download(58 * 2**28 // 10, 5 * 2**29, 32 * 2**20)
         loads = (replace(load, state=FETCHING, progress=0.58, download=download) if loading else load,)
         rings = (RingTraffic("r1", 2, 0, 21.41),) if at == 1 else ()
@@ -64,8 +64,8 @@ def home_view():
     stranger = NodeInfo("d4", 1, "mini-4", "home", "0.2.0", 2, ("fd00::4",), 50004, 52415)
     peers.append(PeerView(NodeReport(stranger, Memory(0, 0)), NodeState.REFUSED, 1.0, "protocol 2, not 1"))
     stages = tuple(StageSpec(f"{'abc'[at]}{at + 1}", *span) for at, span in enumerate(spans.values()))
-    spec = ModelSpec(model, (220 * 2**20,) * 64, 2**30, (KvCost(2048),) * 64, tuple(range(1, 64)), 40960)
-    placement = Placement(Fence(7, 3), "b2", (Ring("r1", model, stages, 32768, 4),), specs=(spec,))
+    spec = ModelSpec(ModelVersion(model), (220 * 2**20,) * 64, 2**30, (KvCost(2048),) * 64, tuple(range(1, 64)), 40960)
+    placement = Placement(Fence(7, 3), "b2", (Ring("r1", ModelVersion(model), stages, 32768, 4),), specs=(spec,))
     return ClusterView("b2", 7, "b2", tuple(peers), placement)
 
 
@@ -286,7 +286,7 @@ def test_nodes_of_another_secret_are_shown_as_refused():
 
 def test_memory_that_is_set_aside_is_not_free():
     """The same figures as in the error for a model that does not fit."""
-    spec = ModelSpec("m", (2**20,) * 8, 3 * 2**20, (KvCost(1024),) * 8, (4,), 8192)
+    spec = ModelSpec(ModelVersion("m"), (2**20,) * 8, 3 * 2**20, (KvCost(1024),) * 8, (4,), 8192)
     seen = view(peer("1"), peer("2"), rings=(ring("1", context=4096),))
     status = build_status(replace(seen, placement=replace(seen.placement, specs=(spec,))))
     holder, other = (node["memory"] for node in status["nodes"])

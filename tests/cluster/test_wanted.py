@@ -11,7 +11,7 @@ import pytest
 
 from node.cluster.wanted import MOST_RETRY_S, RETRY_S, WantedModel, WantedModels
 from node.core.errors import HubUnavailable
-from node.core.models import ModelSpec, Shard
+from node.core.models import ModelSpec, ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, StageReport, StageState
 from node.core.rings import Placement, Ring, StageSpec
@@ -63,7 +63,7 @@ class Loads:
         self.wanted.models["org/m"] = self.model = WantedModel(spec=SPEC, preload=True)
 
     def report(self, *stages: StageReport) -> None:
-        rings = tuple(Ring(stage.ring, "org/m", (StageSpec("me", 0, 1),), 512, 1) for stage in stages)
+        rings = tuple(Ring(stage.ring, ModelVersion("org/m"), (StageSpec("me", 0, 1),), 512, 1) for stage in stages)
         node = replace(NODE, stages=stages)
         view = ClusterView("me", 1, "me", (PeerView(node, NodeState.ALIVE),), Placement(rings=rings))
         self.wanted.note_failed_loads([node], view)
@@ -77,11 +77,11 @@ class Loads:
         return self.at - began
 
 
-SPEC = ModelSpec("org/m", (1,), 1, (), (), 512)
+SPEC = ModelSpec(ModelVersion("org/m"), (1,), 1, (), (), 512)
 
 
 def stage(state: StageState, ring: str = "r") -> StageReport:
-    return StageReport(ring, Shard("org/m", 0, 1), state, error="model_broken: It is damaged.")
+    return StageReport(ring, Shard(ModelVersion("org/m"), 0, 1), state, error="model_broken: It is damaged.")
 
 
 def test_a_load_that_fails_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,10 @@ def test_a_load_that_fails_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPa
 def test_a_replica_that_cannot_be_loaded_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, pauses = Loads(monkeypatch), []
     other = replace(NODE, info=replace(NODE.info, id="other"))
-    rings = tuple(Ring(ring, "org/m", (StageSpec(node, 0, 1),), 512, 1) for ring, node in (("r", "me"), ("s", "other")))
+    rings = tuple(
+        Ring(ring, ModelVersion("org/m"), (StageSpec(node, 0, 1),), 512, 1)
+        for ring, node in (("r", "me"), ("s", "other"))
+    )
     well = PeerView(replace(NODE, stages=(stage(StageState.READY),)), NodeState.ALIVE)
 
     def report(state: StageState) -> None:

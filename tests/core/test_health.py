@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of, pool_full
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, Path, StageReport, StageState
 from node.core.rings import Placement, Refusal, Ring, StageSpec
@@ -22,11 +22,13 @@ def view(*peers, rings=(), refused=(), **more):
 
 
 def ring(*names):
-    return Ring("r", "m", tuple(StageSpec(f"id-{name}", at, at + 1) for at, name in enumerate(names)), 4096, 4)
+    return Ring(
+        "r", ModelVersion("m"), tuple(StageSpec(f"id-{name}", at, at + 1) for at, name in enumerate(names)), 4096, 4
+    )
 
 
 def load(state, progress=0.0, error=""):
-    return StageReport("r", Shard("m", 2, 5), state, progress, error)
+    return StageReport("r", Shard(ModelVersion("m"), 2, 5), state, progress, error)
 
 
 def only(issues):

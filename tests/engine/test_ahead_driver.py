@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from node.core.generation import GenerateRequest, Sampling, TokenEvent
+from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
@@ -21,7 +22,7 @@ from node.ring.requests import generate
 from tests.engine.configurations import CONFIGURATIONS
 from tests.engine.models import load, prompt, write_model
 
-RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
+RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 NO_GRAMMARS: Any = None
 GREEDY = Sampling(temperature=0, logprobs=3)
 SEEDED = Sampling(temperature=1.2, top_k=40, seed=11, logprobs=1)

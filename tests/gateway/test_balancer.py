@@ -3,13 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.core.models import ModelVersion
 from node.core.rings import Ring, StageSpec
 from node.gateway.balancer import BLOCK, BLOCKS, IMBALANCE, REPORT_S, Balancer
 
 
 def ring(name: str, *nodes: str) -> Ring:
     stages = tuple(StageSpec(node, at, at + 1) for at, node in enumerate(nodes or (name,)))
-    return Ring(name, "m", stages, 4096, 8)
+    return Ring(name, ModelVersion("m"), stages, 4096, 8)
 
 
 A, B, WIDE = ring("a"), ring("b"), ring("wide", "c", "d")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from node.core.errors import ModelBusy
-from node.core.models import KvCost, ModelSpec
+from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.pool import Pools
 from node.core.reports import Download
 from node.gateway.disk import Disk
 
-SPEC = ModelSpec("org/m", (40, 40), 20, (KvCost(1), KvCost(1)), (1,), 1000)
+SPEC = ModelSpec(ModelVersion("org/m"), (40, 40), 20, (KvCost(1), KvCost(1)), (1,), 1000)
 
 
 class Parts:
@@ -26,7 +26,7 @@ class Parts:
         """Models that are being fetched, in the order in which their fetches began."""
 
     async def find(self, model: str) -> ModelSpec:
-        return replace(SPEC, id=model)
+        return replace(SPEC, version=ModelVersion(model))
 
     async def of_shard(self, shard: Any, *, ends: bool, progress: Any, downloads: Any) -> None:
         assert (shard.start, shard.end, ends) == (0, 2, True)

@@ -10,6 +10,7 @@ import pytest
 
 from node.core.errors import NodeNotFound
 from node.core.logs import RecentLines
+from node.core.models import ModelVersion
 from node.core.nodes import Memory, NodeInfo
 from node.core.pool import Pools
 from node.core.reports import NodeReport
@@ -22,7 +23,7 @@ from tests.text.test_constraint import DEMO
 
 
 def ring(model: str, revision: str = "1") -> Ring:
-    return Ring(f"r-{model}", model, (StageSpec("n1", 0, 1),), 2048, 1, revision=revision)
+    return Ring(f"r-{model}", ModelVersion(model, revision), (StageSpec("n1", 0, 1),), 2048, 1)
 
 
 @pytest.fixture

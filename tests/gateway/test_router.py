@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.core.errors import NotReady, PippinError, RingLost, replaced
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import Download, NodeReport, StageReport, StageState
 from node.core.rings import Placement, Ring
@@ -16,7 +16,7 @@ from node.gateway.router import Router, Tries
 
 async def test_a_refusal_says_how_far_the_load_is() -> None:
     download = Download(1040 * 2**20, 4000 * 2**20, 80 * 2**20)
-    load = StageReport("r", Shard("m", 0, 22), StageState.FETCHING, 0.26, download=download)
+    load = StageReport("r", Shard(ModelVersion("m"), 0, 22), StageState.FETCHING, 0.26, download=download)
     info = NodeInfo("id-a", 1, "mini-1", "home", "0.1.0", 1, ("10.0.0.1",), 1, 2)
     peer = PeerView(NodeReport(info, Memory(16, 12), stages=(load,)), NodeState.ALIVE)
     agent = SimpleNamespace(view=lambda: ClusterView("id-a", 1, "id-a", (peer,), Placement()))
@@ -40,7 +40,7 @@ async def test_a_planned_hand_over_is_no_warning(
 ) -> None:
     caplog.set_level(logging.INFO)
     router = Router(None, *[None] * 4)  # type: ignore[arg-type]
-    ring, request = Ring("r", "m", (), 1, 1), SimpleNamespace(id="chatcmpl-1", model="m", revision="")
+    ring, request = Ring("r", ModelVersion("m"), (), 1, 1), SimpleNamespace(id="chatcmpl-1", model="m", revision="")
     router._note_failure(error, ring, request, Tries())  # type: ignore[arg-type]
     assert [(record.levelno, record.message) for record in caplog.records] == [
         (level, f"request chatcmpl-1 lost its ring: {error}")

@@ -5,13 +5,14 @@ import logging
 import pytest
 
 from node.cluster.agent import Agent
+from node.core.models import ModelVersion
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
 from node.members.address_book import AddressBook
 
 INFO = NodeInfo("a", 1, "a", "home", "1", 1, ("10.0.0.1",), 7001, 7002)
-TRIED = Placement(Fence(1, 1), "a", (Ring("r", "m", (StageSpec("a", 0, 1),), 512, 1),))
+TRIED = Placement(Fence(1, 1), "a", (Ring("r", ModelVersion("m"), (StageSpec("a", 0, 1),), 512, 1),))
 
 
 def refused(why: str) -> Placement:

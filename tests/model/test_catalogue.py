@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from node.core.errors import ModelBroken, ModelNotFound, ModelUnsupported
-from node.core.models import HeldModel, Shard
+from node.core.models import HeldModel, ModelVersion, Shard
 from node.model.catalogue import Catalogue, lm_studio
 from node.model.file_names import DESCRIPTION
 from node.model.layouts import Layout
@@ -53,8 +53,8 @@ def test_all_the_places(places, catalogue, make_model):
     for model_id in ids(catalogue):
         folder = catalogue.whole(model_id)
         assert HeldModel(model_id, folder.revision) in catalogue.local()
-        assert catalogue.directory_for(Shard(model_id, 1, 2, folder.revision), ends=False) == folder.path
-        assert catalogue.directory_for(Shard(model_id, 1, 2, "another"), ends=False) is None
+        assert catalogue.directory_for(Shard(ModelVersion(model_id, folder.revision), 1, 2), ends=False) == folder.path
+        assert catalogue.directory_for(Shard(ModelVersion(model_id, "another"), 1, 2), ends=False) is None
         assert catalogue.created(model_id) > 1_700_000_000
     assert catalogue.whole("cut-short") is None
     assert catalogue.created("absent") == 0
@@ -90,9 +90,9 @@ def test_a_part_serves_its_stage_only(places, catalogue, make_model):
     assert ids(catalogue) == ()
     assert catalogue.whole("org/model") is None
     assert catalogue.tokenizer_directory("org/model", COMMIT) == directory
-    assert catalogue.directory_for(Shard("org/model", 0, 1, COMMIT), ends=True) == directory
-    assert catalogue.directory_for(Shard("org/model", 3, 4, COMMIT), ends=False) == directory
-    assert catalogue.directory_for(Shard("org/model", 0, 2, COMMIT), ends=False) is None
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", COMMIT), 0, 1), ends=True) == directory
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", COMMIT), 3, 4), ends=False) == directory
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", COMMIT), 0, 2), ends=False) is None
 
 
 def test_a_missing_file_of_a_tower_does_not_matter(places, catalogue, make_model, make_safetensors):
@@ -197,7 +197,7 @@ def test_ids_that_lead_elsewhere(places, catalogue, make_model, model_id):
         with pytest.raises(ModelNotFound):
             refuse(model_id, COMMIT)
     with pytest.raises(ModelNotFound):
-        catalogue.directory_for(Shard(model_id, 0, 1, COMMIT), ends=False)
+        catalogue.directory_for(Shard(ModelVersion(model_id, COMMIT), 0, 1), ends=False)
 
 
 @pytest.mark.parametrize("revision", ["..", "", "a/b", "/etc", ".x", "a\\b", "a\0b", "x" * 300])
@@ -213,7 +213,7 @@ def test_a_directory_of_models_may_be_a_model_itself(places, make_model):
     assert ids(catalogue) == ("qwen3-8b",)
     folder = catalogue.whole("qwen3-8b")
     assert folder.path == places / "qwen3-8b"
-    assert catalogue.directory_for(Shard("qwen3-8b", 1, 2, folder.revision), ends=True) == folder.path
+    assert catalogue.directory_for(Shard(ModelVersion("qwen3-8b", folder.revision), 1, 2), ends=True) == folder.path
     assert catalogue.flaw("qwen3-8b") is None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from node.core.errors import ModelBroken, NotReady, PippinError
 from node.core.model_files import File, Listing
-from node.core.models import HeldModel, Shard
+from node.core.models import HeldModel, ModelVersion, Shard
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.core.reports import Download
@@ -22,7 +22,7 @@ from node.model.layouts import Layout
 from node.model.stage_fetch import Others
 from tests.model.test_stage_revisions import ID, NEW, Sender, made
 
-SHARD = Shard(ID, 1, 3, NEW)
+SHARD = Shard(ModelVersion(ID, NEW), 1, 3)
 SECOND = "model-00002-of-00003.safetensors"
 
 
@@ -102,7 +102,7 @@ async def test_a_load_ends_when_the_only_peer_sends_something_else_than_it_offer
     for _ in range(2):
         with pytest.raises(PippinError):
             async with asyncio.timeout(30):
-                await files.of_shard(Shard(ID, 1, 3, revision), False, lambda _: None)
+                await files.of_shard(Shard(ModelVersion(ID, revision), 1, 3), False, lambda _: None)
     assert not (catalogue.target(ID, revision) / name).exists()
     assert read.count(name) <= 2, "once for its content, and once for its digest"
 
@@ -150,8 +150,8 @@ async def test_two_that_want_the_same_files_get_them_once(catalogue, tmp_path):
     files = Files(catalogue, SlowHub(), Others("me", client, lambda: [peer], lambda _: [(peer, revision)]), Pools())
     async with asyncio.timeout(60):
         (first, _), (second, _), small = await asyncio.gather(
-            files.of_shard(Shard(ID, 1, 3, revision), False, lambda _: None),
-            files.of_shard(Shard(ID, 2, 3, revision), False, lambda _: None),
+            files.of_shard(Shard(ModelVersion(ID, revision), 1, 3), False, lambda _: None),
+            files.of_shard(Shard(ModelVersion(ID, revision), 2, 3), False, lambda _: None),
             files.of_tokenizer(HeldModel(ID, revision), peer),
         )
     assert first == second == small

@@ -14,7 +14,7 @@ from node.core.errors import (
     NoCapacity,
     PippinError,
 )
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION
 from node.model.hub import Hub
@@ -75,8 +75,8 @@ def test_what_is_here_is_not_fetched_again(fake_hub, hub, tmp_path):
     catalogue = Catalogue(tmp_path / "none", (), tmp_path / "data", tmp_path / "cache")
     catalogue.refresh()
     assert catalogue.local() == ()
-    assert catalogue.directory_for(Shard("org/model", 2, 3, directory.name), ends=False) == directory
-    assert catalogue.directory_for(Shard("org/model", 2, 4, directory.name), ends=False) is None
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", directory.name), 2, 3), ends=False) == directory
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", directory.name), 2, 4), ends=False) is None
     fake_hub.log.clear()
 
     told = []

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from node.core.models import HeldModel, Shard
+from node.core.models import HeldModel, ModelVersion, Shard
 from node.model.catalogue import Catalogue
 from node.model.file_names import DESCRIPTION, checked_revision, is_commit
 from node.model.layouts import Layout
@@ -67,11 +67,11 @@ def append_index(path):
 
 def test_a_load_of_what_was_changed_meanwhile_finds_nothing(tmp_path, catalogue, make_model):
     directory = make_model(tmp_path / "mine" / "org" / "model")
-    shard = Shard("org/model", 1, 2, revision(catalogue))
+    shard = Shard(ModelVersion("org/model", revision(catalogue)), 1, 2)
     assert catalogue.directory_for(shard, ends=False) == directory
     (directory / "tokenizer.json").write_text("{}")
     assert catalogue.directory_for(shard, ends=False) is None
-    assert catalogue.tokenizer_directory("org/model", shard.revision) is None
+    assert catalogue.tokenizer_directory("org/model", shard.version.revision) is None
     assert catalogue.tokenizer_directory("org/model", revision(catalogue)) == directory
 
 
@@ -85,8 +85,8 @@ def test_two_snapshots_are_two(tmp_path, catalogue, make_model):
     assert revision(catalogue) == COMMITS[1], "the branch as last seen"
     assert catalogue.whole("org/model", COMMITS[0]).path == first
     (first / FIRST).unlink()
-    assert catalogue.directory_for(Shard("org/model", 0, 1, COMMITS[0]), ends=True) is None
-    assert catalogue.directory_for(Shard("org/model", 0, 1, COMMITS[1]), ends=True) == second
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", COMMITS[0]), 0, 1), ends=True) is None
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", COMMITS[1]), 0, 1), ends=True) == second
     assert catalogue.described("org/model", COMMITS[0]) is None, "not all headers are here"
 
 
@@ -114,4 +114,4 @@ def test_a_part_without_a_name_is_of_no_use(tmp_path, catalogue, make_model):
     catalogue.refresh()
     assert catalogue.local() == ()
     assert catalogue.described("org/model") is None
-    assert catalogue.directory_for(Shard("org/model", 1, 2, ""), ends=False) is None
+    assert catalogue.directory_for(Shard(ModelVersion("org/model", ""), 1, 2), ends=False) is None

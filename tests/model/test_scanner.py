@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.core.errors import PippinError
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.model.catalogue import Catalogue
 from node.model.layouts import Layouts
 
@@ -103,7 +103,7 @@ def test_any_access_may_fail(places, share):
             found = ids(catalogue)
             for model_id in ALL:
                 catalogue.whole(model_id)
-                catalogue.directory_for(Shard(model_id, 1, 2, "bbb"), ends=False)
+                catalogue.directory_for(Shard(ModelVersion(model_id, "bbb"), 1, 2), ends=False)
                 catalogue.tokenizer_directory(model_id, "bbb")
         assert found <= ALL
         assert found == ALL or disk.failures

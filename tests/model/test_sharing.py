@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from node.core.errors import HubUnavailable, PeerUnavailable
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.model import stage_fetch
@@ -73,7 +73,7 @@ async def loaded(*loads):
 
 
 def whole(files, commit):
-    return files.of_shard(Shard(ID, 0, 4, commit), True, lambda _: None)
+    return files.of_shard(Shard(ModelVersion(ID, commit), 0, 4), True, lambda _: None)
 
 
 async def test_all_want_all(node, fake_hub, commit):
@@ -86,8 +86,8 @@ async def test_all_want_all(node, fake_hub, commit):
 async def test_stages_with_files_in_common(node, fake_hub, commit):
     one, two = node("a"), node("b")
     first, second = await loaded(
-        one.of_shard(Shard(ID, 0, 2, commit), True, lambda _: None),
-        two.of_shard(Shard(ID, 2, 4, commit), False, lambda _: None),
+        one.of_shard(Shard(ModelVersion(ID, commit), 0, 2), True, lambda _: None),
+        two.of_shard(Shard(ModelVersion(ID, commit), 2, 4), False, lambda _: None),
     )
     check(fake_hub, first, FIRST, SECOND, THIRD)
     check(fake_hub, second, SECOND, THIRD)
@@ -96,8 +96,8 @@ async def test_stages_with_files_in_common(node, fake_hub, commit):
 
 async def test_what_came_from_the_hub_and_from_a_node_is_used_together(node, fake_hub, commit):
     one, two = node("a"), node("b")
-    await loaded(one.of_shard(Shard(ID, 1, 3, commit), False, lambda _: None))
-    await loaded(two.of_shard(Shard(ID, 0, 1, commit), False, lambda _: None))
+    await loaded(one.of_shard(Shard(ModelVersion(ID, commit), 1, 3), False, lambda _: None))
+    await loaded(two.of_shard(Shard(ModelVersion(ID, commit), 0, 1), False, lambda _: None))
     (directory,) = await loaded(whole(two, commit))
     check(fake_hub, directory, FIRST, SECOND, THIRD)
     assert sorted(fake_hub.fetched()) == [FIRST, SECOND, THIRD]
@@ -115,7 +115,7 @@ async def test_a_node_without_the_hub_gives_way_and_takes_what_others_download(n
 
 async def test_without_hub_and_holder_it_fails(node, fake_hub, commit):
     cut_off, other = node("a", UNREACHABLE), node("b")
-    await loaded(other.of_shard(Shard(ID, 1, 3, commit), False, lambda _: None))
+    await loaded(other.of_shard(Shard(ModelVersion(ID, commit), 1, 3), False, lambda _: None))
     with pytest.raises(HubUnavailable):
         await loaded(whole(cut_off, commit))
 

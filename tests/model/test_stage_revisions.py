@@ -10,7 +10,7 @@ import pytest
 
 from node.cluster.model_specs import ModelSpecs
 from node.core.errors import HubUnavailable, ModelChanged, ModelNotFound, PeerUnavailable
-from node.core.models import HeldModel, KvCost, ModelSpec, Shard
+from node.core.models import HeldModel, KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Address
 from node.core.pool import Pools
 from node.core.reports import StageReport, StageState
@@ -33,22 +33,22 @@ ID = "org/model"
 
 
 def of(revision: str) -> ModelSpec:
-    return replace(model(), revision=revision)
+    return replace(model(), version=ModelVersion("m", revision))
 
 
 def test_rings_carry_the_revision_and_those_of_another_one_do_not_stay():
     nodes = [node("a", 64 * GB), node("b", 64 * GB)]
     before = placed([of(OLD)], nodes)
-    assert [ring.revision for ring in before.rings] == [OLD]
+    assert [ring.version.revision for ring in before.rings] == [OLD]
     assert again([of(OLD)], nodes, before).rings == before.rings
     after = again([of(NEW)], nodes, before)
-    assert [ring.revision for ring in after.rings] == [NEW]
+    assert [ring.version.revision for ring in after.rings] == [NEW]
     assert not {ring.id for ring in after.rings} & {ring.id for ring in before.rings}
 
 
 def test_layers_of_another_revision_in_memory_are_none():
     nodes = [node("a", 64 * GB), node("b", 63 * GB)]
-    idle = Shard("m", 0, 32, OLD)
+    idle = Shard(ModelVersion("m", OLD), 0, 32)
     nodes[1] = replace(nodes[1], idle=(idle,))
     assert shape(placed([of(OLD)], nodes).rings[0]) == [("b", 0, 32)]
     assert shape(placed([of(NEW)], nodes).rings[0]) == [("a", 0, 32)]
@@ -70,7 +70,7 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
         revisions = [NEW, OLD]
 
         async def find(name: str) -> ModelSpec:
-            return ModelSpec(name, (1, 1), 1, (KvCost(0), KvCost(0)), (1,), 1000, revision=revisions.pop())
+            return ModelSpec(ModelVersion(name, revisions.pop()), (1, 1), 1, (KvCost(0), KvCost(0)), (1,), 1000)
 
         head._wanted._specs = SimpleNamespace(find=find)
         report, loads = agent._local_report(), []
@@ -80,16 +80,16 @@ async def test_a_model_whose_files_changed_is_looked_at_anew(monkeypatch):
         await asyncio.sleep(0)
         await head.want("org/m")
         (ring,) = agent.placement.rings
-        assert ring.revision == OLD
+        assert ring.version.revision == OLD
 
         failed = f"{ModelChanged.code}: No node holds it any more."
-        loads.append(StageReport(ring.id, Shard("org/m", 0, 2, OLD), StageState.FAILED, error=failed))
+        loads.append(StageReport(ring.id, Shard(ModelVersion("org/m", OLD), 0, 2), StageState.FAILED, error=failed))
         for _ in range(5):
             agent.touch()
             await planned(head, agent)
         (after,) = agent.placement.rings
-        assert after.revision == NEW
-        assert [spec.revision for spec in agent.placement.specs] == [NEW]
+        assert after.version.revision == NEW
+        assert [spec.version.revision for spec in agent.placement.specs] == [NEW]
 
 
 # --- which revision it is -------------------------------------------------------------------------------------------
@@ -104,11 +104,11 @@ class Peers:
     def holders(self, _: str) -> list[tuple[Address, str]]:
         return [(Address(f"10.0.0.{n}:1"), revision) for n, revision in enumerate(self.revisions)]
 
-    async def describe(self, peer: Address, name: str, revision: str, kv_bits: int) -> ModelSpec:
-        self.asked.append(revision)
-        if revision in self.away:
+    async def describe(self, peer: Address, version: ModelVersion) -> ModelSpec:
+        self.asked.append(version.revision)
+        if version.revision in self.away:
             raise PeerUnavailable("It is away.")
-        return ModelSpec(name, (1,), 1, (KvCost(1),), (), 10, revision=revision, kv_bits=kv_bits)
+        return ModelSpec(version, (1,), 1, (KvCost(1),), (), 10)
 
 
 class Hub:
@@ -141,32 +141,32 @@ def specs_of(catalogue, peers, kv_bits=0):
 async def test_what_is_here_whole_goes_first_then_what_most_have_then_what_is_here_in_part(catalogue):
     peers = Peers(OLD, NEW, NEW)
     specs = specs_of(catalogue, peers)
-    assert (await specs.find(ID)).revision == NEW, "two have it, and one the other"
+    assert (await specs.find(ID)).version.revision == NEW, "two have it, and one the other"
 
     part = made(catalogue.target(ID, OLD))
     (part / DESCRIPTION).write_bytes(Layout(part).weights.to_json())
     (part / "model-00001-of-00003.safetensors").rename(part / "gone")
-    assert (await specs.find(ID)).revision == NEW
+    assert (await specs.find(ID)).version.revision == NEW
     lonely = specs_of(catalogue, Peers())
-    assert (await lonely.find(ID)).revision == OLD, "without the hub, too"
+    assert (await lonely.find(ID)).version.revision == OLD, "without the hub, too"
     away = specs_of(catalogue, Peers(NEW, away=[NEW]))
-    assert (await away.find(ID)).revision == OLD
+    assert (await away.find(ID)).version.revision == OLD
 
     (part / "gone").rename(part / "model-00001-of-00003.safetensors")
-    assert (await specs.find(ID)).revision == OLD
-    assert (await specs.local(ID, OLD, 0)).revision == OLD
+    assert (await specs.find(ID)).version.revision == OLD
+    assert (await specs.local(ModelVersion(ID, OLD))).version.revision == OLD
     with pytest.raises(ModelNotFound):
-        await specs.local(ID, NEW, 0)
+        await specs.local(ModelVersion(ID, NEW))
     with pytest.raises(HubUnavailable):
         await specs_of(catalogue, Peers()).find("org/other")
 
 
 async def test_the_head_says_in_how_many_bits_the_kv_is(catalogue):
     specs = specs_of(catalogue, Peers(NEW), kv_bits=8)
-    assert (await specs.find(ID)).kv_bits == 8, "of another node"
+    assert (await specs.find(ID)).version.kv_bits == 8, "of another node"
     made(catalogue.target(ID, OLD))
-    assert (await specs.find(ID)).kv_bits == 8, "of its own files"
-    assert (await specs.local(ID, OLD, 4)).kv_bits == 4, "as the asking head wants it"
+    assert (await specs.find(ID)).version.kv_bits == 8, "of its own files"
+    assert (await specs.local(ModelVersion(ID, OLD, 4))).version.kv_bits == 4, "as the asking head wants it"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -197,9 +197,9 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     peer = Address("10.0.0.1:1")
     others = Others("me", Sender(theirs), lambda: [peer], lambda name: [(peer, other)] * (name == ID))
     files = Files(catalogue, Hub(), others, Pools())
-    own, _ = await files.of_shard(Shard(ID, 1, 3, mine), False, lambda _: None)
+    own, _ = await files.of_shard(Shard(ModelVersion(ID, mine), 1, 3), False, lambda _: None)
     assert own == tmp_path / "mine" / "org" / "model"
-    fetched, weights = await files.of_shard(Shard(ID, 1, 3, other), False, lambda _: None)
+    fetched, weights = await files.of_shard(Shard(ModelVersion(ID, other), 1, 3), False, lambda _: None)
     assert fetched == catalogue.target(ID, other)
     assert (fetched / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert weights == Layout(source).weights
@@ -207,21 +207,25 @@ async def test_a_stage_takes_the_files_of_its_revision_only(catalogue, tmp_path)
     assert await files.of_tokenizer(HeldModel(ID, other), None) == fetched
 
     with pytest.raises(ModelChanged, match=f"found revision {mine}"):
-        await files.of_shard(Shard(ID, 1, 3, "local-0"), False, lambda _: None)
+        await files.of_shard(Shard(ModelVersion(ID, "local-0"), 1, 3), False, lambda _: None)
     (source / "tokenizer.json").write_text('{"version": "changed"}')
     with pytest.raises(ModelChanged):
-        await files.of_shard(Shard(ID, 0, 4, other), True, lambda _: None)
+        await files.of_shard(Shard(ModelVersion(ID, other), 0, 4), True, lambda _: None)
     with pytest.raises(ModelNotFound):
-        await files.of_shard(Shard("absent", 0, 4, "local-0"), True, lambda _: None)
+        await files.of_shard(Shard(ModelVersion("absent", "local-0"), 0, 4), True, lambda _: None)
     with pytest.raises(HubUnavailable):
-        await Files(catalogue, Hub(), others, Pools()).of_shard(Shard(ID, 1, 3, OLD), False, lambda _: None)
+        await Files(catalogue, Hub(), others, Pools()).of_shard(
+            Shard(ModelVersion(ID, OLD), 1, 3), False, lambda _: None
+        )
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_request_goes_to_rings_of_its_revision_only(monkeypatch):
-    rings = [Ring(f"r{revision}", "m", (StageSpec("me", 0, 1),), 9, 1, revision=revision) for revision in (OLD, NEW)]
+    rings = [
+        Ring(f"r{revision}", ModelVersion("m", revision), (StageSpec("me", 0, 1),), 9, 1) for revision in (OLD, NEW)
+    ]
     monkeypatch.setattr("node.gateway.router.usable_rings", lambda *_: rings)
     router = Router(SimpleNamespace(info=INFO, view=Placement), None, None, None, None)
     assert await router.wait_for_rings("m", 1, "a", OLD) == rings[:1]

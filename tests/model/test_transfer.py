@@ -6,7 +6,7 @@ import pytest
 
 from node.core.errors import BadRequest, ModelBroken, ModelNotFound
 from node.core.model_files import File
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.model import sending
 from node.model.catalogue import Catalogue
 from node.model.digests import digest_of
@@ -75,7 +75,7 @@ def test_a_stage_goes_to_another_node(source, tmp_path):
         assert not has_file(directory, file)
         assert copy(source, directory, file).read_bytes() == content_of(source, file.name)
         assert has_file(directory, file)
-    directory = catalogue.directory_for(Shard("org/model", 1, 3, COMMIT), ends=False)
+    directory = catalogue.directory_for(Shard(ModelVersion("org/model", COMMIT), 1, 3), ends=False)
     assert directory == catalogue.target("org/model", COMMIT)
     catalogue.refresh()
     assert catalogue.local() == ()

@@ -12,7 +12,7 @@ from node import PROTOCOL
 from node.core.errors import BadRequest, Incompatible, ModelNotFound, StaleFence
 from node.core.frames import Frame, Open, Tensor
 from node.core.generation import GenerateRequest
-from node.core.models import HeldModel
+from node.core.models import HeldModel, ModelVersion
 from node.core.nodes import Address, Memory, NodeInfo, PeerHint
 from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
@@ -77,15 +77,15 @@ async def lie(peer: Address, cluster: str) -> None:
     async with RpcClient() as client:
         evil = Stranger(client, peer, cluster)
         me = (await evil.say()).info.id
-        revision = (await client.describe(peer, MODEL, "")).revision
+        revision = (await client.describe(peer, ModelVersion(MODEL))).version.revision
         for number, model in enumerate(OUTSIDE):
             if model.isprintable():  # else no heartbeat can carry it
-                ring = Ring(f"r{number}", model, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1)
+                ring = Ring(f"r{number}", ModelVersion(model), (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1)
                 assert "model_not_found" in await evil.until_loaded(ring)
             with pytest.raises(ModelNotFound):
                 await client.listing(peer, model, revision)
             with pytest.raises(ModelNotFound if model.isprintable() else Incompatible):
-                await client.describe(peer, model, "")
+                await client.describe(peer, ModelVersion(model))
             with pytest.raises(ModelNotFound):
                 await anext(client.read(peer, model, revision, "config.json", 0))
         for name in FILES:
@@ -95,16 +95,18 @@ async def lie(peer: Address, cluster: str) -> None:
             with pytest.raises(BadRequest, match="so none is at"):
                 await anext(client.read(peer, MODEL, revision, "config.json", offset))
         for number, other in enumerate(("../..", "/etc", "local-0", "a" * 40)):
-            ring = Ring(f"o{number}", MODEL, (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1, revision=other)
+            ring = Ring(
+                f"o{number}", ModelVersion(MODEL, other), (StageSpec(me, 0, 4), StageSpec("evil", 4, 8)), 100, 1
+            )
             assert "model_changed" in await evil.until_loaded(ring)
             with pytest.raises(ModelNotFound):
                 await client.listing(peer, MODEL, other)
             with pytest.raises(ModelNotFound):
                 await anext(client.read(peer, MODEL, other, "config.json", 0))
-        far = Ring("far", MODEL, (StageSpec("evil", 0, 60_000), StageSpec(me, 60_000, 65_000)), 100, 1)
+        far = Ring("far", ModelVersion(MODEL), (StageSpec("evil", 0, 60_000), StageSpec(me, 60_000, 65_000)), 100, 1)
         assert (await evil.until_loaded(far)) != "ready"
         stages = (StageSpec("evil", 0, 4), StageSpec(me, 4, 8))
-        await nonsense_to_a_stage(evil, Ring("own", MODEL, stages, 100, 1, revision=revision))
+        await nonsense_to_a_stage(evil, Ring("own", ModelVersion(MODEL, revision), stages, 100, 1))
         await evil.say(preload=tuple(OUTSIDE[:4]), models=("../x", MODEL))
         with pytest.raises(StaleFence):
             await anext(client.generate(peer, "no ring", GenerateRequest("r", MODEL, (1,), 1)))
@@ -145,7 +147,7 @@ def test_lies_of_a_stranger(cluster: Cluster) -> None:
 async def take(peer: Address, model: str) -> dict[str, bytes]:
     """All that a peer may read of a model; a name that it does not list is refused."""
     async with RpcClient() as client:
-        revision = (await client.describe(peer, model, "")).revision
+        revision = (await client.describe(peer, ModelVersion(model))).version.revision
         listed = (await client.listing(peer, model, revision)).files
         for name in PRIVATE:
             with pytest.raises(ModelNotFound):

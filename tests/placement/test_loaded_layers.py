@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from node.core.models import HeldModel, Shard
+from node.core.models import HeldModel, ModelVersion, Shard
 from node.core.reports import NodeReport, StageReport, StageState
 from node.core.rings import Placement, Ring
 from tests.placement.test_placement import (
@@ -32,7 +32,7 @@ def holding(nodes: Sequence[NodeReport], *rings: Ring) -> list[NodeReport]:
     """The nodes, with the layers of these ended rings still in memory."""
 
     def shards(name: str) -> tuple[Shard, ...]:
-        return tuple(Shard(r.model, s.start, s.end) for r in rings for s in r.stages if s.node == name)
+        return tuple(Shard(ModelVersion(r.model), s.start, s.end) for r in rings for s in r.stages if s.node == name)
 
     return [dataclasses.replace(each, idle=shards(each.info.id)) for each in nodes]
 
@@ -59,13 +59,13 @@ def test_a_node_that_does_not_know_yet_that_its_ring_is_gone_has_the_layers():
 def test_layers_with_other_bits_of_kv_are_no_loaded_layers():
     first, last = linked(CABLE, "a", "b")
     nodes = [
-        dataclasses.replace(first, idle=(Shard("m", 0, 10),)),
-        dataclasses.replace(last, idle=(Shard("m", 10, 32),)),
+        dataclasses.replace(first, idle=(Shard(ModelVersion("m"), 0, 10),)),
+        dataclasses.replace(last, idle=(Shard(ModelVersion("m"), 10, 32),)),
     ]
     (loaded,) = placed([model()], nodes).rings
     assert shape(loaded) == [("a", 0, 10), ("b", 10, 32)]
-    (new,) = placed([dataclasses.replace(model(), kv_bits=8)], nodes).rings
-    assert (shape(new) == shape(loaded), new.kv_bits) == (False, 8)
+    (new,) = placed([dataclasses.replace(model(), version=ModelVersion("m", kv_bits=8))], nodes).rings
+    assert (shape(new) == shape(loaded), new.version.kv_bits) == (False, 8)
 
 
 def test_replicas_are_made_of_loaded_layers_too():
@@ -91,7 +91,7 @@ def test_idle_layers_take_no_room_from_another_model():
 @pytest.mark.parametrize("shards", [[(0, 16)], [(0, 16), (17, 32)], [(0, 16), (15, 32)], [(0, 40)]])
 def test_layers_that_make_no_whole_model_change_nothing(shards):
     nodes = [
-        dataclasses.replace(node(name, 6 * GB), idle=(Shard("m", *shard),))
+        dataclasses.replace(node(name, 6 * GB), idle=(Shard(ModelVersion("m"), *shard),))
         for name, shard in zip("ab", [*shards, (0, 16)], strict=False)
     ]
     assert placed([model()], nodes).rings == placed([model()], [node("a", 6 * GB), node("b", 6 * GB)]).rings
@@ -106,7 +106,7 @@ def test_layers_are_loaded_where_the_loaded_ones_allow_only_a_useless_context():
 
 
 def test_whatever_nodes_claim_to_have_costs_little_time():
-    every = tuple(Shard("m", start, end) for start in range(31) for end in range(start + 1, 32))
+    every = tuple(Shard(ModelVersion("m"), start, end) for start in range(31) for end in range(start + 1, 32))
     nodes = [dataclasses.replace(node(f"n{k}", 6 * GB), idle=every) for k in range(12)]
     began = time.process_time()
     check_rings(placed([model()], nodes), [model()], nodes)

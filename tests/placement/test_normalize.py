@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, PeerHint
 from node.core.reports import Path, RingTraffic, StageReport, StageState
 from node.core.rings import Fence
@@ -16,7 +16,7 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
     busy = replace(
         still,
         memory=Memory(still.memory.total, still.memory.usable, 5),
-        stages=(StageReport("r", Shard("m", 0, 2), StageState.LOADING, 0.7),),
+        stages=(StageReport("r", Shard(ModelVersion("m"), 0, 2), StageState.LOADING, 0.7),),
         traffic=(RingTraffic("r", 3, 1, 20.0),),
         paths=(Path("b", "10.0.0.9", 1.0, "en0", "wi-fi"),),
         peers=(PeerHint("b", (), 1),),
@@ -31,8 +31,8 @@ def test_what_changes_all_the_time_and_decides_nothing_is_left_out():
     assert normalize([still]) == normalize([busy])
     for change in (
         {"memory": Memory(1, 1)},
-        {"stages": (StageReport("r", Shard("m", 0, 2), StageState.READY, 1.0),)},
-        {"idle": (Shard("m", 0, 2),)},
+        {"stages": (StageReport("r", Shard(ModelVersion("m"), 0, 2), StageState.READY, 1.0),)},
+        {"idle": (Shard(ModelVersion("m"), 0, 2),)},
         {"models": ("m",)},
         {"min_stages": 2},
         {"draining": True},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.models import HeldModel, KvCost, ModelSpec, Shard
+from node.core.models import HeldModel, KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
 from node.core.reports import NodeReport, Path
 from node.core.rings import Fence, Placement, Ring, StageSpec
@@ -38,7 +38,9 @@ def model(
 ) -> ModelSpec:
     """By default 6.4 GB of layers and 128 KB of cache per token."""
     cuts = tuple(range(1, layers))
-    return ModelSpec(name, (layer,) * layers, ends, (KvCost(kv),) * layers, cuts, max_context, head_bytes=ends)
+    return ModelSpec(
+        ModelVersion(name), (layer,) * layers, ends, (KvCost(kv),) * layers, cuts, max_context, head_bytes=ends
+    )
 
 
 def placed(
@@ -65,7 +67,9 @@ def room_for(spec: ModelSpec, context: int, sessions: int) -> int:
 
 def test_what_fits_one_node_stays_on_one():
     placement = placed([model()], [node("a", 64 * GB), node("b", 64 * GB)])
-    assert placement == Placement(FENCE, "a", (Ring("m@3.4.a", "m", (StageSpec("a", 0, 32),), 32768, 8, fence=FENCE),))
+    assert placement == Placement(
+        FENCE, "a", (Ring("m@3.4.a", ModelVersion("m"), (StageSpec("a", 0, 32),), 32768, 8, fence=FENCE),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,14 +131,14 @@ def test_scores_of_attention_that_is_not_fused_take_room_on_each_node():
 def test_a_ring_has_the_bits_of_the_kv_that_the_head_wants_now():
     nodes = [node("a", 64 * GB)]
     before = placed([model()], nodes)
-    assert before.rings[0].kv_bits == 0
-    spec = dataclasses.replace(model(kv=2176), kv_bits=8)
+    assert before.rings[0].version.kv_bits == 0
+    spec = dataclasses.replace(model(kv=2176), version=ModelVersion("m", kv_bits=8))
     after = again([spec], nodes, before)
-    assert [ring.kv_bits for ring in after.rings if not ring.retiring] == [8]
+    assert [ring.version.kv_bits for ring in after.rings if not ring.retiring] == [8]
     assert again([spec], nodes, after).rings[-1].id == after.rings[-1].id
 
 
-DRAFT = ModelSpec("small", (10 * MB,) * 4, 20 * MB, (KvCost(4096),) * 4, (1, 2, 3), 4096, revision="r")
+DRAFT = ModelSpec(ModelVersion("small", "r"), (10 * MB,) * 4, 20 * MB, (KvCost(4096),) * 4, (1, 2, 3), 4096)
 
 
 def test_the_driver_of_several_stages_has_the_draft_model_too():
@@ -145,7 +149,7 @@ def test_the_driver_of_several_stages_has_the_draft_model_too():
     more = other.stage(0, 16, driver=True) - one.stage(0, 16, driver=True)
     assert more == Footprint(DRAFT, 4096, 1).whole > 60 * MB + 4 * 4096 * 4096
     ring = only([spec], [node("a", 6 * GB), node("b", 6 * GB)], contexts=[8192], max_sessions=[1])
-    assert ring.draft == Shard("small", 0, 4, "r")
+    assert ring.draft == Shard(ModelVersion("small", "r"), 0, 4)
     assert only([spec], [node("a", 64 * GB)]).draft is None
 
 
@@ -164,7 +168,7 @@ def test_a_ring_gets_the_draft_model_that_is_wanted_now():
     nodes = [node("a", 6 * GB), node("b", 6 * GB)]
     before = placed([model()], nodes)
     after = again([dataclasses.replace(model(), draft=DRAFT)], nodes, before)
-    assert [ring.draft for ring in after.rings if not ring.retiring] == [Shard("small", 0, 4, "r")]
+    assert [ring.draft for ring in after.rings if not ring.retiring] == [Shard(ModelVersion("small", "r"), 0, 4)]
     assert again([dataclasses.replace(model(), draft=DRAFT)], nodes, after).rings[-1].id == after.rings[-1].id
 
 
@@ -554,7 +558,7 @@ def specs(draw: st.DrawFn, name: str = "m") -> ModelSpec:
     weights = draw(st.one_of(st.just([100]), st.lists(st.integers(1, 300), min_size=layers, max_size=layers)))
     costs = st.builds(KvCost, st.integers(0, 4096), st.integers(0, MB), st.sampled_from([0, 1024]))
     return ModelSpec(
-        name,
+        ModelVersion(name),
         tuple(w * MB for w in (weights * layers)[:layers]),
         draw(st.integers(0, 300)) * MB,
         tuple(draw(st.lists(costs, min_size=layers, max_size=layers))),

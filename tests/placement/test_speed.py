@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.models import ModelSpec, Shard
+from node.core.models import ModelSpec, ModelVersion, Shard
 from node.core.reports import NodeReport, Speed
 from node.core.rings import Ring, StageSpec
 from node.placement.footprint import Footprint, footprint
@@ -27,7 +27,7 @@ def mac(name: str, chip: str, usable: int = 64 * GB, **facts: object) -> NodeRep
 def measured(report: NodeReport, rate: float, prompt: float = 1e15, *, spec: ModelSpec | None = None) -> NodeReport:
     """With a measurement of the whole model: bytes per second of a step, and bytes times tokens of a prompt."""
     spec = spec or model()
-    shard = Shard(spec.id, 0, spec.layers, spec.revision)
+    shard = Shard(spec.version, 0, spec.layers)
     return dataclasses.replace(report, speeds=(Speed(shard, rate, prompt / sum(spec.layer_bytes)),))
 
 
@@ -57,13 +57,13 @@ def test_a_machine_of_another_kind_counts_as_a_slow_mac():
 
 def test_a_measurement_counts_for_its_model_and_revision_and_all_of_its_layers_alike():
     spec = model()
-    part = Speed(Shard("m", 8, 16), 50 * GIGA, 1e12 / sum(spec.layer_bytes[8:16]))
+    part = Speed(Shard(ModelVersion("m"), 8, 16), 50 * GIGA, 1e12 / sum(spec.layer_bytes[8:16]))
     one = dataclasses.replace(mac("a", "M1"), speeds=(part,))
     expected = 1e3 / (50 * GIGA) + PROMPT_TOKENS * 1e3 / 1e12
     assert pace(spec, [one]) == {"a": pytest.approx(expected)}
     typical = {"a": pytest.approx(1e3 / (68 * GIGA))}
-    assert pace(dataclasses.replace(spec, id="k"), [one]) == typical
-    assert pace(dataclasses.replace(spec, revision="2"), [one]) == typical
+    assert pace(dataclasses.replace(spec, version=ModelVersion("k")), [one]) == typical
+    assert pace(dataclasses.replace(spec, version=ModelVersion(spec.id, "2")), [one]) == typical
 
 
 def test_the_others_are_thought_to_reach_the_same_share_of_their_bandwidth():
@@ -260,10 +260,12 @@ def test_a_ring_is_cut_anew_when_its_nodes_turn_out_to_be_unequal():
 
 
 def test_a_ring_that_is_in_use_keeps_no_other_from_being_moved():
-    one, other = model(ends=0), dataclasses.replace(model(ends=0), id="k")
+    one, other = model(ends=0), dataclasses.replace(model(ends=0), version=ModelVersion("k"))
     first = placed([one, other], pair(96 * GB), min_stages=2)
     a, b = pair(96 * GB)
-    whole = [Speed(Shard(spec.id, 0, spec.layers), 1.0, 1e15 / sum(spec.layer_bytes)) for spec in (one, other)]
+    whole = [
+        Speed(Shard(ModelVersion(spec.id), 0, spec.layers), 1.0, 1e15 / sum(spec.layer_bytes)) for spec in (one, other)
+    ]
     a, b = (
         dataclasses.replace(each, speeds=tuple(dataclasses.replace(speed, bytes_per_s=rate * GIGA) for speed in whole))
         for each, rate in ((a, 40), (b, 80))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from node.core.models import KvCost, ModelSpec
+from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.core.nodes import Memory, NodeInfo, PeerHint
 from node.core.reports import NodeReport, Path
 from node.core.rings import Fence, Placement
@@ -12,7 +12,7 @@ from node.placement.place import place
 from node.placement.unreachable import APART_S, UnreachablePairs, unreachable_pairs
 
 MB = 2**20
-SPEC = ModelSpec("m", (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)
+SPEC = ModelSpec(ModelVersion("m"), (100 * MB,) * 4, 0, (KvCost(1000),) * 4, (1, 2, 3), 4096)
 
 
 def node(name: str, hears: str, usable: int = 500 * MB) -> NodeReport:

@@ -14,6 +14,7 @@ from node.core.errors import DeviceFailed, DeviceTimeout, Overloaded, PippinErro
 from node.core.evaluation import ChunkRequest
 from node.core.frames import CacheOp, Failure, Frame, Held
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.engine.runner import Draw, Following, StepFailed, Verdict
 from node.engine.sampling import Sampled
@@ -21,7 +22,7 @@ from node.ring.driver import Driver
 from node.ring.limits import RingLimits
 from node.ring.requests import generate
 
-RING = Ring("m@1.1", "m", (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
+RING = Ring("m@1.1", ModelVersion("m"), (StageSpec("a", 0, 4),), 4096, 4, fence=Fence(1, 1))
 BAD, NAN, BROKEN = 13, 14, 15
 NO_GRAMMARS: Any = None
 numbers = count(1 << 16)

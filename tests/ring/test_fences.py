@@ -10,6 +10,7 @@ import pytest
 from node.core.errors import PippinError, StaleFence
 from node.core.frames import Frame, Open
 from node.core.generation import GenerateRequest
+from node.core.models import ModelVersion
 from node.core.nodes import Caller
 from node.core.rings import Fence, Ring, StageSpec
 from node.ring.driver import Driver
@@ -17,7 +18,7 @@ from node.ring.lifecycle import Rings
 from node.ring.limits import RingLimits
 from node.ring.worker import Worker
 
-RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
+RING = Ring("m@3.4", ModelVersion("m"), (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
 FRAME = Frame(RING.id, RING.fence, 0, (Open(1),))
 LATER_AND_EARLIER = [Fence(3, 3), Fence(2, 9), Fence(3, 5), Fence(4, 4)]
 

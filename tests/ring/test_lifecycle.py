@@ -16,7 +16,7 @@ import pytest
 from node.core.errors import DeviceFailed, NotReady, PeerUnavailable, RingLost
 from node.core.frames import Frame, Held
 from node.core.generation import GenerateRequest
-from node.core.models import KvCost, ModelSpec, Shard
+from node.core.models import KvCost, ModelSpec, ModelVersion, Shard
 from node.core.nodes import Caller
 from node.core.reports import Speed, StageState
 from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
@@ -31,7 +31,9 @@ FIRST = (StageSpec("a", 0, 2), StageSpec("b", 2, 4))
 SECOND = (StageSpec("b", 0, 2), StageSpec("a", 2, 4))
 MB = 2**20
 LAYER = 100 * MB
-SPECS = tuple(ModelSpec(name, (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other"))
+SPECS = tuple(
+    ModelSpec(ModelVersion(name), (LAYER,) * 4, 0, (KvCost(0),) * 4, (1, 2, 3), 512) for name in ("m", "other")
+)
 RESERVE = 164 * MB
 """Bytes that the placement counts for a stage beside its weights."""
 KV = 10 * MB
@@ -211,7 +213,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 
 def ring(name: str, stages: tuple[StageSpec, ...] = ALONE, model: str = "m") -> Ring:
-    return Ring(name, model, stages, 512, 2, fence=Fence(1, 1))
+    return Ring(name, ModelVersion(model), stages, 512, 2, fence=Fence(1, 1))
 
 
 async def frames_of(name: str) -> AsyncIterator[Frame]:
@@ -293,7 +295,7 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that
     with pytest.raises(DeviceFailed):
         world.compute._run_job(partial(fail, HANG))
     await world.until(StageState.ENDED)
-    assert world.rings._shards.get(Shard("m", 0, 4)).chunk == 128
+    assert world.rings._shards.get(Shard(ModelVersion("m"), 0, 4)).chunk == 128
 
 
 async def test_two_rings_of_the_same_layers_halve_once_and_an_idle_model_does_not(
@@ -307,8 +309,8 @@ async def test_two_rings_of_the_same_layers_halve_once_and_an_idle_model_does_no
     time_out(world)
     await world.until(*[StageState.ENDED] * 3)
     await lost(asked)
-    assert world.rings._shards.get(Shard("m", 0, 4)).chunk == 1024
-    assert world.rings._shards.get(Shard("other", 0, 4)).chunk == 0
+    assert world.rings._shards.get(Shard(ModelVersion("m"), 0, 4)).chunk == 1024
+    assert world.rings._shards.get(Shard(ModelVersion("other"), 0, 4)).chunk == 0
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -348,7 +350,7 @@ async def test_idle_weights_stay_for_the_next_ring(world: World) -> None:
     await world.until(StageState.READY)
     world.place()
     await world.until()
-    assert world.rings.idle() == (Shard("m", 0, 2),)
+    assert world.rings.idle() == (Shard(ModelVersion("m"), 0, 2),)
     assert world.rings.memory_used() == 2 * LAYER + KV
     world.place(ring("two", FIRST))
     await world.until(StageState.READY)
@@ -364,48 +366,48 @@ async def test_the_idle_weights_of_a_released_model_are_freed_and_no_others(worl
     world.rings.release("m")  # in use
     world.place(ring("one", half))
     await world.until(StageState.READY)
-    assert world.rings.idle() == (Shard("other", 0, 2),)
+    assert world.rings.idle() == (Shard(ModelVersion("other"), 0, 2),)
     world.place()
     await world.until()
     assert len(world.rings.idle()) == 2
     world.rings.release("m")
     await world.released.wait()
-    assert world.rings.idle() == (Shard("other", 0, 2),)
+    assert world.rings.idle() == (Shard(ModelVersion("other"), 0, 2),)
 
 
 async def test_a_ring_with_other_bits_of_kv_loads_its_layers_anew(world: World) -> None:
     world.go_on.set()
     world.place(ring("one", FIRST))
     await world.until(StageState.READY)
-    world.place(replace(ring("two", FIRST), kv_bits=8))
+    world.place(replace(ring("two", FIRST), version=ModelVersion("m", kv_bits=8)))
     await world.ready("two")
-    assert world.rings.idle() == (Shard("m", 0, 2),)
+    assert world.rings.idle() == (Shard(ModelVersion("m"), 0, 2),)
     (report,) = world.rings.reports()
-    assert report.shard == Shard("m", 0, 2, kv_bits=8)
+    assert report.shard == Shard(ModelVersion("m", kv_bits=8), 0, 2)
     assert world.loads == ["0-2", "closed", "0-2 in 8 bits", "closed"]
 
 
 async def test_a_driver_loads_the_draft_model_too_and_a_worker_does_not(world: World) -> None:
     world.go_on.set()
-    draft = Shard("small", 0, 4)
+    draft = Shard(ModelVersion("small"), 0, 4)
     world.place(replace(ring("one", FIRST), draft=draft))
     await world.until(StageState.READY)
     assert sorted(world.loads) == ["0-2", "0-4", "closed", "closed"]
     (report,) = world.rings.reports()
-    assert report.shard == Shard("m", 0, 2)
+    assert report.shard == Shard(ModelVersion("m"), 0, 2)
     assert world.rings.idle() == ()
     assert world.rings.models() == {"m", "small"}
     world.place()
     await world.until()
     assert draft in world.rings.idle()
-    world.place(replace(ring("two", SECOND), draft=Shard("other small", 0, 3)))
+    world.place(replace(ring("two", SECOND), draft=Shard(ModelVersion("other small"), 0, 3)))
     await world.ready("two")
     assert "0-3" not in world.loads
 
 
 async def test_a_released_model_takes_its_draft_model_with_it(world: World) -> None:
     """Unless another ring needs that one."""
-    draft = Shard("small", 0, 1)
+    draft = Shard(ModelVersion("small"), 0, 1)
     world.go_on.set()
     world.place(*(replace(ring(name, FIRST, model), draft=draft) for name, model in (("one", "m"), ("two", "other"))))
     await world.ready("one", "two")
@@ -422,7 +424,7 @@ async def test_a_released_model_takes_its_draft_model_with_it(world: World) -> N
 
 
 async def test_a_ring_waits_for_its_draft_model_and_fails_with_it(world: World) -> None:
-    draft = Shard("small", 0, 4)
+    draft = Shard(ModelVersion("small"), 0, 4)
 
     async def fetch(shard: Shard, *_: Any) -> Any:
         await world.go_on.wait()
@@ -474,12 +476,14 @@ async def test_the_least_recently_used_idle_weights_are_unloaded_first(world: Wo
         await world.ready(f"from {start}")
         world.place()
         await world.until()
-    assert world.rings.idle() == (Shard("m", 1, 4), Shard("m", 3, 4)), "5 layers and then 6 are too many"
+    assert world.rings.idle() == (Shard(ModelVersion("m"), 1, 4), Shard(ModelVersion("m"), 3, 4)), (
+        "5 layers and then 6 are too many"
+    )
     world.place(ring("back", (StageSpec("b", 0, 1), StageSpec("a", 1, 4))))
     await world.ready("back")
     world.place(ring("other", (StageSpec("b", 0, 3), StageSpec("a", 3, 4)), model="other"))
     await world.ready("other")
-    assert world.rings.idle() == (Shard("m", 1, 4),)
+    assert world.rings.idle() == (Shard(ModelVersion("m"), 1, 4),)
     assert world.loads.count("1-4") == 1
 
 
@@ -587,7 +591,7 @@ async def test_kept_kv_is_freed_before_weights_are_unloaded(world: World) -> Non
     await begun(world, ring("one", SECOND))
     world.rings._parts["one"].runner.inherit(())
     await begun(world, ring("two", FIRST, model="other"))
-    assert world.rings.idle() == (Shard("m", 2, 4),)
+    assert world.rings.idle() == (Shard(ModelVersion("m"), 2, 4),)
     assert world.rings.kv_bytes() == 0
 
 
@@ -610,7 +614,7 @@ async def test_a_speed_is_told_once_a_second_measurement_agrees(world: World, mo
     while not world.rings.speeds():
         world.agent.touched.clear()
         await world.agent.touched.wait()
-    assert world.rings.speeds() == (Speed(Shard("m", 0, 2), 50e9, 300.0),)
+    assert world.rings.speeds() == (Speed(Shard(ModelVersion("m"), 0, 2), 50e9, 300.0),)
     assert world.rates == [90e9]
 
 

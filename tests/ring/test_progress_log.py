@@ -9,14 +9,18 @@ import sys
 import pytest
 
 from node.core.logs import ERASE_LINE
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.reports import Download, StageReport, StageState
 from node.ring.progress_log import bar, line, tell_progress
 
 FETCHING = StageReport(
-    "r", Shard("org/model", 0, 22), StageState.FETCHING, 0.26, download=Download(1040 << 20, 4000 << 20, 80 << 20)
+    "r",
+    Shard(ModelVersion("org/model"), 0, 22),
+    StageState.FETCHING,
+    0.26,
+    download=Download(1040 << 20, 4000 << 20, 80 << 20),
 )
-SHARD = Shard("org/model", 0, 22)
+SHARD = Shard(ModelVersion("org/model"), 0, 22)
 MB = 1 << 20
 
 

@@ -1,10 +1,10 @@
 """Which of a node's measurements count."""
 
-from node.core.models import Shard
+from node.core.models import ModelVersion, Shard
 from node.core.reports import Speed
 from node.ring.speeds import MOST_SPEEDS, REMEASURE_S, Speeds
 
-SHARD = Shard("m", 0, 8)
+SHARD = Shard(ModelVersion("m"), 0, 8)
 
 
 def noted(*rates: float, prompts: float = 100.0) -> Speeds:
@@ -38,8 +38,8 @@ def test_the_rate_of_a_prompt_has_to_agree_too_whatever_the_number_of_layers():
     speeds = noted(50.0, prompts=30.0)
     speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
     assert agreed(speeds) == []
-    speeds.note(Speed(Shard("m", 0, 4), 49.0, 200.0), 2.0)
-    assert list(speeds.agreed()) == [Speed(Shard("m", 0, 4), 50.0, 200.0)]
+    speeds.note(Speed(Shard(ModelVersion("m"), 0, 4), 49.0, 200.0), 2.0)
+    assert list(speeds.agreed()) == [Speed(Shard(ModelVersion("m"), 0, 4), 50.0, 200.0)]
 
 
 def test_one_rate_that_was_disturbed_while_the_other_was_best_does_not_keep_them_from_agreeing():
@@ -53,14 +53,14 @@ def test_a_model_is_not_measured_again_soon_once_its_speed_is_known():
     speeds = noted(50.0)
     assert speeds.is_due(SHARD, 1.0)
     speeds.note(Speed(SHARD, 50.0, 100.0), 1.0)
-    assert not speeds.is_due(Shard("m", 4, 8), REMEASURE_S)
+    assert not speeds.is_due(Shard(ModelVersion("m"), 4, 8), REMEASURE_S)
     assert speeds.is_due(SHARD, 1.0 + REMEASURE_S)
-    assert speeds.is_due(Shard("m", 0, 8, revision="2"), 1.0)
+    assert speeds.is_due(Shard(ModelVersion("m", "2"), 0, 8), 1.0)
 
 
 def test_the_models_that_were_measured_last_are_remembered():
     speeds = noted(50.0, 50.0)
     for number in range(MOST_SPEEDS):
         for at in (1.0, 2.0):
-            speeds.note(Speed(Shard(f"m{number}", 0, 8), 1.0 + number, 100.0), at)
+            speeds.note(Speed(Shard(ModelVersion(f"m{number}"), 0, 8), 1.0 + number, 100.0), at)
     assert agreed(speeds) == [1.0 + number for number in range(MOST_SPEEDS)]

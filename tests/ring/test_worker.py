@@ -8,10 +8,11 @@ import pytest
 
 from node.core.errors import BadRequest, PeerUnavailable, PippinError, RingLost, StaleFence
 from node.core.frames import Frame, Held, Open
+from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.ring.worker import MAX_JOBS, Worker
 
-RING = Ring("m@3.4", "m", (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
+RING = Ring("m@3.4", ModelVersion("m"), (StageSpec("a", 0, 4), StageSpec("b", 4, 8)), 512, 2, fence=Fence(3, 4))
 
 
 class Runner:

@@ -11,7 +11,7 @@ from node.core.errors import StaleFence
 from node.core.frames import Frame, Tensor
 from node.core.generation import GenerateRequest, TokenEvent
 from node.core.model_files import Claim, File, Listing
-from node.core.models import ModelSpec
+from node.core.models import ModelSpec, ModelVersion
 from node.core.nodes import Caller, Memory, NodeInfo
 from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence
@@ -53,8 +53,8 @@ class Handlers:
             yield []
             await asyncio.sleep(0.01)
 
-    async def describe(self, model: str, revision: str, kv_bits: int) -> ModelSpec:
-        raise NotImplementedError(model)
+    async def describe(self, version: ModelVersion) -> ModelSpec:
+        raise NotImplementedError(version)
 
     async def generate(self, ring: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         for position, token in enumerate(request.prompt):

@@ -56,7 +56,7 @@ def a_ring(message: pb.Heartbeat, *stages: tuple[str, int, int]) -> None:
 
 
 def a_draft(**more: Any) -> pb.ModelSpec:
-    return pb.ModelSpec(**({"id": "d", "layer_bytes": [1], "kv": [pb.KvCost()], "max_context": 1} | more))
+    return pb.ModelSpec(**({"model": "d", "layer_bytes": [1], "kv": [pb.KvCost()], "max_context": 1} | more))
 
 
 HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
@@ -106,10 +106,10 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
         m.placement.rings[0].draft.MergeFrom(pb.Shard(model="d")),
     ],
     "a draft model with a draft model": lambda m: m.placement.specs.append(
-        pb.ModelSpec(id="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(draft=a_draft()))
+        pb.ModelSpec(model="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(draft=a_draft()))
     ),
     "a draft model of no context": lambda m: m.placement.specs.append(
-        pb.ModelSpec(id="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(max_context=0))
+        pb.ModelSpec(model="m", layer_bytes=[1], kv=[pb.KvCost()], max_context=1, draft=a_draft(max_context=0))
     ),
     "a ring with a gap": lambda m: a_ring(m, ("a", 0, 3), ("b", 4, 8)),
     "a ring that holds layers twice": lambda m: a_ring(m, ("a", 0, 5), ("b", 4, 8)),
@@ -119,7 +119,7 @@ HEARTBEATS: dict[str, Callable[[pb.Heartbeat], object]] = {
         many_stages(m.placement.rings.add(id=f"r{n}"), 1000) for n in range(5)
     ],
     "models of too many layers in all": lambda m: [
-        m.placement.specs.add(id=f"m{n}", layer_bytes=[1] * 60_000, kv=[pb.KvCost()] * 60_000, max_context=1)
+        m.placement.specs.add(model=f"m{n}", layer_bytes=[1] * 60_000, kv=[pb.KvCost()] * 60_000, max_context=1)
         for n in range(2)
     ],
     "a ring of too many nodes": lambda m: many_stages(m.placement.rings.add(id="r"), MAX_ITEMS + 1),

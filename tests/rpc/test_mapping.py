@@ -3,29 +3,22 @@ conversion there and back.
 """
 
 import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
 
 import pytest
+from google.protobuf.descriptor import Descriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core import models, nodes, reports, rings
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
-from node.core.generation import GenerateRequest, Sampling, TokenEvent
-from node.core.models import HeldModel, KvCost, ModelSpec, Shard, Wish
-from node.core.nodes import Memory, NodeInfo, PeerHint
-from node.core.reports import (
-    Download,
-    Heartbeat,
-    Issue,
-    NodeReport,
-    Path,
-    RingTraffic,
-    Severity,
-    Speed,
-    StageReport,
-    StageState,
-)
-from node.core.rings import Fence, Placement, Refusal, Ring, StageSpec
+from node.core.generation import GenerateRequest, TokenEvent
+from node.core.models import ModelSpec
+from node.core.reports import Heartbeat
 from node.rpc.mapping import from_message, to_message
 from node.rpc.token_codec import (
     decode_evaluation,
@@ -36,109 +29,60 @@ from node.rpc.token_codec import (
 from node.wire import control_pb2, serving_pb2
 
 CLASSES = vars(models) | vars(nodes) | vars(reports) | vars(rings)
-small = st.integers(0, 2**31)
-texts = st.text(max_size=8)
+SCALARS: dict[Any, st.SearchStrategy] = {
+    int: st.integers(0, 2**31),
+    float: st.floats(0, 1e6),
+    str: st.text(max_size=8),
+    bool: st.booleans(),
+}
 
 
-def tuples(strategy: st.SearchStrategy) -> st.SearchStrategy:
-    return st.lists(strategy, max_size=3).map(tuple)
+def values(hint: Any) -> st.SearchStrategy:
+    """Values of a type, all fields of a dataclass included."""
+    if hint in SCALARS:
+        return SCALARS[hint]
+    arms = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return st.none() | st.deferred(lambda: values(arms[0]))
+    origin = typing.get_origin(hint)
+    if origin is Mapping:
+        return st.dictionaries(values(arms[0]), values(arms[1]), max_size=3)
+    if origin:
+        return st.lists(values(arms[0]), max_size=3).map(origin)
+    if issubclass(hint, StrEnum):
+        return st.sampled_from(hint)
+    hints = typing.get_type_hints(hint)
+    return st.builds(hint, **{field.name: values(hints[field.name]) for field in dataclasses.fields(hint)})
 
 
-fences = st.builds(Fence, small, small)
-shards = st.builds(Shard, texts, small, small, texts)
-infos = st.builds(NodeInfo, texts, small, texts, texts, texts, small, tuples(texts), small, small, texts)
-floats = st.floats(0, 1e6)
-downloads = st.none() | st.builds(Download, small, small, floats)
-reports = st.builds(
-    NodeReport,
-    info=infos,
-    memory=st.builds(Memory, small, small, small),
-    term=small,
-    head=texts,
-    fence=fences,
-    stages=tuples(st.builds(StageReport, texts, shards, st.sampled_from(StageState), floats, texts, downloads)),
-    traffic=tuples(st.builds(RingTraffic, texts, small, small, floats, small, small, small, small)),
-    models=tuples(st.builds(HeldModel, texts, texts, small)),
-    preload=tuples(texts),
-    min_stages=small,
-    paths=tuples(st.builds(Path, texts, texts, floats, texts, texts, floats)),
-    peers=tuples(st.builds(PeerHint, texts, tuples(texts), small)),
-    draining=st.booleans(),
-    idle=tuples(shards),
-    disk_error=texts,
-    speeds=tuples(st.builds(Speed, shards, floats, floats)),
-    issues=tuples(st.builds(Issue, texts, st.sampled_from(Severity), texts, texts, texts)),
-)
-placed = st.builds(
-    Ring,
-    texts,
-    texts,
-    tuples(st.builds(StageSpec, texts, small, small)),
-    small,
-    small,
-    st.booleans(),
-    fences,
-    st.booleans(),
-    texts,
-)
-placements = st.builds(Placement, fences, texts, tuples(placed), tuples(st.builds(Refusal, texts, texts, texts, texts)))
-specs = st.builds(
-    ModelSpec,
-    texts,
-    tuples(small),
-    small,
-    tuples(st.builds(KvCost, small, small, small)),
-    tuples(small),
-    small,
-    st.booleans(),
-    small,
-    texts,
-    wish=st.builds(Wish, st.booleans(), small, small),
-)
-tokens = st.integers(0, 2**31)
-requests = st.builds(
-    GenerateRequest,
-    id=texts,
-    model=texts,
-    prompt=tuples(tokens),
-    max_tokens=small,
-    stop_tokens=st.frozensets(tokens, max_size=3),
-    sampling=st.builds(
-        Sampling,
-        temperature=floats,
-        seed=st.integers(0, 2**63),
-        logit_bias=st.dictionaries(tokens, floats, max_size=3),
-        logprobs=st.none() | st.integers(0, 20),
-    ),
-    grammar=texts,
-    revision=texts,
-    resume=tuples(tokens),
-    prediction=tuples(tokens),
-)
+def flat(kind: Any, message: Descriptor) -> set[str]:
+    """Fields of a dataclass as the message has them."""
+    hints, found = typing.get_type_hints(kind), set()
+    for field in dataclasses.fields(kind):
+        is_flat = field.name not in message.fields_by_name and dataclasses.is_dataclass(hints[field.name])
+        found |= flat(hints[field.name], message) if is_flat else {field.name}
+    return found
 
 
 @pytest.mark.parametrize("name", [m for m in control_pb2.DESCRIPTOR.message_types_by_name if m in CLASSES])
 def test_same_fields(name: str) -> None:
-    fields = {field.name for field in dataclasses.fields(CLASSES[name])}
-    assert fields == {field.name for field in control_pb2.DESCRIPTOR.message_types_by_name[name].fields}
+    message = control_pb2.DESCRIPTOR.message_types_by_name[name]
+    assert flat(CLASSES[name], message) == set(message.fields_by_name)
 
 
-digests = st.integers(0, 2**64 - 1)
-
-
-@given(st.builds(Heartbeat, st.none() | reports, st.none() | placements, texts, small, digests))
+@given(values(Heartbeat))
 def test_heartbeat(heartbeat: Heartbeat) -> None:
     data = to_message(heartbeat, control_pb2.Heartbeat).SerializeToString()
     assert from_message(control_pb2.Heartbeat.FromString(data), Heartbeat) == heartbeat
 
 
-@given(specs)
+@given(values(ModelSpec))
 def test_spec(spec: ModelSpec) -> None:
     data = to_message(spec, control_pb2.ModelSpec).SerializeToString()
     assert from_message(control_pb2.ModelSpec.FromString(data), ModelSpec) == spec
 
 
-@given(requests)
+@given(values(GenerateRequest))
 def test_request(request: GenerateRequest) -> None:
     data = to_message(request, serving_pb2.GenerateRequest, ring="ring").SerializeToString()
     message = serving_pb2.GenerateRequest.FromString(data)
@@ -146,9 +90,8 @@ def test_request(request: GenerateRequest) -> None:
     assert from_message(message, GenerateRequest) == request
 
 
-@given(tuples(tokens), st.none() | st.integers(0, 5))
-def test_evaluate_request(prompt: tuple[int, ...], top: int | None) -> None:
-    request = EvaluateRequest("x", "m", prompt, top)
+@given(values(EvaluateRequest))
+def test_evaluate_request(request: EvaluateRequest) -> None:
     data = to_message(request, serving_pb2.EvaluateRequest, ring="ring").SerializeToString()
     message = serving_pb2.EvaluateRequest.FromString(data)
     assert message.ring == "ring"

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from node.core.errors import NotAdmitted, PeerUnavailable, PippinError, SecretMismatch
 from node.core.generation import GenerateRequest
+from node.core.models import ModelVersion
 from node.core.nodes import Address
 from node.core.reports import Heartbeat
 from node.host.node_key import NodeKey, id_of, new_key
@@ -78,7 +79,7 @@ async def refused(client: RpcClient, peer: Address, kind: type[Exception]) -> st
         client.probe(peer, 5),
         client.want(peer, "m"),
         client.listing(peer, "m", "r"),
-        client.describe(peer, "m", "r"),
+        client.describe(peer, ModelVersion("m", "r")),
     ):
         with pytest.raises(PeerUnavailable):
             await ask

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from node.core.errors import BadRequest
 from node.core.generation import GenerateRequest, Sampling
+from node.core.models import ModelVersion
 from node.core.rings import Fence, Ring, StageSpec
 from node.engine.compute import Compute
 from node.engine.faults import Faults
@@ -77,7 +78,9 @@ def driving(directory, tokenizer, grammars):
         compute = Compute()
         compute.start()
         stage = await compute.run(load, directory, 0, 2)
-        ring = Ring("ring", "random", (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1))
+        ring = Ring(
+            "ring", ModelVersion("random"), (StageSpec("n", 0, 2),), CONTEXT, 8, shared_ends=False, fence=Fence(1, 1)
+        )
         driver = Driver(
             ring,
             RingLimits(CONTEXT, 8, 64, 16, 128),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from node.core.evaluation import ChunkRequest
 from node.core.frames import Back, CacheOp, Drop, Filter, Forget, Frame, Held, Keep, Merge, Open, Reuse, Take
 from node.core.generation import GenerateRequest, Sampling
-from node.core.models import KvCost, ModelSpec
+from node.core.models import KvCost, ModelSpec, ModelVersion
 from node.engine.compute import Compute
 from node.engine.draft import DraftFailed
 from node.engine.runner import Draw, Following, StepFailed, Verdict
@@ -31,7 +31,7 @@ MODEL = "exact"
 VOCABULARY = 4096
 MB = 2**20
 SPEC = ModelSpec(
-    id=MODEL,
+    version=ModelVersion(MODEL),
     layer_bytes=(100 * MB,) * LAYERS,
     ends_bytes=50 * MB,
     kv=(KvCost(1000),) * LAYERS,
@@ -39,7 +39,7 @@ SPEC = ModelSpec(
     max_context=512,
 )
 DRAFT = ModelSpec(
-    id="draft",
+    version=ModelVersion("draft"),
     layer_bytes=(MB,) * (LAYERS + 1),
     ends_bytes=MB,
     kv=(KvCost(10),) * (LAYERS + 1),
