@@ -84,7 +84,7 @@ def can_step_back(cache: Any) -> bool:
 
 
 def begin_step_back(cache: Any) -> list[Callable[[], object]]:
-    """Call it before a step of one token; the returned functions take the step back.
+    """A step of one token begins; the returned functions take it back.
 
     Unless `can_step_back`, the step copies what it changes: the window of each cache that drops old tokens.
     """

@@ -21,6 +21,7 @@ _MAX_CACHES = 4096
 
 
 Undo = Sequence[Callable[[], object]]
+"""Takes a step of one token back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
 
 
 @dataclass
@@ -31,8 +32,6 @@ class Ahead:
     """Its tokens, one for each row."""
     drawn: Drawn
     """Its result."""
-    undo: Undo
-    """Takes the step back in the caches. It refers to no lane: a lane that is dropped must be free at once."""
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -51,9 +50,9 @@ class Lane:
     positions: list[int] = field(default_factory=lambda: [0])
     """For each row, the tokens that its caches hold."""
     ahead: Ahead | None = None
-    """If set, the caches have one token more than the driver knows of."""
+    """If set, the last of the steps that may be taken back is this one."""
     undos: list[Undo] = field(default_factory=list[Undo])
-    """Take back the last steps, the last one last, as far as they were guesses and may still be wrong."""
+    """Of the last steps, the last one last: guesses that may still be wrong, or steps that may prove needless."""
 
 
 @dataclass
@@ -129,9 +128,8 @@ class Lanes:
     def leave(self, leftover: LeftoverKv) -> None:
         """Move all caches to `leftover`, where the next ring of these layers finds them."""
         for lane in self._lanes.values():
-            self._take_back(lane)
-            while lane.undos:  # this stage may not have heard yet which of its guesses were wrong
-                _step_back(lane, lane.undos.pop())
+            # This stage may not have heard yet which of its guesses were wrong.
+            _step_back(lane, len(lane.undos))
         leftover.prefixes |= self._prefixes
         leftover.lanes += self._lanes.values()
         self._prefixes, self._lanes = {}, {}
@@ -185,39 +183,34 @@ class Lanes:
         lane = self.lane(number)
         if lane.ahead and [[token] for token in lane.ahead.tokens] == [list(row) for row in tokens]:
             ahead, lane.ahead = lane.ahead, None
+            lane.undos.clear()
             return ahead.drawn
         self._take_back(lane)
         return None
 
-    def begin_step_back(self, number: int) -> Undo:
-        """Call it before a step of one token; `step_back` takes the step back. See `caches.begin_step_back`."""
-        return [each for cache in self.lane(number).caches for each in caches.begin_step_back(cache)]
-
-    def step_back(self, number: int, undo: Undo) -> None:
-        """Take the lane's last step back. `undo`: from `begin_step_back` before it."""
-        _step_back(self.lane(number), undo)
-
     def _take_back(self, lane: Lane) -> None:
         """Take back the step that was begun ahead, if there is one."""
         if lane.ahead:
-            _step_back(lane, lane.ahead.undo)
-            lane.ahead = None
+            _step_back(lane)
 
     def begin_step(self, number: int, unverified: int) -> None:
-        """Call it before each step. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
+        """A step of the lane begins. `unverified`: see Frame.unverified. Raises PippinError if it does not fit."""
         lane = self.lane(number)
         if not 0 <= unverified <= len(lane.undos) + 1:
             raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, not {unverified - 1} that may be wrong.")
         del lane.undos[: len(lane.undos) + 1 - unverified]
         if unverified:
-            lane.undos.append(self.begin_step_back(number))
+            lane.undos.append([each for cache in lane.caches for each in caches.begin_step_back(cache)])
+
+    def need(self, number: int) -> None:
+        """All steps of the lane are needed: none will be taken back."""
+        self.lane(number).undos.clear()
 
     def _back(self, number: int, tokens: int) -> None:
         lane = self.lane(number)
         if not 0 < tokens <= len(lane.undos):
             raise PippinError(f"Lane {number} has {len(lane.undos)} guesses, of which {tokens} can't be taken back.")
-        for _ in range(tokens):
-            _step_back(lane, lane.undos.pop())
+        _step_back(lane, tokens)
 
     def _merge(self, number: int, source: int) -> None:
         added = self.lane(source)
@@ -310,10 +303,12 @@ class Lanes:
         return self._prefixes[prefix]
 
 
-def _step_back(lane: Lane, undo: Undo) -> None:
-    for each in undo:
-        each()
-    lane.positions = [position - 1 for position in lane.positions]
+def _step_back(lane: Lane, steps: int = 1) -> None:
+    for _ in range(steps):
+        for each in lane.undos.pop():
+            each()
+    lane.positions = [position - steps for position in lane.positions]
+    lane.ahead = None
 
 
 def _bytes(lanes: Iterable[Lane]) -> int:

@@ -18,7 +18,7 @@ from node.core.generation import Sampling
 from node.core.mlx_errors import MLX_ERRORS, fault_of
 from node.engine.device import is_gpu
 from node.engine.faults import Faults
-from node.engine.lanes import Ahead, LeftoverKv, Undo
+from node.engine.lanes import Ahead, LeftoverKv
 from node.engine.sampling import NO_TOKEN, Drawn, History, Sampled, begin_draw, score
 from node.engine.stage import Stage
 from node.engine.tensor_codec import Packed, pack, token_array, unpack, unpack_tokens
@@ -234,18 +234,16 @@ class Runner:
             drawn = self._draw(unpack(frame.tensors), draws)
             if following.guesses:
                 return self._verify(frame, drawn, draws, following)
-            undo: Undo = ()
             outgoing: Outgoing | None = None
-            chain, next_frame = following.chain, replace(frame, ops=(), unverified=0)
-            if chain and self.plan.steps_back:
-                undo = self._stage.lanes.begin_step_back(frame.lane)
-                outgoing = self._begin(next_frame, drawn.tokens)
+            next_frame = replace(frame, ops=(), unverified=0)
+            if following.chain and self.plan.steps_back:
+                outgoing = self._begin(replace(next_frame, unverified=1), drawn.tokens)
             results = self._results(drawn, frame, draws)
-            if not chain or _ends(results, draws):
-                if outgoing:
-                    self._stage.lanes.step_back(frame.lane, undo)
+            if not following.chain or _ends(results, draws):
+                self._apply((Back(frame.lane, 1),) if outgoing else ())
                 return Verdict(results)
             outgoing = outgoing or self._begin(next_frame, drawn.tokens)
+            self._stage.lanes.need(frame.lane)
             return Verdict(results, begun=self._sent(next_frame, drawn.tokens, outgoing))
 
     def _results(self, drawn: Drawn, frame: Frame, draws: Sequence[Draw]) -> list[Sampled | StepFailed]:
@@ -324,22 +322,21 @@ class Runner:
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
             drawn = drawn or self._run_and_draw(frame.lane, token_array(tokens), draws)
             for left in reversed(range(steps)):
-                undo = self._stage.lanes.begin_step_back(frame.lane)
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
-                following = self._run_and_draw(frame.lane, drawn.tokens, draws)
+                following = self._run_and_draw(frame.lane, drawn.tokens, draws, unverified=1)
                 results = self._read(drawn)
                 self._note_success()
                 ends = not left or _ends(results, draws) or time.monotonic() > until or not go_on()
                 yield Verdict(results, begun=None if ends else frame)
                 if ends:
                     chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
-                    self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following, undo)
+                    self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following)
                     return
                 drawn = following
 
-    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw]) -> Drawn:
+    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw], unverified: int = 0) -> Drawn:
         """A step of a ring of one stage. `tokens` need not be evaluated."""
-        hidden = self._stage.begin(lane, tokens, deferred=self._together)
+        hidden = self._stage.begin(lane, tokens, unverified=unverified, deferred=self._together)
         return self._draw(hidden, draws, beside=self._beside(lane))
 
     def _draw(

@@ -36,13 +36,13 @@ class Served:
         self.driver = driver
         self.begun = 0
         lanes = driver.runner._stage.lanes
-        begin_step_back = lanes.begin_step_back
+        begin_step = lanes.begin_step
 
-        def counted(*asked: Any) -> Any:
-            self.begun += 1
-            return begin_step_back(*asked)
+        def counted(number: int, unverified: int) -> None:
+            self.begun += unverified
+            begin_step(number, unverified)
 
-        lanes.begin_step_back = counted  # type: ignore[method-assign]
+        lanes.begin_step = counted  # type: ignore[method-assign]
 
     async def answer(
         self, request: GenerateRequest, until: int = 1000, third: asyncio.Event | None = None
