@@ -67,6 +67,7 @@ class Answer:
         self.logprob = 0.0
         """Sum of the log-probabilities of the tokens; 0 unless the driver was asked for them."""
         self.cached_tokens = 0
+        self.accepted_prediction_tokens = 0
         self._control = tokenizer.control
         self._marks = tokenizer.control - tokenizer.eos if reader else frozenset()
         """Control tokens that are passed on to the reader."""
@@ -91,6 +92,7 @@ class Answer:
         self.completion_tokens += 1
         self.logprob += event.logprob or 0.0
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self.accepted_prediction_tokens = event.accepted_prediction_tokens
         made = self._detokenizer.add(event.token)
         if self._reader:
             return self._take_parts(event, self._read(self._reader, event, made))

@@ -4,7 +4,6 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from copy import copy as copy_of
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from api.chat.reader import Reader
 from api.chat.schema import SEEDS, GenerationRequest
 from node.core.errors import BadRequest, ContextExceeded, PippinError
 from node.core.generation import GenerateRequest, Sampling
-from node.core.guesses import Prediction
 from node.text.sandboxed_encoder import OpenModel
 
 MAX_CONCURRENT = 16
@@ -41,8 +39,8 @@ class Job:
     """Maximum tokens of an answer; None: as many as fit in the context."""
     param: str
     """Name of the request's parameter that holds the prompt."""
-    prediction: Prediction | None = None
-    """What the client expects of each answer; each follows a copy of it."""
+    prediction: tuple[int, ...] | None = None
+    """What the client expects of each answer; None if it has not said."""
     grammar: str = ""
     """Grammar that each answer must follow; empty: none."""
     control_logprobs: bool = False
@@ -79,7 +77,7 @@ class Job:
                     reader=reader(),
                 ),
                 echo=echo,
-                prediction=copy_of(self.prediction),
+                is_predicted=self.prediction is not None,
             )
             for copy in range(self.body.copies)
         ]
@@ -96,7 +94,7 @@ class Job:
             grammar=self.grammar,
             client=self.client,
             revision=self.model.revision,
-            prediction=self.prediction.tokens if self.prediction else (),
+            prediction=self.prediction or (),
         )
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:
@@ -121,8 +119,8 @@ class Choice:
     request: GenerateRequest
     answer: Answer
     echo: Echo | None = None
-    prediction: Prediction | None = None
-    """Follows the answer; None if the client sent none."""
+    is_predicted: bool = False
+    """The client has sent a prediction."""
 
     async def run(self, inference: Inference, emit: Emit) -> None:
         before = await self.echo.read(inference) if self.echo else Delta()
@@ -131,8 +129,6 @@ class Choice:
             return
         async with aclosing(inference.generate(self.request)) as events:
             async for event in events:
-                if self.prediction:
-                    self.prediction.follow(event.token)
                 delta = self.answer.take(event)
                 if delta != Delta():
                     await emit(
@@ -180,18 +176,16 @@ def best(choices: Sequence[Choice], body: GenerationRequest) -> list[Choice]:
     return [choice for group in groups for choice in sorted(group, key=mean_logprob, reverse=True)[: body.n]]
 
 
-async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens: int | None) -> Prediction | None:
+async def read_prediction(model: OpenModel, body: GenerationRequest, max_tokens: int | None) -> tuple[int, ...] | None:
     """The client's prediction, cut to `max_tokens`. Raises BadRequest, and the encoder's errors."""
     if body.prediction is None:
         return None
     most = model.context if max_tokens is None else min(max_tokens, model.context)
     content = body.prediction.content
     if isinstance(content, str):
-        tokens = await model.encoder.encode_prediction(content, most=most)
-    else:
-        check_tokens(model, content, param="prediction")
-        tokens = content[:most]
-    return await model.encoder.work(Prediction, tokens)  # in a thread: it may be as long as the context
+        return tuple(await model.encoder.encode_prediction(content, most=most))
+    check_tokens(model, content, param="prediction")
+    return tuple(content[:most])
 
 
 def check_tokens(model: OpenModel, tokens: Sequence[int] | Mapping[int, float], *, param: str) -> None:
@@ -221,9 +215,9 @@ def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
 
 def _prediction_usage(choices: Sequence[Choice]) -> dict[str, int]:
     """How many tokens of the client's prediction the answers have and lack; empty if it sent none."""
-    predictions = [choice.prediction for choice in choices if choice.prediction]
-    if not predictions:
+    predicted = [choice for choice in choices if choice.is_predicted]
+    if not predicted:
         return {}
-    accepted = sum(prediction.accepted for prediction in predictions)
-    sent = sum(len(prediction.tokens) for prediction in predictions)
+    accepted = sum(choice.answer.accepted_prediction_tokens for choice in predicted)
+    sent = sum(len(choice.request.prediction) for choice in predicted)
     return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": sent - accepted}

@@ -103,3 +103,5 @@ class TokenEvent:
     finish: Finish | None = None
     cached_tokens: int = 0
     """Prompt tokens whose KV was reused; set in the first event of a driver."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of the request's prediction that the answer has so far; the others count as rejected."""

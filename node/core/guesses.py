@@ -152,16 +152,17 @@ class Guesser:
     """
 
     def __init__(self, prompt: Sequence[int], prediction: Sequence[int] = (), earlier: Earlier | None = None) -> None:
-        self._draft = _Rated(drafted := Drafted(), FIRST_RATE)
-        self._drafted = drafted
-        rate = 1.0 if prediction else 0.0
-        self._sources = [
-            _Rated(Prediction(prediction), rate),
-            _Rated(earlier.after(prompt) if earlier else Prediction(()), FIRST_RATE),
-            _Rated(Repetition(prompt), FIRST_RATE),
-            self._draft,
-        ]
-        self._followed = len(prompt)
+        self._predicted, self._drafted = Prediction(prediction), Drafted()
+        expected = earlier.after(prompt) if earlier else Prediction(())
+        self._prediction = _Rated(self._predicted, len(prompt), 1.0 if prediction else 0.0)
+        self._draft = _Rated(self._drafted, len(prompt))
+        others = [_Rated(source, len(prompt)) for source in (expected, Repetition(prompt))]
+        self._sources = [self._prediction, *others, self._draft]
+
+    def accepted(self, tokens: Sequence[int]) -> int:
+        """Number of the client's predicted tokens that the answer has so far. `tokens`: those of prompt and answer."""
+        self._prediction.follow(tokens, len(tokens))
+        return self._predicted.accepted
 
     def after(self, tokens: Sequence[int], guessed: Sequence[int] = ()) -> int | None:
         """The token after the prompt and the answer so far, and these guesses at its next tokens.
@@ -192,11 +193,8 @@ class Guesser:
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Follow the answer. Returns whether the sources have caught up with it."""
-        for token in tokens[self._followed : self._followed + CATCH_UP]:
-            for source in self._sources:
-                source.take(_text([token]))
-        self._followed = min(len(tokens), self._followed + CATCH_UP)
-        return self._followed == len(tokens)
+        behind = [source for source in self._sources if not source.follow(tokens, CATCH_UP)]
+        return not behind
 
     def _best(self, expected: str) -> "_Rated | None":
         """The source to ask for the token after these guesses."""
@@ -207,10 +205,12 @@ class Guesser:
 class _Rated:
     """A source, and the recent rate of tokens that it foretold among those for which it had a guess."""
 
-    def __init__(self, source: Prediction | Repetition | Drafted, rate: float) -> None:
+    def __init__(self, source: Prediction | Repetition | Drafted, begin: int, rate: float = FIRST_RATE) -> None:
+        """`begin`: number of tokens before the answer."""
         self._source = source
         self.guesses = source.guesses
         self.rate = rate
+        self._followed = begin
 
     def goes_on_after(self, expected: str) -> bool:
         guesses = self.guesses(len(expected) + 1)
@@ -219,9 +219,13 @@ class _Rated:
     def miss(self) -> None:
         self.rate *= RATE_DECAY
 
-    def take(self, token: str) -> None:
-        if guess := self.guesses(1):
-            self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
-        else:
-            self.rate += RECOVERY * (FIRST_RATE - self.rate)
-        self._source.take(token)
+    def follow(self, tokens: Sequence[int], most: int) -> bool:
+        """Follow the answer by at most so many tokens. Returns whether that was to its end."""
+        for token in _text(tokens[self._followed : self._followed + most]):
+            if guess := self.guesses(1):
+                self.rate = RATE_DECAY * self.rate + (1 - RATE_DECAY) * (guess == token)
+            else:
+                self.rate += RECOVERY * (FIRST_RATE - self.rate)
+            self._source.take(token)
+        self._followed = min(len(tokens), self._followed + most)
+        return self._followed == len(tokens)

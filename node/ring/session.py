@@ -161,7 +161,8 @@ class Session:
         finish: Finish | None = "length" if position + 1 >= self.request.max_tokens else None
         if token in self.request.stop_tokens:
             finish = "stop"
-        return TokenEvent(position, token, logprob, top, finish, cached)
+        accepted = self._known_guesser().accepted(self.tokens) if self.request.prediction else 0
+        return TokenEvent(position, token, logprob, top, finish, cached, accepted)
 
 
 @dataclass(slots=True, eq=False)

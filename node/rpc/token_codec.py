@@ -18,6 +18,7 @@ def encode_event(event: TokenEvent) -> pb.TokenEvent:
         top=_candidates(event.top),
         finish=event.finish,
         cached_tokens=event.cached_tokens,
+        accepted_prediction_tokens=event.accepted_prediction_tokens,
     )
 
 
@@ -32,6 +33,7 @@ def decode_event(message: pb.TokenEvent) -> TokenEvent:
         top=_likeliest(message.top),
         finish=finish,
         cached_tokens=message.cached_tokens,
+        accepted_prediction_tokens=message.accepted_prediction_tokens,
     )
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17node/wire/serving.proto\x12\x0epippin.serving\"\xbe\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.pippin.serving.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xf6\x01\n\x0fGenerateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x0e\n\x06resume\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x07 \x03(\r\x12*\n\x08sampling\x18\x08 \x01(\x0b\x32\x18.pippin.serving.Sampling\x12\x0f\n\x07grammar\x18\t \x01(\t\x12\x0e\n\x06\x63lient\x18\n \x01(\t\x12\x10\n\x08revision\x18\x0b \x01(\t\x12\x12\n\nprediction\x18\x0c \x03(\r\"+\n\tCandidate\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xae\x01\n\nTokenEvent\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.pippin.serving.Candidate\x12\x13\n\x06\x66inish\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\rB\n\n\x08_logprobB\t\n\x07_finish\"9\n\x0bTokenEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.pippin.serving.TokenEvent\"\x86\x01\n\x0f\x45valuateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x10\n\x03top\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x63lient\x18\x06 \x01(\t\x12\x10\n\x08revision\x18\x07 \x01(\tB\x06\n\x04_top\"@\n\x05Score\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.pippin.serving.Candidate\"F\n\nEvaluation\x12%\n\x06scores\x18\x01 \x03(\x0b\x32\x15.pippin.serving.Score\x12\x11\n\tembedding\x18\x02 \x03(\x02\"\\\n\x0b\x46ileRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x0e\n\x06length\x18\x05 \x01(\x04\"2\n\x04\x46ile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"$\n\x05\x43laim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gan\x18\x02 \x01(\x08\"U\n\x07Listing\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.pippin.serving.File\x12%\n\x06\x63laims\x18\x02 \x03(\x0b\x32\x15.pippin.serving.Claim\")\n\tFileChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\t2\xa0\x01\n\x07Serving\x12J\n\x08Generate\x12\x1f.pippin.serving.GenerateRequest\x1a\x1b.pippin.serving.TokenEvents0\x01\x12I\n\x08\x45valuate\x12\x1f.pippin.serving.EvaluateRequest\x1a\x1a.pippin.serving.Evaluation0\x01\x32\n\n\x08RingLink2\x87\x01\n\x05\x46iles\x12<\n\x04List\x12\x1b.pippin.serving.FileRequest\x1a\x17.pippin.serving.Listing\x12@\n\x04Read\x12\x1b.pippin.serving.FileRequest\x1a\x19.pippin.serving.FileChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17node/wire/serving.proto\x12\x0epippin.serving\"\xbe\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12;\n\nlogit_bias\x18\t \x03(\x0b\x32\'.pippin.serving.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xf6\x01\n\x0fGenerateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x0e\n\x06resume\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x07 \x03(\r\x12*\n\x08sampling\x18\x08 \x01(\x0b\x32\x18.pippin.serving.Sampling\x12\x0f\n\x07grammar\x18\t \x01(\t\x12\x0e\n\x06\x63lient\x18\n \x01(\t\x12\x10\n\x08revision\x18\x0b \x01(\t\x12\x12\n\nprediction\x18\x0c \x03(\r\"+\n\tCandidate\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xd2\x01\n\nTokenEvent\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.pippin.serving.Candidate\x12\x13\n\x06\x66inish\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x07 \x01(\rB\n\n\x08_logprobB\t\n\x07_finish\"9\n\x0bTokenEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.pippin.serving.TokenEvent\"\x86\x01\n\x0f\x45valuateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04ring\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x10\n\x03top\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x63lient\x18\x06 \x01(\t\x12\x10\n\x08revision\x18\x07 \x01(\tB\x06\n\x04_top\"@\n\x05Score\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.pippin.serving.Candidate\"F\n\nEvaluation\x12%\n\x06scores\x18\x01 \x03(\x0b\x32\x15.pippin.serving.Score\x12\x11\n\tembedding\x18\x02 \x03(\x02\"\\\n\x0b\x46ileRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x0e\n\x06length\x18\x05 \x01(\x04\"2\n\x04\x46ile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"$\n\x05\x43laim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gan\x18\x02 \x01(\x08\"U\n\x07Listing\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.pippin.serving.File\x12%\n\x06\x63laims\x18\x02 \x03(\x0b\x32\x15.pippin.serving.Claim\")\n\tFileChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\t2\xa0\x01\n\x07Serving\x12J\n\x08Generate\x12\x1f.pippin.serving.GenerateRequest\x1a\x1b.pippin.serving.TokenEvents0\x01\x12I\n\x08\x45valuate\x12\x1f.pippin.serving.EvaluateRequest\x1a\x1a.pippin.serving.Evaluation0\x01\x32\n\n\x08RingLink2\x87\x01\n\x05\x46iles\x12<\n\x04List\x12\x1b.pippin.serving.FileRequest\x1a\x17.pippin.serving.Listing\x12@\n\x04Read\x12\x1b.pippin.serving.FileRequest\x1a\x19.pippin.serving.FileChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,29 +42,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANDIDATE']._serialized_start=613
   _globals['_CANDIDATE']._serialized_end=656
   _globals['_TOKENEVENT']._serialized_start=659
-  _globals['_TOKENEVENT']._serialized_end=833
-  _globals['_TOKENEVENTS']._serialized_start=835
-  _globals['_TOKENEVENTS']._serialized_end=892
-  _globals['_EVALUATEREQUEST']._serialized_start=895
-  _globals['_EVALUATEREQUEST']._serialized_end=1029
-  _globals['_SCORE']._serialized_start=1031
-  _globals['_SCORE']._serialized_end=1095
-  _globals['_EVALUATION']._serialized_start=1097
-  _globals['_EVALUATION']._serialized_end=1167
-  _globals['_FILEREQUEST']._serialized_start=1169
-  _globals['_FILEREQUEST']._serialized_end=1261
-  _globals['_FILE']._serialized_start=1263
-  _globals['_FILE']._serialized_end=1313
-  _globals['_CLAIM']._serialized_start=1315
-  _globals['_CLAIM']._serialized_end=1351
-  _globals['_LISTING']._serialized_start=1353
-  _globals['_LISTING']._serialized_end=1438
-  _globals['_FILECHUNK']._serialized_start=1440
-  _globals['_FILECHUNK']._serialized_end=1481
-  _globals['_SERVING']._serialized_start=1484
-  _globals['_SERVING']._serialized_end=1644
-  _globals['_RINGLINK']._serialized_start=1646
-  _globals['_RINGLINK']._serialized_end=1656
-  _globals['_FILES']._serialized_start=1659
-  _globals['_FILES']._serialized_end=1794
+  _globals['_TOKENEVENT']._serialized_end=869
+  _globals['_TOKENEVENTS']._serialized_start=871
+  _globals['_TOKENEVENTS']._serialized_end=928
+  _globals['_EVALUATEREQUEST']._serialized_start=931
+  _globals['_EVALUATEREQUEST']._serialized_end=1065
+  _globals['_SCORE']._serialized_start=1067
+  _globals['_SCORE']._serialized_end=1131
+  _globals['_EVALUATION']._serialized_start=1133
+  _globals['_EVALUATION']._serialized_end=1203
+  _globals['_FILEREQUEST']._serialized_start=1205
+  _globals['_FILEREQUEST']._serialized_end=1297
+  _globals['_FILE']._serialized_start=1299
+  _globals['_FILE']._serialized_end=1349
+  _globals['_CLAIM']._serialized_start=1351
+  _globals['_CLAIM']._serialized_end=1387
+  _globals['_LISTING']._serialized_start=1389
+  _globals['_LISTING']._serialized_end=1474
+  _globals['_FILECHUNK']._serialized_start=1476
+  _globals['_FILECHUNK']._serialized_end=1517
+  _globals['_SERVING']._serialized_start=1520
+  _globals['_SERVING']._serialized_end=1680
+  _globals['_RINGLINK']._serialized_start=1682
+  _globals['_RINGLINK']._serialized_end=1692
+  _globals['_FILES']._serialized_start=1695
+  _globals['_FILES']._serialized_end=1830
 # @@protoc_insertion_point(module_scope)

@@ -74,20 +74,22 @@ class Candidate(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("position", "token", "logprob", "top", "finish", "cached_tokens")
+    __slots__ = ("position", "token", "logprob", "top", "finish", "cached_tokens", "accepted_prediction_tokens")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     position: int
     token: int
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[Candidate]
     finish: str
     cached_tokens: int
-    def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., finish: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    accepted_prediction_tokens: int
+    def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., finish: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenEvents(_message.Message):
     __slots__ = ("events",)

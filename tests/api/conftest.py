@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from api.http.stream import StreamTiming
 from node.core.errors import ModelNotFound, PippinError
 from node.core.evaluation import EvaluateRequest, Evaluation, Score
 from node.core.generation import GenerateRequest, TokenEvent
+from node.core.guesses import Prediction
 from node.core.logs import RecentLines
 from node.core.models import ModelDescription, ModelEntry
 from node.core.pool import Pool
@@ -146,7 +147,7 @@ class ScriptedBackend:
         self.running += 1
         self.idle.clear()
         try:
-            tokens = list(self.script(request))
+            tokens, prediction = list(self.script(request)), Prediction(request.prediction)
             for position in range(request.max_tokens):
                 if position == self.pause_at:
                     self.paused.set()
@@ -154,7 +155,8 @@ class ScriptedBackend:
                 if self.failure and position == self.failure[0]:
                     raise self.failure[1]
                 event = self._event(request, position, tokens[position])
-                yield event
+                prediction.follow(event.token)
+                yield replace(event, accepted_prediction_tokens=prediction.accepted)
                 if event.finish:
                     return
         finally:

@@ -193,6 +193,19 @@ async def test_a_failed_step_ends_the_ring_and_the_next_ring_has_the_kv_of_other
     assert 0 < runner.computed - computed <= 60 - len(tokens) + 2
 
 
+async def test_a_driver_that_guesses_nothing_tells_what_was_predicted() -> None:
+    """Also after a break: tokens that another driver delivered count."""
+    predicted = (100, 101, 7, 103, 104, 105)
+    async with driven() as driver:
+        asked = GenerateRequest("x", "m", (7, 8), 5, prediction=predicted)
+        events = [event async for event in generate(driver, NO_GRAMMARS, asked)]
+        assert [event.accepted_prediction_tokens for event in events] == [1, 2, 2, 3, 4]
+        resumed = replace(asked, resume=(100, 101, 102))
+        events = [event async for event in generate(driver, NO_GRAMMARS, resumed)]
+        assert [event.accepted_prediction_tokens for event in events] == [3, 4]
+        assert driver.traffic().guesses == 0
+
+
 async def test_kv_that_no_request_used_is_left_for_the_next_ring() -> None:
     left = {70_000: tuple(range(50))}
     async with driven(left=left) as driver:
@@ -317,5 +330,6 @@ async def test_a_guess_waits_for_the_step_that_came_back_before_it() -> None:
         asked = GenerateRequest("x", "m", (7, 8), 200, prediction=tuple(100 + position for position in range(200)))
         events = [event async for event in generate(driver, NO_GRAMMARS, asked)]
     assert [event.token for event in events] == [100 + position for position in range(200)]
+    assert [event.accepted_prediction_tokens for event in events] == list(range(1, 201))
     assert driver.traffic().right_guesses > 150
     assert runner.most == 2, "one for each stage"

@@ -115,6 +115,6 @@ def test_evaluation(evaluation: Evaluation) -> None:
 
 @given(st.floats(-100, 0, width=32) | st.none(), st.none() | st.sampled_from(["stop", "length"]))
 def test_event(logprob: float | None, finish: str | None) -> None:
-    event = TokenEvent(3, 17, logprob, [(1, -0.5), (2, -1.5)], finish, 4)
+    event = TokenEvent(3, 17, logprob, [(1, -0.5), (2, -1.5)], finish, 4, 5)
     data = encode_event(event).SerializeToString()
     assert decode_event(serving_pb2.TokenEvent.FromString(data)) == event
