@@ -26,11 +26,10 @@ def start() -> None:
     _end_on_signals()
     if sys.argv[1:2] == ["--check"]:
         from node.check.command import main as check  # noqa: PLC0415
-        from node.core.usage import run as run_command  # noqa: PLC0415
 
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.exit(run_command(check, sys.argv[2:]))
+            sys.exit(check(sys.argv[2:]))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
     from node.start import main as run  # noqa: PLC0415

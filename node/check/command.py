@@ -4,7 +4,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +15,12 @@ from node import __version__
 from node.check import parts, sizes
 from node.check.processes import PartFailed, compute
 from node.check.report import Line, Report
-from node.core.usage import Command
+from node.core.usage import Command, run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check this machine and write the report. Returns the exit code: 1 if something is not as expected."""
+    return int(run(check, arguments))
 
 
 @click.command("node --check", cls=Command)
@@ -27,7 +32,7 @@ from node.core.usage import Command
     default=Path("pippin-check.txt"),
     help="file to write (default: pippin-check.txt)",
 )
-def main(quick: bool, out: Path) -> int:
+def check(quick: bool, out: Path) -> int:
     """Prove and measure what depends on this machine, in about a quarter of an hour: split models, speed and memory on its
     device, two nodes, its network. Writes a report to attach to an issue. On a Mac save your work before: its last part is a
     load under which some Macs have restarted.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from node.check.command import main as check
+from node.check.command import check
 from node.cli.commands import cluster
 from node.core.usage import Option
 from node.options import command as node
