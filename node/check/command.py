@@ -4,7 +4,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,8 +13,8 @@ import click
 
 from node import __version__
 from node.check import parts, sizes
-from node.check.processes import PartFailed, compute
-from node.check.report import Line, Report
+from node.check.processes import compute
+from node.check.report import Report
 from node.core.usage import Command, run
 
 
@@ -73,35 +73,23 @@ def _whole(report: Report, folder: Path, *, quick: bool) -> None:
 
 
 def _check(report: Report, folder: Path, *, quick: bool) -> None:
-    try:
+    with report.expecting("MLX", "it starts"):
         device: dict[str, Any] = compute("device")
-    except PartFailed as error:
-        report.add(Line("MLX", str(error), "it starts", good=False))
-        return
-    size = sizes.QUICK if quick else sizes.GPU if device["is gpu"] else sizes.CPU
-    parts.machine(report, device)
-    parts.links(report)
-    if not parts.bfloat16(report):
-        return
-    if not quick:
-        parts.suite(report)
-    if not _tried(report, "Models for the check", lambda: parts.write_models(folder, size)):
-        return
-    parts.split(report, folder, size)
-    parts.pool(report, folder, size)
-    parts.together(report, folder)
-    alone: list[str] = []
-    judge = bool(device["is gpu"]) and not quick
-    if _tried(report, "One node", lambda: alone.append(parts.speed(report, folder, size, judge=judge))):
-        host = "127.0.0.1" if quick else ""
-        _tried(report, "Two nodes", lambda: parts.two_nodes(report, folder, size, alone[0], host=host))
-        _tried(report, "Two streams at once", lambda: parts.turnover(report, folder, size))
-
-
-def _tried(report: Report, what: str, part: Callable[[], object]) -> bool:
-    try:
-        part()
-    except PartFailed as error:
-        report.add(Line(what, str(error), "they work", good=False))
-        return False
-    return True
+        size = sizes.QUICK if quick else sizes.GPU if device["is gpu"] else sizes.CPU
+        parts.machine(report, device)
+        parts.links(report)
+        if not parts.bfloat16(report):
+            return
+        if not quick:
+            parts.suite(report)
+        with report.expecting("Models for the check"):
+            parts.write_models(folder, size)
+            parts.split(report, folder, size)
+            parts.pool(report, folder, size)
+            parts.together(report, folder)
+            with report.expecting("One node"):
+                alone = parts.speed(report, folder, size, judge=bool(device["is gpu"]) and not quick)
+                with report.expecting("Two nodes"):
+                    parts.two_nodes(report, folder, size, alone, host="127.0.0.1" if quick else "")
+                with report.expecting("Two streams at once"):
+                    parts.turnover(report, folder, size)

@@ -158,45 +158,34 @@ def split(report: Report, folder: Path, size: Size) -> None:
     for name, config in _configs(size).items():
         layers = config["num_hidden_layers"]
         what, expected = f"{config['model_type']}, 4 bits, in 2 stages", "the same bits in all steps"
-        try:
+        with report.expecting(what, expected):
             found = compute("split", folder=str(folder / name), cuts=[0, layers // 2, layers])
-        except PartFailed as error:
-            report.add(Line(what, str(error), expected, good=False))
-            continue
-        steps, equal = found["steps"], found["equal"]
-        said = f"the same bits in {equal} of {steps} steps, the same token in {found['chosen']}"
-        if equal < steps:
-            said += f"; the farthest logit is off by {found['farthest']:.2g} of their spread"
-        report.add(Line(what, said, expected, good=equal == steps))
+            steps, equal = found["steps"], found["equal"]
+            said = f"the same bits in {equal} of {steps} steps, the same token in {found['chosen']}"
+            if equal < steps:
+                said += f"; the farthest logit is off by {found['farthest']:.2g} of their spread"
+            report.add(Line(what, said, expected, good=equal == steps))
 
 
 def pool(report: Report, folder: Path, size: Size) -> None:
     report.section("MLX's free buffers during a long answer")
     what, expected = f"after {size.pool_tokens} tokens", f"at most {format_bytes(MAX_POOL)}, as after half of them"
-    try:
+    with report.expecting(what, expected):
         found = compute("pool", folder=str(folder / DENSE), layers=size.layers, tokens=size.pool_tokens)
-    except PartFailed as error:
-        report.add(Line(what, str(error), expected, good=False))
-        return
-    said = (
-        f"{format_bytes(found['end'])}, after half of them {format_bytes(found['middle'])}, beside "
-        f"{format_bytes(found['active'])} in use"
-    )
-    report.add(Line(what, said, expected, good=found["end"] <= MAX_POOL))
+        end, middle, active = (format_bytes(found[each]) for each in ("end", "middle", "active"))
+        said = f"{end}, after half of them {middle}, beside {active} in use"
+        report.add(Line(what, said, expected, good=found["end"] <= MAX_POOL))
 
 
 def together(report: Report, folder: Path) -> None:
     """What it would cost one node to verify guesses in one step. It does not: see docs/adr/0023-guesses-in-flight.md."""
     report.section("Several tokens in one step, of one row")
-    try:
+    with report.expecting("Time of a step", "it is measured"):
         found = compute("together", folder=str(folder / DENSE), most=MOST_TOGETHER)
-    except PartFailed as error:
-        report.add(Line("Time of a step", str(error), "it is measured", good=False))
-        return
-    for count, each in enumerate(found[1:], start=2):
-        same = "the same bits as" if each["equal"] else "other bits than"
-        said = f"{each['seconds'] / found[0]['seconds']:.2f} times that of one token; {same} {count} steps"
-        report.add(Line(f"Time of a step of {count} tokens", said))
+        for count, each in enumerate(found[1:], start=2):
+            same = "the same bits as" if each["equal"] else "other bits than"
+            said = f"{each['seconds'] / found[0]['seconds']:.2f} times that of one token; {same} {count} steps"
+            report.add(Line(f"Time of a step of {count} tokens", said))
 
 
 def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
@@ -210,16 +199,16 @@ def speed(report: Report, folder: Path, size: Size, *, judge: bool) -> str:
     with nodes(folder / "nodes", [*options, "--max-sessions", "1"]) as (node,):
         _ready(node, 1)
         ours = [node.complete(DENSE, prompt, size.tokens) for prompt in prompts]
-    for name, at in ((f"a prompt of {SHORT} tokens", 1), (f"a prompt of {size.context} tokens", 3)):
-        steps = size.tokens - 1
-        own, stock = steps / max(ours[at]["rest"], 1e-9), steps / max(theirs[at]["rest"], 1e-9)
-        found = f"{own:.1f} of {stock:.1f} tokens/s: {own / stock:.2f}"
-        good = own / stock >= 0.9 if judge else None
-        report.add(Line(f"Answer after {name}", found, "at least 0.90 of mlx-lm's", good=good))
-    own, stock = size.context / ours[3]["first"], size.context / theirs[3]["first"]
-    found = f"{own:.0f} of {stock:.0f} tokens/s: {own / stock:.2f}"
-    good = own / stock >= 0.9 if judge else None
-    report.add(Line(f"Prompt of {size.context} tokens", found, "at least 0.90 of mlx-lm's", good=good))
+
+    def compare(what: str, own: float, stock: float, digits: int) -> None:
+        found = f"{own:.{digits}f} of {stock:.{digits}f} tokens/s: {own / stock:.2f}"
+        report.add(Line(what, found, "at least 0.90 of mlx-lm's", good=own / stock >= 0.9 if judge else None))
+
+    for length, at in ((SHORT, 1), (size.context, 3)):
+        own, stock = ((size.tokens - 1) / max(each[at]["rest"], 1e-9) for each in (ours, theirs))
+        compare(f"Answer after a prompt of {length} tokens", own, stock, 1)
+    own, stock = (size.context / each[3]["first"] for each in (ours, theirs))
+    compare(f"Prompt of {size.context} tokens", own, stock, 0)
     return str(ours[1]["text"])
 
 

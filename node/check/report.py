@@ -1,7 +1,10 @@
 """The report of a check: what was expected of each thing, and what was found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from node.check.processes import PartFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,14 @@ class Report:
         for line in lines:
             self.bad += line.good is False
             self.say(str(line))
+
+    @contextmanager
+    def expecting(self, what: str, expected: str = "they work") -> Iterator[None]:
+        """A part of the check. If a process of it ends without a result, how it ended is what was found."""
+        try:
+            yield
+        except PartFailed as error:
+            self.add(Line(what, str(error), expected, good=False))
 
     def section(self, title: str) -> None:
         self.say(f"\n{title}")
