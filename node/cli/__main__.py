@@ -11,9 +11,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from node.cli.client import NoNode, StatusFailed
+from node.cli.client import NoNode
 from node.cli.commands import EXIT_INTERRUPTED, cluster
 from node.cli.terminal import complain
+from node.core.errors import PippinError
 from node.core.usage import run
 
 EXIT_ERROR, EXIT_NO_NODE = 1, 3
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return int(run(cluster, argv) or 0)
-    except StatusFailed as error:
+    except PippinError as error:
         complain(str(error))
         return EXIT_NO_NODE if isinstance(error, NoNode) else EXIT_ERROR
     except KeyboardInterrupt:

@@ -8,10 +8,11 @@ import http.client
 import json
 import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from node.core.addresses import join_host_port
+from node.core.errors import PippinError
 from node.host.local_network import local_network_hint
 
 DEFAULT_API = "http://127.0.0.1:52415"
@@ -31,8 +32,10 @@ _PATHS = re.compile(r"/(?:v1|cluster/status)/?$")
 Json = dict[str, Any]
 
 
-class StatusFailed(Exception):
+class StatusFailed(PippinError):
     """The answer was not what was asked for."""
+
+    code = "status_failed"
 
 
 class Refused(StatusFailed):
@@ -60,16 +63,10 @@ class Api(NamedTuple):
         return f"{self.scheme}://{join_host_port(self.host, self.port)}"
 
     def status(self, timeout: float = TIMEOUT_S) -> Json:
-        """The cluster's status. Raises NoNode, KeyRefused or StatusFailed."""
-        code, body = self._ask("GET", "/cluster/status", timeout)
-        if code == http.HTTPStatus.UNAUTHORIZED:
-            raise self._wrong_key()
-        try:
-            status = json.loads(body) if code == http.HTTPStatus.OK else None
-        except ValueError:
-            status = None
-        if not isinstance(status, dict) or "schema" not in status:
-            raise StatusFailed(f"{self} is no Pippin node: it answered {code} and no status. Name one with --api URL.")
+        """The cluster's status. Raises NoNode, StatusFailed, KeyRefused, Refused."""
+        status = self.ask("GET", "/cluster/status", timeout=timeout)
+        if "schema" not in status:
+            raise StatusFailed(f"{self} is no Pippin node: it answered with no status. Name one with --api URL.")
         if status["schema"] != SCHEMA:
             raise StatusFailed(
                 f"{self} answers with schema {status['schema']}; this `cluster` knows {SCHEMA}. "
@@ -79,14 +76,12 @@ class Api(NamedTuple):
 
     def ask(self, method: str, path: str, body: Json | None = None, timeout: float = DECIDE_TIMEOUT_S) -> Json:
         """The object that a node answers with. Raises NoNode, StatusFailed, Refused."""
-        code, answer = self._ask(method, path, timeout, body)
-        try:
-            found = json.loads(answer) if code == http.HTTPStatus.OK else None
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise self._refusal(code, answer)
-        return found
+        with self._answer(method, path, timeout, body) as answer:
+            text = answer.read()
+        with suppress(ValueError):
+            if isinstance(found := json.loads(text), dict):
+                return found
+        raise self._refusal(http.HTTPStatus.OK, text)
 
     def events(self, path: str, body: Json) -> Generator[Json | str, None, None]:
         """Events of a stream as they arrive; a comment as its text. Raises NoNode, StatusFailed, Refused.
@@ -94,8 +89,6 @@ class Api(NamedTuple):
         Closing it ends the connection, and with it the request.
         """
         with self._answer("POST", path, QUIET_S, body) as answer:
-            if answer.status != http.HTTPStatus.OK:
-                raise self._refusal(answer.status, answer.read())
             while line := answer.readline():
                 kind, _, data = line.decode("utf-8", "replace").strip().partition(": ")
                 if data == "[DONE]":
@@ -109,19 +102,13 @@ class Api(NamedTuple):
     def lines(self, path: str) -> Generator[str, None, None]:
         """Lines of a text as they arrive; empty ones are left out. Raises NoNode, StatusFailed, Refused."""
         with self._answer("GET", path, QUIET_S, None) as answer:
-            if answer.status != http.HTTPStatus.OK:
-                raise self._refusal(answer.status, answer.read())
             while line := answer.readline():
                 if text := line.decode("utf-8", "replace").rstrip():
                     yield text
 
-    def _ask(self, method: str, path: str, timeout: float, body: Json | None = None) -> tuple[int, bytes]:
-        with self._answer(method, path, timeout, body) as answer:
-            return answer.status, answer.read()
-
     @contextmanager
     def _answer(self, method: str, path: str, timeout: float, body: Json | None) -> Iterator[http.client.HTTPResponse]:
-        """The beginning of an answer; errors while it is read are raised as StatusFailed, too."""
+        """The beginning of what was asked for, and not of a refusal; errors while it is read are raised, too."""
         kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=timeout)
         try:
@@ -140,7 +127,10 @@ class Api(NamedTuple):
             if body is not None:
                 headers["Content-Type"] = "application/json"
             connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
-            yield connection.getresponse()
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise self._refusal(answer.status, answer.read())
+            yield answer
         except TimeoutError as error:
             raise StatusFailed(f"{self} took the connection but did not answer within {timeout:g} s.") from error
         except (OSError, http.client.HTTPException) as error:

@@ -16,7 +16,7 @@ from node.core.errors import PippinError
 from node.host.mac_program import full_disk_access_hint
 from node.host.service import LAUNCHD, NAME, STOP_S, SYSTEMD, Command, Manager, Service
 
-EXIT_DONE, EXIT_ERROR, EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 0, 1, 3, 4
+EXIT_DONE, EXIT_NOT_INSTALLED, EXIT_NOT_RUNNING = 0, 3, 4
 CHECK_S = 30.0
 NEEDED_FILES = ("data-dir", "secret-file", "api-key-file")
 """Options of paths without which a node does not start."""
@@ -28,24 +28,16 @@ class ServiceFailed(PippinError):
     code = "service_failed"
 
 
-def act(action: str, **options: Any) -> int:
-    """Do what a command of `cluster service` says. Returns the exit code."""
-    try:
-        return _act(_manager(), action, **options)
-    except PippinError as error:
-        print(f"cluster: {error}", file=sys.stderr)
-        return EXIT_ERROR
-
-
-def _act(
-    manager: Manager,
-    action: str,
-    *,
-    user: str | None = None,
-    config: str | None = None,
-    prints: bool = False,
-    follow: bool = False,
+def act(
+    action: str, *, user: str | None = None, config: str | None = None, prints: bool = False, follow: bool = False
 ) -> int:
+    """Do what a command of `cluster service` says. Returns the exit code. Raises ServiceFailed."""
+    manager = LAUNCHD if platform.system() == "Darwin" else SYSTEMD
+    if shutil.which(manager.status[0]) is None:
+        raise ServiceFailed(
+            f"This system has no {manager.status[0]}, so Pippin can't install a service here.",
+            hint=f"Have its own manager of services start {_program('node')}.",
+        )
     if action == "install":
         if not prints:
             _require_root("install")
@@ -113,16 +105,6 @@ def uninstall(manager: Manager) -> None:
     manager.file.unlink(missing_ok=True)
     for command in manager.after_removal:
         _succeed(command)
-
-
-def _manager() -> Manager:
-    manager = LAUNCHD if platform.system() == "Darwin" else SYSTEMD
-    if shutil.which(manager.status[0]) is None:
-        raise ServiceFailed(
-            f"This system has no {manager.status[0]}, so Pippin can't install a service here.",
-            hint=f"Have its own manager of services start {_program('node')}.",
-        )
-    return manager
 
 
 def _require_root(command: str) -> None:

@@ -65,6 +65,7 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
     """Lines of the node table. A refused node has no values for the columns; its row says why it has not joined."""
     name_models = len(status["models"]) > 1
     refused = [node for node in status["nodes"] if node["state"] == "refused"]
+    here = [node for node in status["nodes"] if node not in refused]
     rows = [
         (
             names[node["id"]] + (" *" if node["id"] == status["head"] else ""),
@@ -72,22 +73,17 @@ def _table(status: Json, names: dict[str, str]) -> list[str]:
             shown(partial(_layers, name_models=name_models), node),
             shown(_memory, node),
             shown(partial(_link, names=names), node),
-            shown(_round_trip, node),
+            shown(lambda each: f"{each['link']['rtt_ms']:.1f} ms" if each["link"] else "", node),
             shown(_bandwidth, node),
             shown(_progress, node),
         )
-        for node in status["nodes"]
-        if node not in refused
+        for node in here
     ]
-    strays = [names[node["id"]] for node in refused]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
-    widths[0] = max(widths[0], *map(len, strays), 0)
-    version = next((node.get("version", "") for node in status["nodes"] if node["state"] != "refused"), "")
-    lines = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (_HEADINGS, *rows)
-    ]
-    return lines + [f"{names[node['id']]:{widths[0]}}  {_refusal(node, version)}" for node in refused]
+    strays = [(names[node["id"]], *[""] * (len(_HEADINGS) - 1)) for node in refused]
+    lines = aligned([_HEADINGS, *rows, *strays])
+    column = lines[0].index(_HEADINGS[1])
+    version = here[0].get("version", "") if here else ""
+    return lines[: len(here) + 1] + [f"{names[node['id']]:{column}}{_refusal(node, version)}" for node in refused]
 
 
 def _refusal(node: Json, version: str) -> str:
@@ -141,10 +137,6 @@ def _memory(node: Json) -> str:
 def _link(node: Json, names: dict[str, str]) -> str:
     link = node["link"]
     return " ".join(filter(None, (names.get(link["to"], link["to"]), link["kind"], link["interface"]))) if link else "-"
-
-
-def _round_trip(node: Json) -> str:
-    return f"{node['link']['rtt_ms']:.1f} ms" if node["link"] else ""
 
 
 def _bandwidth(node: Json) -> str:
