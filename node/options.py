@@ -43,29 +43,27 @@ OF_NODEJS = {"--icu-data-dir", "--interactive", "--log-all", "--logfile", "--no-
 
 
 def _option(
-    section: str,
-    form: str,
-    parse: Callable[[str], Any] | tuple[Any, ...] | None,
-    about: str,
-    default: Any = None,
-    *,
-    secret: bool = False,
+    section: str, form: str, parse: Callable[[str], Any] | tuple[Any, ...] | None, about: str, default: Any = None
 ) -> Any:
     """A field of `Options`, and how it is given. `form`: the option, and what --help calls its value. `parse`: of a text; or
-    the choices; or None for a switch. `{}` in `about` is the default. With the default () an option is repeatable.
+    the choices; or None for a switch. `about`: its help, in which `{}` is the default; it is repeatable if that says so.
     """
     flag, _, metavar = form.partition(" ")
-    kind = (
-        values.Switch(on=not default) if parse is None else Choice(parse) if isinstance(parse, tuple) else Parsed(parse)
-    )
-    how = {
-        "type": kind,
+    how: dict[str, Any] = {
+        "section": section,
         "metavar": metavar or None,
-        "is_flag": parse is None or None,
-        "multiple": default == () and not secret,
+        "help": about.format(default),
+        "envvar": variable(flag),
     }
-    how |= {"section": section, "help": about.format(default), "envvar": variable(flag)}
-    return field(default=default, repr=not secret, metadata={"flag": flag, "how": how})
+    if parse is None:
+        default = flag.startswith("--no-")
+        how |= {"type": values.Switch(on=not default), "is_flag": True}
+    elif isinstance(parse, tuple):
+        how |= {"type": Choice(parse)}
+    else:
+        how |= {"type": Parsed(parse), "multiple": "repeatable" in about}
+        default = () if how["multiple"] else default
+    return field(default=default, repr=parse is not values.keys, metadata={"flag": flag, "how": how})
 
 
 _models, _network, _api = partial(_option, "models"), partial(_option, "network"), partial(_option, "api")
@@ -76,16 +74,15 @@ _failure, _process = partial(_option, "failure"), partial(_option, "process")
 class Options:
     """A value of None, 0 or an empty one is what the help of its option calls the default."""
 
-    models: tuple[str, ...] = _models("--model ID", values.model, "load this model; repeatable", ())
+    models: tuple[str, ...] = _models("--model ID", values.model, "load this model; repeatable")
     """In this order."""
     allow_models: tuple[str, ...] = _models(
         "--allow-model PATTERN",
         values.name,
         "requests may load only models like 'mlx-community/*'; repeatable (default: any model)",
-        (),
     )
     """Models that are loaded already are always allowed."""
-    models_dirs: tuple[Path, ...] = _models("--models-dir DIR", values.directory, "folder of models; repeatable", ())
+    models_dirs: tuple[Path, ...] = _models("--models-dir DIR", values.directory, "folder of models; repeatable")
     """Searched before the hub; each exists."""
     memory: int | None = _models(
         "--memory BYTES", values.size, "memory for models, like 12GB (default: what the machine can give)"
@@ -106,21 +103,18 @@ class Options:
         "--draft [MODEL=]ID",
         values.draft,
         "small model that guesses tokens of MODEL, or of each --model, where it is spread over nodes; repeatable",
-        (),
     )
     """Models, and the draft model of each."""
     aliases: tuple[tuple[str, str], ...] = _models(
         "--alias NAME=MODEL",
         values.alias,
         "let requests name MODEL by NAME, too, at every node, like gpt-4o=qwen3-32b; repeatable",
-        (),
     )
     presets: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = _models(
         "--sampling MODEL=NAME=VALUE,...",
         values.preset,
         "sample MODEL so where requests do not say it, at every node, like qwen3-8b=temperature=0.6,top_p=0.95; "
         "repeatable",
-        (),
     )
     max_sessions: int | None = _models(
         "--max-sessions N", values.count(1), "sequences to reserve memory for (default: what fits, up to 8)"
@@ -134,9 +128,7 @@ class Options:
     )
     """Seconds."""
     max_batch: int = _models("--max-batch N", values.count(1), "maximum sequences computed together (default: {})", 64)
-    guesses: bool = _models(
-        "--no-guesses", None, "do not compute guessed tokens on stages that would be idle", default=True
-    )
+    guesses: bool = _models("--no-guesses", None, "do not compute guessed tokens on stages that would be idle")
     max_queue: int = _models(
         "--max-queue N", values.count(1), "maximum requests in the queue of a ring (default: {})", 256
     )
@@ -153,11 +145,9 @@ class Options:
     name: str = _network("--name NAME", values.node_name, "name shown to users (default: this machine's name)", "")
     """Nodes identify each other by id."""
     peers: tuple[tuple[str, int], ...] = _network(
-        "--peer HOST:PORT", values.peer, "address of another node's gRPC port; repeatable", ()
+        "--peer HOST:PORT", values.peer, "address of another node's gRPC port; repeatable"
     )
-    mdns: bool = _network(
-        "--no-mdns", None, "neither advertise this node nor search for others; use --peer", default=True
-    )
+    mdns: bool = _network("--no-mdns", None, "neither advertise this node nor search for others; use --peer")
     api_port: int = _network(
         "--api-port PORT", values.count(0, 65535), "port of the HTTP API; 0: any free port (default: {})", 52415
     )
@@ -172,20 +162,17 @@ class Options:
         values.keys,
         "file of accepted API keys, one per line (default: requests need no key)",
         (),
-        secret=True,
     )
     cors_origins: tuple[str, ...] = _api(
         "--cors-origin URL",
         values.origin,
         "web pages of this origin may use the API, too, or of any origin with '*'; repeatable (default: pages of private "
         "networks, programs and extensions)",
-        (),
     )
     allow_hosts: tuple[str, ...] = _api(
         "--allow-host NAME",
         values.host_name,
         "further host name by which requests may address this node; repeatable (default: addresses and local names)",
-        (),
     )
     """In lower case."""
     ollama_port: int | None = _api(
@@ -194,7 +181,7 @@ class Options:
         "serve the API on this port, too, such as 11434, where Ollama's clients look for it; 0: any free port (default: "
         "none)",
     )
-    open_api: bool = _api("--open-api", None, "without keys, accept requests from public addresses, too", default=False)
+    open_api: bool = _api("--open-api", None, "without keys, accept requests from public addresses, too")
     max_body: int = _api("--max-body BYTES", values.size, "maximum size of a request (default: 8MB)", MAX_BODY)
     grammar_timeout: float = _api(
         "--grammar-timeout S",
@@ -216,11 +203,9 @@ class Options:
     data_dir: Path | None = _process(
         "--data-dir DIR", values.path, "folder of this node's identity (default: ~/.pippin, or the next free one)"
     )
-    allow_sleep: bool = _process(
-        "--allow-sleep", None, "let an idle Mac go to sleep while the node runs", default=False
-    )
+    allow_sleep: bool = _process("--allow-sleep", None, "let an idle Mac go to sleep while the node runs")
     wire: bool = _process(
-        "--wire", None, "keep weights in wired memory, at the risk that macOS restarts: see docs/mac.md", default=False
+        "--wire", None, "keep weights in wired memory, at the risk that macOS restarts: see docs/mac.md"
     )
     device: str = _process("--device", ("cpu", "gpu"), "what MLX computes on (default: a GPU if there is one)", "")
     log_level: str = _process("--log-level LEVEL", LOG_LEVELS, ", ".join(LOG_LEVELS), "info")

@@ -22,7 +22,12 @@ def render(status: Json) -> str:
 
 
 def findings(warnings: list[Json]) -> str:
-    return "\n".join(printable(_warning(warning)) for warning in warnings)
+    """A line for each; what is only information has another mark."""
+    lines = []
+    for each in warnings:
+        mark = "-" if each["severity"] == "info" else "!"
+        lines.append(printable(f"{mark} {each['code']}  {each['text']} {each.get('hint', '')}".rstrip()))
+    return "\n".join(lines)
 
 
 def _summary(status: Json, names: dict[str, str]) -> str:
@@ -92,11 +97,6 @@ def _refusal(node: Json, version: str) -> str:
     if node.get("version", version) == version:
         return "not joined"  # the warnings have the reason
     return f"not joined: runs {node['version']}, cluster runs {version}"
-
-
-def _warning(warning: Json) -> str:
-    mark = "-" if warning["severity"] == "info" else "!"
-    return f"{mark} {warning['code']}  {warning['text']} {warning.get('hint', '')}".rstrip()
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
