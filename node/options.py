@@ -75,7 +75,7 @@ class Options:
     """A value of None, 0 or an empty one is what the help of its option calls the default."""
 
     models: tuple[str, ...] = _models("--model ID", values.model, "load this model; repeatable")
-    """In this order."""
+    """They are loaded in this order."""
     allow_models: tuple[str, ...] = _models(
         "--allow-model PATTERN",
         values.name,
@@ -83,7 +83,7 @@ class Options:
     )
     """Models that are loaded already are always allowed."""
     models_dirs: tuple[Path, ...] = _models("--models-dir DIR", values.directory, "folder of models; repeatable")
-    """Searched before the hub; each exists."""
+    """Each exists. They are searched before the hub."""
     memory: int | None = _models(
         "--memory BYTES", values.size, "memory for models, like 12GB (default: what the machine can give)"
     )
@@ -126,7 +126,7 @@ class Options:
         "unload models after so long without a request, like 30m, if nobody names them (default: when memory is needed)",
         0.0,
     )
-    """Seconds."""
+    """In seconds; 0: models are unloaded when memory is needed."""
     max_batch: int = _models("--max-batch N", values.count(1), "maximum sequences computed together (default: {})", 64)
     guesses: bool = _models("--no-guesses", None, "do not compute guessed tokens on stages that would be idle")
     max_queue: int = _models(
@@ -174,7 +174,7 @@ class Options:
         values.host_name,
         "further host name by which requests may address this node; repeatable (default: addresses and local names)",
     )
-    """In lower case."""
+    """The names are in lower case."""
     ollama_port: int | None = _api(
         "--ollama-port PORT",
         values.count(0, 65535),

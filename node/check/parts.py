@@ -26,7 +26,7 @@ from node.host.interfaces import hardware_kinds, local_interfaces
 
 ROOT = Path(__file__).parents[2]
 SHORT = 24
-"""Tokens of a short prompt."""
+"""How many tokens a short prompt has."""
 MOST_TOGETHER = 4
 MEET_S = 20.0
 MAX_POOL = 2 * 2**30
@@ -178,7 +178,7 @@ def pool(report: Report, folder: Path, size: Size) -> None:
 
 
 def together(report: Report, folder: Path) -> None:
-    """What it would cost one node to verify guesses in one step. It does not: see docs/adr/0023-guesses-in-flight.md."""
+    """What it would cost one node to verify guesses in one step. It does not, as docs/adr/0023-guesses-in-flight.md says."""
     report.section("Several tokens in one step, of one row")
     with report.expecting("Time of a step", "it is measured"):
         found = compute("together", folder=str(folder / DENSE), most=MOST_TOGETHER)

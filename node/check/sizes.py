@@ -17,11 +17,11 @@ class Size:
     heads: int
     inner: int
     context: int
-    """Tokens of the long prompt."""
+    """How many tokens the long prompt has."""
     tokens: int
-    """Of an answer that is measured."""
+    """How many tokens an answer has that is measured."""
     pool_tokens: int
-    """After which MLX's free buffers are measured."""
+    """How many tokens an answer has before MLX's free buffers are measured."""
     busy_s: float
     """Seconds of two streams at once."""
 

@@ -141,18 +141,15 @@ class Api(NamedTuple):
     def _refusal(self, code: int, body: bytes) -> StatusFailed:
         """The error that an answer tells of."""
         if code == http.HTTPStatus.UNAUTHORIZED:
-            return self._wrong_key()
+            return KeyRefused(
+                f"{self} does not know the API key that was sent. Set PIPPIN_API_KEY to one of its keys."
+                if self.key
+                else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
+            )
         try:
             return Refused(json.loads(body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
             return StatusFailed(f"{self} is no Pippin node: it answered {code}. Name one with --api URL.")
-
-    def _wrong_key(self) -> KeyRefused:
-        return KeyRefused(
-            f"{self} does not know the API key that was sent. Set PIPPIN_API_KEY to one of its keys."
-            if self.key
-            else f"{self} asks for an API key. Set PIPPIN_API_KEY to one of its keys, or name their --api-key-file."
-        )
 
 
 def _event(data: str) -> Json:

@@ -15,7 +15,9 @@ _FRESH_S = 3.0
 
 def render(status: Json) -> str:
     names = node_names(status["nodes"])
-    lines = [_summary(status, names), *(_model(model) for model in status["models"]), ""]
+    head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
+    summary = _spaced(f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
+    lines = [summary, *(_model(model) for model in status["models"]), ""]
     lines += _table(status, names)
     text = "\n".join(map(printable, lines))
     return f"{text}\n\n{findings(status['warnings'])}" if status["warnings"] else text
@@ -28,11 +30,6 @@ def findings(warnings: list[Json]) -> str:
         mark = "-" if each["severity"] == "info" else "!"
         lines.append(printable(f"{mark} {each['code']}  {each['text']} {each.get('hint', '')}".rstrip()))
     return "\n".join(lines)
-
-
-def _summary(status: Json, names: dict[str, str]) -> str:
-    head = f"head {names.get(status['head'], status['head'])} (term {status['term']})" if status["head"] else "no head"
-    return _spaced(f"cluster {status['cluster']}", status["state"].upper(), head, status["api"])
 
 
 def _model(model: Json) -> str:
@@ -145,7 +142,7 @@ def _bandwidth(node: Json) -> str:
 
 
 def _progress(node: Json) -> str:
-    """Of the load that takes longest; without one, when the node was seen."""
+    """How far the load has come that takes longest; without one, when the node was seen."""
     loads: list[Json] = node.get("loads", [])
     if not loads:
         return _ago(node["last_seen_s"])
