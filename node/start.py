@@ -59,7 +59,8 @@ def _run(options: Options, recent: RecentLines) -> int:
     remove_stale()
     sandboxes = SandboxServer()  # before threads and gRPC start; it imports in parallel to this process
     with fixed_limit():
-        from node.daemon import Daemon, HostFacts  # noqa: PLC0415
+        from node.daemon.daemon import Daemon  # noqa: PLC0415
+        from node.daemon.facts import HostFacts  # noqa: PLC0415
     raise_limit()
 
     async def run() -> int:

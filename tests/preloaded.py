@@ -146,7 +146,7 @@ if __name__ == "__main__":
     from node.host.descriptors import fixed_limit
 
     with fixed_limit():
-        import node.daemon
+        import node.daemon.daemon
         import node.start  # noqa: F401
     for module in sandbox_server.IMPORTED:
         importlib.import_module(module)

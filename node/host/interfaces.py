@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from node.core.addresses import is_link_local_ipv6
+from node.core.addresses import is_link_local_ipv6, people_first, without_zone
 
 _LAN_FIRST = ("ethernet", "wi-fi", "thunderbolt", "", "loopback")
 """What people see is the first address. Peers measure all of them."""
@@ -104,6 +104,17 @@ def with_zone_name(address: str) -> str:
 
 def interface_names() -> tuple[str, ...]:
     return tuple(sorted(psutil.net_if_addrs()))
+
+
+def addresses(interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    """This node's addresses, as it tells them to others: those that people can use first."""
+    found = [without_zone(address) for interface in interfaces for address in interface.addresses]
+    return people_first(dict.fromkeys(found))
+
+
+def multicast_addresses(interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    """Addresses of the interfaces that mDNS uses: it uses IPv4 only."""
+    return tuple(address for address in addresses(interfaces) if ":" not in address)
 
 
 def _all_interfaces(kinds: Mapping[str, str]) -> list[Interface]:

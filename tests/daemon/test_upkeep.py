@@ -8,7 +8,7 @@ import pytest
 from node.core.health import disk_low, open_api
 from node.core.pool import Pool
 from node.core.reports import Issue
-from node.upkeep import Upkeep
+from node.daemon.upkeep import Upkeep
 
 
 class Agent:
@@ -22,7 +22,7 @@ async def test_issues_are_logged_and_told_when_they_come_and_go(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Numbers that change are no news."""
-    monkeypatch.setattr("node.upkeep.in_step", lambda _: 0.0)
+    monkeypatch.setattr("node.daemon.upkeep.in_step", lambda _: 0.0)
     full = disk_low("mini", "/models", 2**30)
     looks: list[tuple[Issue, ...]] = [(), (full,), (replace(full, text="mini has 0.9 GB left"),), (open_api("mini"),)]
     told: list[int] = []

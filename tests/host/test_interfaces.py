@@ -6,13 +6,13 @@ import pytest
 from node.host import interfaces
 from node.host.interfaces import (
     Interface,
+    addresses,
     can_bind,
     interface_towards,
     local_interfaces,
     parse_hardware_ports,
     with_zone_name,
 )
-from node.upkeep import addresses
 
 
 class Entry(NamedTuple):

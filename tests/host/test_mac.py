@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from api.http.server import ApiServer
-from node import daemon
 from node.core.errors import PeerUnavailable, PortTaken
+from node.daemon import facts
 from node.host import local_network, ports, sleep
 from node.options import Options
 from node.rpc.boundary import to_error
@@ -71,8 +71,8 @@ def test_other_systems_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_subprocesses_end_before_metal_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     began = []
     for name in ("chip_name", "hardware_kinds", "blocked_program", "choose_device", "device_memory"):
-        monkeypatch.setattr(daemon, name, lambda *_, name=name: began.append(name))
-    daemon.HostFacts.read(Options(name="mini-1"))
+        monkeypatch.setattr(facts, name, lambda *_, name=name: began.append(name))
+    facts.HostFacts.read(Options(name="mini-1"))
     assert began[-2:] == ["choose_device", "device_memory"]
     assert len(began) == 5
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from node.host.chip import chip_name
-from node.host.interfaces import hardware_kinds, local_interfaces
+from node.host.interfaces import addresses, hardware_kinds, local_interfaces
 from node.host.machine_name import machine_name
-from node.upkeep import addresses
 
 MACS = Path(__file__).parents[1] / "data" / "macs"
 NETWORKSETUP = ["/usr/sbin/networksetup", "-listallhardwareports"]

@@ -12,7 +12,7 @@ from node.core import errors
 from node.core.health import Code
 from node.core.units import format_bytes
 from node.core.usage import EXIT_USAGE
-from node.daemon import EXIT_LOST
+from node.daemon.daemon import EXIT_LOST
 from node.host.nodejs import EXIT_CANNOT_RUN, EXIT_NO_NODEJS
 
 ROOT = Path(__file__).parents[2]

@@ -165,7 +165,7 @@ class FakeCatalogue:
 
 
 class Process:
-    """One run of a node's process, composed as node.daemon.Daemon does it."""
+    """One run of a node's process, composed as node.daemon does it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.world, self.name = machine, machine.world, machine.name

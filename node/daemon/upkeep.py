@@ -6,13 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from node.cluster.agent import Agent
-from node.core.addresses import people_first, without_zone
 from node.core.clock import in_step
 from node.core.pool import Pool
 from node.core.reports import Issue, Severity
 from node.core.retried import Retried
 from node.host import memory
-from node.host.interfaces import Interface
+from node.host.interfaces import Interface, addresses, multicast_addresses
 from node.members.discovery import Discovery
 from node.model.catalogue import Catalogue
 
@@ -105,14 +104,3 @@ def _log_changes(former: tuple[Issue, ...], present: tuple[Issue, ...]) -> bool:
     for code in was - now:
         log.info("%s: no longer so", code)
     return was != now
-
-
-def addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
-    """This node's addresses, as it tells them to others: those that people can use first."""
-    found = [without_zone(address) for interface in interfaces for address in interface.addresses]
-    return people_first(dict.fromkeys(found))
-
-
-def multicast_addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
-    """Addresses of the interfaces that mDNS uses: it uses IPv4 only."""
-    return tuple(address for address in addresses(interfaces) if ":" not in address)

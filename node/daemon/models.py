@@ -1,0 +1,88 @@
+"""The parts that have to do with models as files: on disk, on their way, as text and as grammars; and those that the user names."""
+
+import logging
+from pathlib import Path
+
+from node.cluster.model_specs import ModelSpecs
+from node.core.errors import PippinError
+from node.core.models import DraftChoice
+from node.core.pool import Pools
+from node.daemon.network import Network
+from node.engine.compute import Compute
+from node.model.catalogue import Catalogue, lm_studio
+from node.model.files import Files
+from node.model.hub import Hub
+from node.model.json_parser import JsonParser
+from node.model.layouts import Layouts
+from node.model.stage_fetch import Others
+from node.options import Options
+from node.text.grammars import Grammars
+from node.text.sandbox import SandboxServer
+from node.text.sandboxed_parser import SandboxedParser
+
+log = logging.getLogger(__name__)
+
+BUILTIN = Path(__file__).parent.parent / "builtin"
+
+
+class Models:
+    def __init__(
+        self,
+        options: Options,
+        directory: Path,
+        network: Network,
+        compute: Compute,
+        pools: Pools,
+        sandboxes: SandboxServer,
+    ) -> None:
+        """`directory`: the node's data directory."""
+        self._options = options
+        self._pools = pools
+        agent, client = network.agent, network.client
+        self._parser = SandboxedParser(sandboxes)
+        layouts = Layouts(JsonParser(self._parser))
+        hub = Hub(layouts=layouts)
+        folders = (*options.models_dirs, *lm_studio(Path.home()))
+        self.catalogue = Catalogue(BUILTIN, folders, directory, layouts=layouts)
+        others = Others(agent.info.id, client, agent.others, agent.holders)
+        self.files = Files(self.catalogue, hub, others, pools)
+        self.specs = ModelSpecs(
+            self.catalogue,
+            hub,
+            compute,
+            client,
+            agent.holders,
+            pools,
+            options.kv_bits,
+            self.files.of_tokenizer,
+            sandboxes,
+        )
+        self.grammars = Grammars(sandboxes, options.grammar_timeout)
+        self.preload: tuple[str, ...] = ()
+        """Models of --model that the user still wants, and in `drafts` the pairs of --draft."""
+        self.drafts: tuple[DraftChoice, ...] = ()
+
+    async def start(self) -> None:
+        await self.grammars.start()
+        self.preload, self.drafts = await self._pools.files.run(self._named)
+
+    async def end(self) -> None:
+        await self.grammars.end()
+        await self._parser.end()
+
+    def forget(self, model: str) -> None:
+        """Until its next start, the node does not name this model."""
+        self.preload = tuple(named for named in self.preload if named != model)
+
+    def _named(self) -> tuple[tuple[str, ...], tuple[DraftChoice, ...]]:
+        """The models of --model and --draft. May search the disk."""
+        drafts = tuple(DraftChoice(*map(self._full_id, names)) for names in self._options.drafts)
+        return tuple(map(self._full_id, self._options.models)), drafts
+
+    def _full_id(self, model: str) -> str:
+        """Id of a model named by --model; the name as it is if no such model is found."""
+        try:
+            return self.catalogue.find(model)
+        except (PippinError, OSError) as error:
+            log.error("--model %s: %s", model, error)
+            return model

@@ -1,0 +1,82 @@
+"""The parts by which a node and the others reach each other: servers, client, discovery, and what it knows of the cluster."""
+
+import socket
+import time
+from collections.abc import Callable
+
+from api.http.server import ApiServer
+from node import PROTOCOL, __version__
+from node.cluster.agent import Agent
+from node.cluster.heartbeats import Heartbeats
+from node.cluster.unreached import Unreached
+from node.core.addresses import join_host_port
+from node.core.nodes import NodeInfo
+from node.core.reports import NodeReport
+from node.core.views import PeerView
+from node.daemon.facts import HostFacts
+from node.host.identity import DataDirectory
+from node.host.interfaces import Interface, addresses, local_interfaces, multicast_addresses
+from node.host.secret import read_secret
+from node.members.address_book import AddressBook
+from node.members.discovery import Discovery
+from node.options import Options
+from node.rpc.client import RpcClient
+from node.rpc.security import secure
+from node.rpc.server import RpcServer
+
+
+class Network:
+    def __init__(
+        self, options: Options, data: DataDirectory, facts: HostFacts, local_report: Callable[[], NodeReport]
+    ) -> None:
+        """Binds the ports. `local_report`: as `Agent` takes it. Raises PortTaken, SecretUnusable."""
+        self._options = options
+        self._facts = facts
+        secret = read_secret(options.secret_file)
+        security = secure(secret, options.cluster, data.key) if secret else None
+        self.has_secret = security is not None
+        every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        hosts = (options.host or every,)
+        self.api = ApiServer(hosts, options.api_port, ollama_port=options.ollama_port)
+        self.rpc = RpcServer(hosts, options.grpc_port, security)
+        self.client = RpcClient(security)
+        interfaces = self.interfaces()
+        info = NodeInfo(
+            id=data.identity.id,
+            incarnation=data.identity.incarnation,
+            name=options.name,
+            cluster=options.cluster,
+            version=__version__,
+            protocol=PROTOCOL,
+            addresses=addresses(interfaces),
+            grpc_port=self.rpc.port,
+            api_port=self.api.port,
+            chip=facts.chip,
+            started_at=time.time_ns() // 1_000_000,
+        )
+        self.book = AddressBook(info.id, self.client, interfaces, anywhere=self.has_secret)
+        self.agent = Agent(
+            info, data.identity.term, self.book, local_report, data.save_term, fail_after_s=options.fail_after
+        )
+        self.heartbeats = Heartbeats(self.agent, self.book, self.client)
+        self.discovery = Discovery(
+            info,
+            multicast_addresses(interfaces),
+            self.book.add_advert,
+            fingerprint=security.fingerprint if security else "",
+        )
+        self.unreached = Unreached(self.agent, self.book, lambda: self.discovery.adverts)
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """This machine's, as they are now."""
+        return local_interfaces(self._options.host, self._options.interface, self._facts.kinds)
+
+    def other_secret(self) -> tuple[PeerView, ...]:
+        """Nodes with another secret: those that advertise themselves, and of --peer those that do not."""
+        heard = self.discovery.refused
+        places = {
+            join_host_port(address, peer.report.info.grpc_port)
+            for peer in heard
+            for address in peer.report.info.addresses
+        }
+        return (*heard, *(peer for peer in self.heartbeats.refused if peer.report.info.name not in places))
