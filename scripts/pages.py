@@ -10,9 +10,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "pages"))
 
 import claims
+import reference
+import troubles
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = {"performance.md": claims.page}
+PAGES = {"performance.md": claims.page, "reference.md": reference.page, "troubleshooting.md": troubles.page}
 """By the name of a page, a function that returns its text; it is given the text that the page has."""
 
 

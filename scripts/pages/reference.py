@@ -1,5 +1,9 @@
-"""docs/reference.md: the options of `node` and the commands of `cluster`, drawn from the programs themselves."""
+"""docs/reference.md: the options of `node` and the commands of `cluster`, drawn from the programs themselves.
 
+advice.toml has what their help does not say.
+"""
+
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +15,11 @@ from node.core.usage import Option
 from node.options import command as node
 from node.settings import settings_of
 
-FILE = Path(__file__).parents[2] / "docs" / "reference.md"
+ADVICE = tomllib.loads((Path(__file__).parent / "advice.toml").read_text())
 HEAD = """# Reference
 
 The options of [`node`](#node) and of [`node --check`](#node---check), and the commands of [`cluster`](#cluster), as the programs know
-them: `scripts/pages/reference.py` writes this page. [operations.md](operations.md) says what to use them for.
+them: `scripts/pages.py` writes this page. [operations.md](operations.md) says what to use them for.
 
 ## node
 
@@ -25,9 +29,20 @@ OF_CLUSTER = """## cluster
 Commands with *asks a node* also take"""
 
 
-def page(_: str = "") -> str:
-    """The whole page."""
-    return "\n".join([HEAD, *_options_of_node(), *_check(), *_commands()]) + "\n"
+def page(_: str) -> str:
+    """Return the whole page."""
+    unused = set(ADVICE["options"]) - set(settings_of(node)) - {param.name for param in node.params}
+    if unused:
+        raise SystemExit(f"scripts/pages/advice.toml has options that node lacks: {', '.join(sorted(unused))}")
+    lines = [
+        HEAD,
+        *_options_of_node(),
+        ADVICE["reference"]["node"],
+        *_check(),
+        *_commands(),
+        ADVICE["reference"]["cluster"],
+    ]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _options_of_node() -> Iterator[str]:
@@ -43,7 +58,9 @@ def _options_of_node() -> Iterator[str]:
         for option in options:
             name = f"`{names[option.name]}`" if option.name in names else ""
             variable = f"`{option.envvar}`" if option.envvar else ""
-            yield _row(f"`{option.get_help_spec(context)}`", variable, name, option.help or "")
+            more = ADVICE["options"].get(option.opts[-1].removeprefix("--"), "")
+            about = f"{option.help}{'. ' if more else ''}{more[:1].upper()}{more[1:]}"
+            yield _row(f"`{option.get_help_spec(context)}`", variable, name, about)
 
 
 def _check() -> Iterator[str]:
@@ -89,7 +106,3 @@ def _row(*cells: str) -> str:
 
 def _plain(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-if __name__ == "__main__":
-    FILE.write_text(page())

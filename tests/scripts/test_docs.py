@@ -77,27 +77,30 @@ def test_every_decision_is_in_the_index() -> None:
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_warning_is_explained() -> None:
-    assert set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning|info)", text("operations.md"), re.MULTILINE)) == set(
-        Code
-    )
+def sections(title: str) -> set[str]:
+    page = text("troubleshooting.md").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^### (\S+)$", page, re.MULTILINE))
+
+
+def test_every_warning_has_a_section() -> None:
+    assert sections("Warnings") == set(Code)
 
 
 def test_every_exit_code_of_a_node_is_explained() -> None:
-    told = re.search(r"^Exit codes: (.+?)\n\n", text("operations.md"), re.MULTILINE | re.DOTALL)
+    told = re.search(r"^### exit codes of node\n\n(.+?)\n\n", text("reference.md"), re.MULTILINE | re.DOTALL)
     assert told
     usual = {0, 1, EXIT_USAGE}
     own = {EXIT_LOST, EXIT_NO_NODEJS, EXIT_CANNOT_RUN, EXIT_INTERRUPTED}
     assert set(map(int, re.findall(r"\b\d+\b", told[1]))) == usual | own
 
 
-def test_every_error_has_its_status() -> None:
-    page = text("api.md")
-    for error in vars(errors).values():
-        if not isinstance(error, type) or not issubclass(error, errors.PippinError):
-            continue
-        row = rf"^\|[^|\n]*`{error.code}`[^|\n]*\| {error.status} \||`{error.code}` \({error.status}\)"
-        assert re.search(row, page, re.MULTILINE), f"{error.code} {error.status}"
+def test_every_error_has_a_section_with_its_status() -> None:
+    page = text("troubleshooting.md")
+    own = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.PippinError)]
+    assert {each.code for each in own} <= sections("Errors")
+    for error in own:
+        again = ", with `Retry-After`" if error.retry_after else ""
+        assert f"\n### {error.code}\n\n{error.status}{again}. " in page
 
 
 def cells(section: str, page: str) -> set[str]:
@@ -136,7 +139,7 @@ def test_every_endpoint_is_in_its_table() -> None:
 
 
 def test_every_field_of_the_status_is_explained() -> None:
-    page = text("operations.md").partition("## The status as JSON")[2].partition("\n## ")[0]
+    page = text("status.md").partition("## The status as JSON")[2].partition("\n## ")[0]
     named = {part for name in re.findall(r"`([^`]+)`", page) for part in re.split(r"\[\]\.|\.", name)}
 
     def fields(value: object) -> Iterator[str]:
@@ -151,7 +154,7 @@ def test_every_field_of_the_status_is_explained() -> None:
 def test_the_architectures_are_those_that_run() -> None:
     from node.engine.architectures import REFUSED, SUPPORTED, UNPROVEN_ON_METAL  # here: MLX takes a while to import
 
-    page = text("operations.md").partition("### Architectures")[2].partition("\n## ")[0]
+    page = text("models.md").partition("## Architectures")[2].partition("\n## ")[0]
     (supported,) = BLOCK.findall(page)
     assert sorted(supported.split()) == sorted(SUPPORTED)
     assert dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", page, re.MULTILINE)) == REFUSED
@@ -162,7 +165,7 @@ def test_the_architectures_are_those_that_run() -> None:
 
 def test_a_gigabyte_is_what_the_pages_say() -> None:
     assert format_bytes(2**30) == "1.0 GB"
-    assert "1 GB is 2³⁰ bytes" in text("operations.md")
+    assert "1 GB is 2³⁰ bytes" in text("models.md")
 
 
 def test_sudo_finds_the_program_of_each_way_to_install() -> None:

@@ -22,6 +22,8 @@ def test_a_table_that_differs_from_its_runs_is_found_and_drawn_anew(tmp_path: Pa
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "scripts" / "pages", tmp_path / "scripts" / "pages")
     shutil.copy(ROOT / "scripts" / "pages.py", tmp_path / "scripts")
+    for package in ("node", "api"):
+        (tmp_path / package).symlink_to(ROOT / package)
     page, run = tmp_path / "docs" / "performance.md", tmp_path / "docs" / "bench" / "control.json"
     measured = json.loads(run.read_text())
     for row in measured["rows"]:
