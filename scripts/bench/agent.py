@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import figures
 import messages_wire
 import prompts
 import ring_nodes
@@ -54,7 +55,7 @@ NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", default="tiny-qwen3", help="of scripts/make_model.py (default: %(default)s)")
-    add("--stages", type=_numbers, default=[1, 2], metavar="N,N", help="nodes of each ring (default: 1,2)")
+    add("--stages", type=figures.numbers, default=[1, 2], metavar="N,N", help="nodes of each ring (default: 1,2)")
     add("--prompt-tokens", type=int, default=30_000, metavar="N", help="of the first turn (default: %(default)s)")
     add("--answer-tokens", type=int, default=32, metavar="N", help="of each answer (default: %(default)s)")
     add("--agents", type=int, default=8, metavar="N", help="with one system prompt, 0: none (default: %(default)s)")
@@ -63,10 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=40_960, metavar="N", help="of the nodes (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for the nodes (LD_PRELOAD, one thread)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def run(options: argparse.Namespace) -> list[Row]:

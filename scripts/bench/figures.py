@@ -16,6 +16,11 @@ Row = dict[str, Any]
 """One line of a table: the same keys in each row; values are str, int, float or None."""
 
 
+def numbers(text: str) -> list[int]:
+    """Read the value of an option like `--streams 64,256`; empty: none."""
+    return [int(part) for part in text.split(",") if part]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed; NaN without values."""
     if not values:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import figures
 import processes
 import prompts
 import ring_nodes
@@ -52,17 +53,13 @@ NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", default="tiny", help="of scripts/make_model.py (default: %(default)s)")
-    add("--streams", type=_numbers, default=[64, 256], metavar="N,N", help="default: 64,256")
+    add("--streams", type=figures.numbers, default=[64, 256], metavar="N,N", help="default: 64,256")
     add("--answer-tokens", type=int, default=100, metavar="N", help="mean of an answer (default: %(default)s)")
     add("--system-tokens", type=int, default=2000, metavar="N", help="of all clients (default: %(default)s)")
     add("--alike", type=int, default=64, metavar="N", help="clients with one system prompt, 0: none (default: 64)")
     add("--context", type=int, default=4096, metavar="N", help="of the nodes (default: %(default)s)")
     add("--rounds", type=int, default=1, metavar="N", help="runs of each side; the median counts (default: 1)")
     add("--models-dir", type=Path, default=MODELS, metavar="DIR", help="of generated models (default: %(default)s)")
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
 
 
 def run(options: argparse.Namespace) -> list[Row]:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import figures
 import processes
 import ring_nodes
 from figures import Row, at_least, report
@@ -38,8 +39,10 @@ NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--presets", type=_names, default=["tiny", "25m", "110m"], metavar="P,P", help="default: tiny,25m,110m")
-    add("--bits", type=_numbers, default=[0, 4], metavar="N,N", help="of the weights; 0: float32 (default: 0,4)")
-    add("--contexts", type=_numbers, default=[16, 4000], metavar="N,N", help="prompts' tokens (default: 16,4000)")
+    add("--bits", type=figures.numbers, default=[0, 4], metavar="N,N", help="of the weights; 0: float32 (default: 0,4)")
+    add(
+        "--contexts", type=figures.numbers, default=[16, 4000], metavar="N,N", help="prompts' tokens (default: 16,4000)"
+    )
     add("--pairs", type=int, default=7, metavar="N", help="counted pairs of runs (default: %(default)s)")
     add("--tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
     add("--preload", type=Path, metavar="LIB", help="a tuned BLAS for both sides (LD_PRELOAD, one thread)")
@@ -50,10 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _names(text: str) -> list[str]:
     return text.split(",")
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def run(options: argparse.Namespace) -> list[Row]:

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import figures
 import processes
 import ring_nodes
 import ring_parts
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokens", type=int, default=128, metavar="N", help="part a, of each answer (default: %(default)s)")
     add("--prompt-tokens", type=int, default=16, metavar="N", help="part a (default: %(default)s)")
-    add("--sessions", type=_numbers, default=[8, 16, 32], metavar="N,N", help="part b (default: 8,16,32)")
+    add("--sessions", type=figures.numbers, default=[8, 16, 32], metavar="N,N", help="part b (default: 8,16,32)")
     add("--batch-tokens", type=int, default=48, metavar="N", help="part b, of each answer (default: %(default)s)")
     add("--prefill-tokens", type=int, default=2048, metavar="N", help="part c, 4000 at most (default: %(default)s)")
     add("--model", type=Path, metavar="DIR", help="part f, a model whose text the draft model can guess")
@@ -63,10 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of generated models (default: %(default)s)",
     )
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def run(options: argparse.Namespace) -> list[Row]:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
+import figures
 import prompts
 import sse
 from figures import Row, median, percentile, report
@@ -27,16 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--base-url", required=True, metavar="URL", help="such as http://localhost:52415/v1")
     add("--model", metavar="ID", help="default: the first that the server lists")
     add(
-        "--streams", type=numbers, default=[1, 4, 16, 64], metavar="N,N", help="requests at a time (default: 1,4,16,64)"
+        "--streams",
+        type=figures.numbers,
+        default=[1, 4, 16, 64],
+        metavar="N,N",
+        help="requests at a time (default: 1,4,16,64)",
     )
     add("--prompt-tokens", type=int, default=64, metavar="N", help="approximate length (default: %(default)s)")
     add("--max-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
     add("--requests", type=int, metavar="N", help="for each number of streams (default: as many, but 4 at least)")
     add("--long-prompt", type=int, metavar="N", help="send a prompt of N tokens while the streams run: the stall")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def run(options: argparse.Namespace) -> list[Row]:
