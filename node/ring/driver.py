@@ -106,12 +106,12 @@ class Driver:
         rate = len(self._sampled_at) / RATE_S
         return RingTraffic(
             self.ring.id,
-            scheduler.running,
-            scheduler.queued,
+            scheduler.admission.running,
+            scheduler.admission.queued,
             rate,
             scheduler.guessed,
             scheduler.guessed_right,
-            scheduler.recomputed,
+            scheduler.admission.recomputed,
             self._requests,
         )
 
@@ -123,10 +123,10 @@ class Driver:
         """End all requests with `reason`, also later ones, and the links."""
         if not self._ended:
             self._ended = reason
-            self._leftover = {**self._leftover, **self._scheduler.sequences()}
+            self._leftover = {**self._leftover, **self._scheduler.admission.sequences()}
             self._pipeline.close()
-            for session in self._scheduler.sessions():
-                self._scheduler.fail(session, reason)
+            for session in self._scheduler.admission.sessions():
+                self._scheduler.admission.fail(session, reason)
             self._wake.set()
 
     async def close(self, reason: PippinError, *, keep: bool) -> Mapping[int, tuple[int, ...]]:
@@ -144,14 +144,16 @@ class Driver:
         if self._ended:
             raise self._ended
         self._requests += 1
-        if replaced := self._scheduler.submit(session):
+        if replaced := self._scheduler.admission.submit(session):
             full = "The queue is full, and this client has the most requests in it."
-            self._scheduler.fail(replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once."))
+            self._scheduler.admission.fail(
+                replaced, Overloaded(full, hint="Try again in a moment, with fewer requests at once.")
+            )
         self._wake.set()
 
     def finish(self, session: Session, *, keep: bool) -> None:
         """Free the session's slot, and its KV unless `keep` and there is room."""
-        self._scheduler.finish(session, keep=keep)
+        self._scheduler.admission.finish(session, keep=keep)
         self._wake.set()
 
     # --- steps out --------------------------------------------------------------------------------------------------
@@ -180,12 +182,12 @@ class Driver:
         """Send steps as long as there are any and the ring has room for them."""
         pipeline, scheduler = self._pipeline, self._scheduler
         while not (self._ended or pipeline.asking or scheduler.flight.is_full):
-            if self._held and scheduler.queued:
+            if self._held and scheduler.admission.queued:
                 pipeline.open()
                 await pipeline.send(pipeline.frame(held=self._held))
             elif step := scheduler.next():
                 await self._send(step)
-            elif ops := scheduler.take_ops():
+            elif ops := scheduler.admission.take_ops():
                 await self._compute.run(self.runner.apply, ops)
                 await pipeline.send(pipeline.frame(ops))
             elif not self._compute.waiting and (guess := scheduler.guess()):
@@ -338,7 +340,7 @@ class Driver:
         is_needed = step and self._scheduler.flight.is_certain(step) and not isinstance(error, DeviceFailed)
         for slot in step.rows if step and is_needed else ():
             if not slot.gone:
-                self._scheduler.fail(slot.session, error)
+                self._scheduler.admission.fail(slot.session, error)
         self.end(error)
 
     # --- KV of earlier rings, and the end ---------------------------------------------------------------------------
@@ -355,7 +357,7 @@ class Driver:
         if held:
             tokens = sum(each.tokens for each in held)
             log.info("ring %s begins with the KV of %d tokens, of %d sequences", self.ring.id, tokens, len(held))
-        self._scheduler.inherit(self._leftover, held)
+        self._scheduler.admission.inherit(self._leftover, held)
         self._leftover, self._held = {}, ()
         self._wake.set()
 
@@ -365,7 +367,7 @@ class Driver:
         """
         if not self._ended:
             log.warning("ring %s ended: %s", self.ring.id, reason)
-            chunk = self._scheduler.prompt_chunk
+            chunk = self._scheduler.admission.prompt_chunk
             self.give_up(RingLost(f"The ring ended: {reason.message}"))
             self._on_ended(reason, chunk)
 

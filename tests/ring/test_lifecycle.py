@@ -260,7 +260,7 @@ async def begin_prompt(world: World, *names: str) -> list[asyncio.Future[Any]]:
     """Have rings begin to compute a prompt; it comes to no end."""
     streams = [anext(world.rings.generate(name, GenerateRequest("x", "m", (1,) * 300, 1))) for name in names]
     asked = [asyncio.ensure_future(stream) for stream in streams]
-    while not all(world.rings._parts[name]._scheduler.prompt_chunk for name in names):  # noqa: ASYNC110
+    while not all(world.rings._parts[name]._scheduler.admission.prompt_chunk for name in names):  # noqa: ASYNC110
         await asyncio.sleep(0)
     return asked
 
@@ -283,7 +283,7 @@ async def test_each_time_out_of_the_device_halves_the_chunks_of_the_prompts_that
     for number in range(6):
         world.place(ring(f"r{number}"))
         await world.ready(f"r{number}")
-        chunks.append(world.rings._parts[f"r{number}"]._scheduler._limits.chunk)
+        chunks.append(world.rings._parts[f"r{number}"]._scheduler.admission.limits.chunk)
         asked = await begin_prompt(world, f"r{number}")
         time_out(world)
         await world.until(StageState.ENDED)

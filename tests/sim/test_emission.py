@@ -25,7 +25,7 @@ def drawn(world: World, ask: Ask) -> dict[str, int]:
         for process in world.processes()
         for part in process.rings._parts.values()
         if isinstance(part, Driver)
-        for session in part._scheduler.sessions()
+        for session in part._scheduler.admission.sessions()
         if session.request.id == ask.request.id
     }
 

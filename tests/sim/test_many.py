@@ -36,7 +36,7 @@ def turn(scheduler: Scheduler) -> None:
     assert step
     for slot in step.rows if step.samples else ():
         if not slot.gone and slot.session.accept(1).finish:
-            scheduler.finish(slot.session, keep=False)
+            scheduler.admission.finish(slot.session, keep=False)
     scheduler.landed(step, Verdict(), 0.01)
 
 
@@ -46,12 +46,12 @@ def test_tokens_of_a_session_that_made_room_are_counted_when_they_are_computed_a
     short = [request(20, 500, first=30 * n, stop=1) for n in range(20)]
     long = [request(200, 700, first=1000 * n) for n in (1, 2)]
     for session in (*short, *long):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     held = 0
     while not all(session.finished for session in long):
         turn(scheduler)
         held = max(held, long[1].lost)
-    assert scheduler.recomputed == held > 200
+    assert scheduler.admission.recomputed == held > 200
 
 
 @dataclass
@@ -75,7 +75,7 @@ def serve(seed: int, lengths: Callable[[random.Random], float], *, streams: int,
         prompt = min(context // 2, int(dice.lognormvariate(4.0, 1.0)) + 1)
         session = request(prompt, context - prompt, first=dice.randrange(5000))
         ends[session] = max(1, int(lengths(dice)))
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
 
     for _ in range(streams):
         ask()
@@ -88,13 +88,13 @@ def serve(seed: int, lengths: Callable[[random.Random], float], *, streams: int,
             session = slot.session
             assert not session.finished
             if session.accept(1).finish or session.generated >= ends[session]:
-                scheduler.finish(session, keep=False)
+                scheduler.admission.finish(session, keep=False)
                 if len(ends) < 3 * streams:
                     ask()
         scheduler.landed(step, Verdict(), 0.01)
-    assert not scheduler.running
-    assert not scheduler.queued
-    return Outcome([*ends], computed, scheduler.recomputed, sum(rows) / len(rows))
+    assert not scheduler.admission.running
+    assert not scheduler.admission.queued
+    return Outcome([*ends], computed, scheduler.admission.recomputed, sum(rows) / len(rows))
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -147,7 +147,7 @@ def run_step(scheduler: Scheduler, fake: FakeStages) -> Step:
         if step.samples and not slot.gone:
             assert token == next_token(slot.session.tokens)
             if slot.session.accept(token).finish:
-                scheduler.finish(slot.session, keep=True)
+                scheduler.admission.finish(slot.session, keep=True)
     scheduler.landed(step, Verdict(), 0.01)
     return step
 
@@ -162,7 +162,7 @@ def test_a_system_prompt_of_many_clients_is_computed_once(*, together: bool) -> 
     while left or not all(session.generated for session in sessions):
         for _ in range(len(left) if together else 1):
             if left:
-                scheduler.submit(left.popleft())
+                scheduler.admission.submit(left.popleft())
         computed += prompt_tokens(run_step(scheduler, fake))
     own = sum(1 + n % 20 for n in range(64))
     assert computed == len(SYSTEM) + own
@@ -173,10 +173,10 @@ def test_another_computes_the_beginning_if_the_first_hangs_up() -> None:
     scheduler, fake = roomy()
     first, *others = [asking(5, first=3000 + 10 * n) for n in range(4)]
     for session in (first, *others):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     run_step(scheduler, fake)
-    assert scheduler.queued == 3
-    scheduler.finish(first, keep=False)
+    assert scheduler.admission.queued == 3
+    scheduler.admission.finish(first, keep=False)
     computed = 0
     while not all(session.generated for session in others):
         computed += prompt_tokens(run_step(scheduler, fake))
@@ -188,9 +188,9 @@ def test_what_the_first_has_computed_is_not_lost_when_it_hangs_up() -> None:
     scheduler, fake = roomy()
     first, second = asking(5), asking(5, first=3010)
     for session in (first, second):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     computed = prompt_tokens(run_step(scheduler, fake))
-    scheduler.finish(first, keep=True)
+    scheduler.admission.finish(first, keep=True)
     while not second.generated:
         computed += prompt_tokens(run_step(scheduler, fake))
     assert computed == len(SYSTEM) + 5
@@ -199,26 +199,26 @@ def test_what_the_first_has_computed_is_not_lost_when_it_hangs_up() -> None:
 def test_others_do_not_wait_for_a_beginning_that_they_do_not_share() -> None:
     scheduler, fake = roomy()
     for session in (asking(5), asking(5, first=3010), short := request(30, 50, first=4000)):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     for _ in range(2):
         run_step(scheduler, fake)
     assert short.generated, "it overtakes the second, which waits"
-    assert scheduler.queued == 1
+    assert scheduler.admission.queued == 1
 
 
 def test_nobody_waits_for_a_short_beginning() -> None:
     scheduler, _ = roomy()
     system = range(WORTH_SHARING - 1)
     for n in range(3):
-        scheduler.submit(asking(5, first=3000 + 10 * n, system=system))
+        scheduler.admission.submit(asking(5, first=3000 + 10 * n, system=system))
     scheduler.next()
-    assert scheduler.running == 3
+    assert scheduler.admission.running == 3
 
 
 def test_a_question_asked_twice_is_computed_once() -> None:
     scheduler, fake = roomy()
     for session in (one := asking(5), other := asking(5)):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     computed = 0
     while not (one.generated and other.generated):
         computed += prompt_tokens(run_step(scheduler, fake))
@@ -229,6 +229,6 @@ def test_caches_that_cannot_go_back_share_only_what_is_kept() -> None:
     scheduler, _ = roomy(trimmable=False)
     sessions = [asking(5, first=3000 + 10 * n) for n in range(3)]
     for session in sessions:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     scheduler.next()
-    assert scheduler.running == 3
+    assert scheduler.admission.running == 3

@@ -19,12 +19,13 @@ from node.core.generation import GenerateRequest, Sampling
 from node.core.rings import Fence
 from node.engine.runner import Verdict
 from node.engine.sampling import Sampled
+from node.ring.admission import LONG_PROMPTS
 from node.ring.flight import Step
 from node.ring.limits import RingLimits
 from node.ring.numbers import FIRST_NUMBER
 from node.ring.prefill import MIN_CHUNK, STALL_S
 from node.ring.prefixes import MAX_PREFIXES, MIN_TOKENS
-from node.ring.scheduler import LONG_PROMPTS, MAX_STEPS, Scheduler
+from node.ring.scheduler import MAX_STEPS, Scheduler
 from node.ring.session import Session
 
 Row = tuple[int, ...]
@@ -210,14 +211,14 @@ class World:
         if self.random.random() < 0.2:
             session = Session.of_evaluation(EvaluateRequest("x", "m", prompt, top=0, client=client))
         try:
-            replaced = self.scheduler.submit(session)
+            replaced = self.scheduler.admission.submit(session)
         except Overloaded:
             self.refused += 1
             return
         self.sessions.append(session)
         if replaced:
             assert not replaced.generated
-            self.scheduler.finish(replaced, keep=False)
+            self.scheduler.admission.finish(replaced, keep=False)
             self.sessions.remove(replaced)
             self.replaced += 1
 
@@ -226,7 +227,7 @@ class World:
             return False
         step = self.scheduler.next()
         if step is None:
-            for op in self.scheduler.take_ops():
+            for op in self.scheduler.admission.take_ops():
                 self.fake.apply(op)
             self.scheduler.flight.wire_is_slow = self.of_clients.random() < 0.3
             step = self.scheduler.guess()
@@ -304,13 +305,13 @@ class World:
         if running:
             session = self.random.choice(running)
             self.cancelled.add(session)
-            self.scheduler.finish(session, keep=self.random.random() < 0.5)
+            self.scheduler.admission.finish(session, keep=self.random.random() < 0.5)
 
     def lose_ring(self) -> None:
         """Replace the ring. The requests that it served are sent again with the tokens that they have received."""
         self.in_flight.clear()
         self.count_guesses()
-        left, asking = self.scheduler.sequences(), self.scheduler.sessions()
+        left, asking = self.scheduler.admission.sequences(), self.scheduler.admission.sessions()
         self.scheduler = self.new_scheduler()
         held = self.fake.inherit(left, lambda: self.random.choice([0, 0, 1, 1, 7, 10_000]))
         assert all(self.fake.prefixes[each.number][: each.tokens] for each in held)
@@ -318,12 +319,12 @@ class World:
         self.kept += sum(
             each.tokens for each in held if any(one[: each.tokens] == left[each.number][: each.tokens] for one in own)
         )
-        self.scheduler.inherit(left, held)
+        self.scheduler.admission.inherit(left, held)
         for session in asking:
             session.slot = None
             session.request = replace(session.request, resume=tuple(session.tokens[len(session.request.prompt) :]))
             with suppress(Overloaded):
-                self.scheduler.submit(session)
+                self.scheduler.admission.submit(session)
                 continue
             self.cancelled.add(session)
             session.finished = True
@@ -334,10 +335,10 @@ class World:
 
     def check_memory(self) -> None:
         budget = self.limits.context * self.limits.max_sessions
-        assert self.scheduler.tokens_held <= budget
+        assert self.scheduler.admission.tokens_held <= budget
         # Stages free a session together with its lane's next step.
         assert self.fake.tokens <= budget + self.limits.context
-        if not self.in_flight and self.scheduler.running == 0:
+        if not self.in_flight and self.scheduler.admission.running == 0:
             assert not self.fake.lanes
 
     def run_to_end(self) -> None:
@@ -346,13 +347,13 @@ class World:
                 pass
             if self.in_flight:
                 self.land()
-            elif not self.scheduler.queued and not self.scheduler.running:
+            elif not self.scheduler.admission.queued and not self.scheduler.admission.running:
                 return
         raise AssertionError("a request never ended")
 
 
 def run(seed: int) -> World:
-    long_prefix = mock.patch("node.ring.scheduler.LONG_PREFIX", 20 if seed % 2 else 200)
+    long_prefix = mock.patch("node.ring.admission.LONG_PREFIX", 20 if seed % 2 else 200)
     with long_prefix, mock.patch("node.ring.sharing.WORTH_SHARING", MIN_TOKENS if seed % 2 else 30):
         return live(World(seed))
 
@@ -376,7 +377,7 @@ def live(world: World) -> World:
     world.run_to_end()
     world.check_memory()
     world.count_guesses()
-    assert world.fake.prefixes.keys() == world.scheduler._prefixes.all().keys()
+    assert world.fake.prefixes.keys() == world.scheduler.admission.prefixes.all().keys()
     for session in world.sessions:
         events = [session.events.get_nowait() for _ in range(session.events.qsize())]
         if session.evaluate_request:
@@ -437,7 +438,7 @@ def turn(scheduler: Scheduler) -> Step:
     assert step
     for slot in step.rows if step.samples else ():
         if slot.session.accept(1).finish:
-            scheduler.finish(slot.session, keep=False)
+            scheduler.admission.finish(slot.session, keep=False)
     scheduler.landed(step, Verdict(), 0.01)
     return step
 
@@ -445,9 +446,9 @@ def turn(scheduler: Scheduler) -> Step:
 def test_a_long_prompt_delays_running_sessions_by_one_chunk() -> None:
     scheduler = scheduler_of(limits(), stages=1)
     running = request(5, 500)
-    scheduler.submit(running)
+    scheduler.admission.submit(running)
     turn(scheduler)
-    scheduler.submit(request(300, 5, first=1000))
+    scheduler.admission.submit(request(300, 5, first=1000))
     steps = [turn(scheduler) for _ in range(60)]
     chunks = [len(step.tokens[0]) > 1 for step in steps]
     assert sum(chunks) == 30
@@ -462,9 +463,9 @@ def with_steps_ahead() -> Scheduler:
 def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> None:
     """Nothing of it is lost: the prompt's session joins after a step with which no other was begun."""
     scheduler = with_steps_ahead()
-    scheduler.submit(request(5, 500))
+    scheduler.admission.submit(request(5, 500))
     assert [bool(turn(scheduler).ahead) for _ in range(4)] == [False, True, True, True]
-    scheduler.submit(request(15, 7, first=1000))
+    scheduler.admission.submit(request(15, 7, first=1000))
     steps = [turn(scheduler) for _ in range(12)]
     assert [bool(step.ahead) for step in steps] == [False] * 4 + [True] * 5 + [False] + [True] * 2
     assert [len(step.tokens[0]) for step in steps[:5]] == [1, 10, 1, 5, 1]
@@ -483,21 +484,21 @@ def test_a_step_begun_ahead_comes_before_the_prompt_that_arrived_meanwhile() -> 
 )
 def test_a_step_is_begun_ahead_where_it_needs_no_tokens_in_between(session: Session, ahead: list[int]) -> None:
     scheduler = with_steps_ahead()
-    scheduler.submit(session)
+    scheduler.admission.submit(session)
     assert [turn(scheduler).ahead for _ in range(3)] == ahead
 
 
 def test_while_others_wait_each_step_is_a_job() -> None:
     scheduler = scheduler_of(limits(max_rows=1), stages=1, ahead=True)
-    scheduler.submit(request(5, 500))
+    scheduler.admission.submit(request(5, 500))
     assert [turn(scheduler).ahead for _ in range(2)] == [0, MAX_STEPS]
-    scheduler.submit(request(5, 500))
+    scheduler.admission.submit(request(5, 500))
     assert turn(scheduler).ahead == 1
 
 
 def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
     scheduler = scheduler_of(limits(), stages=2)
-    scheduler.submit(request(5, 4))
+    scheduler.admission.submit(request(5, 4))
     turn(scheduler)
     chained = []
     for _ in range(3):
@@ -514,14 +515,14 @@ def test_a_ring_begins_no_step_after_a_sessions_last_token() -> None:
 def test_a_large_request_is_served_under_a_stream_of_small_ones() -> None:
     scheduler = scheduler_of(limits(max_sessions=1), stages=1)
     for number in range(20):
-        scheduler.submit(request(10, 200, first=number))
+        scheduler.admission.submit(request(10, 200, first=number))
     large = request(900, 50, first=3000)
-    scheduler.submit(large)
+    scheduler.admission.submit(large)
     for turns in range(20_000):
         if large.finished:
             break
         if turns % 3 == 0:
-            scheduler.submit(request(10, 20, first=turns))
+            scheduler.admission.submit(request(10, 20, first=turns))
         turn(scheduler)
     assert large.finished
 
@@ -531,29 +532,29 @@ def test_a_client_with_many_requests_delays_no_other_client() -> None:
     scheduler = scheduler_of(limits(max_rows=16), stages=1)
     greedy = [request(prompt=20, max_tokens=200, first=100 + n, client="a") for n in range(200)]
     for session in greedy:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     for _ in range(100):
         turn(scheduler)
-    places = scheduler.running
+    places = scheduler.admission.running
     others = [request(prompt=20, max_tokens=5, first=1000 * n, client=f"b{n}") for n in range(3)]
     for session in others:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     for _ in range(30):
         turn(scheduler)
     assert all(session.finished for session in others)
-    assert scheduler.running == places, "the greedy client has them all again"
-    assert scheduler.queued == 200 - places
+    assert scheduler.admission.running == places, "the greedy client has them all again"
+    assert scheduler.admission.queued == 200 - places
     assert not any(session.finished for session in greedy)
 
 
 def test_each_client_gets_a_slot_before_any_gets_a_second_one() -> None:
     scheduler = scheduler_of(limits(max_rows=4), stages=1)
     for client in "aaaaaaaabbbbcde":
-        scheduler.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
+        scheduler.admission.submit(request(prompt=5, max_tokens=500, first=ord(client) * 40, client=client))
     for _ in range(50):
         turn(scheduler)
-    running = {session.request.client for session in scheduler.sessions() if session.slot}
-    assert len(running) == scheduler.running == 4, "with as many clients as slots no client has two"
+    running = {session.request.client for session in scheduler.admission.sessions() if session.slot}
+    assert len(running) == scheduler.admission.running == 4, "with as many clients as slots no client has two"
 
 
 def test_a_preempted_session_keeps_its_kv() -> None:
@@ -561,12 +562,12 @@ def test_a_preempted_session_keeps_its_kv() -> None:
     scheduler = scheduler_of(limits(max_rows=2), stages=1)
     greedy = [request(prompt=100, max_tokens=200, first=100 * n, client="a") for n in range(2)]
     for session in greedy:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     for _ in range(60):
         turn(scheduler)
-    scheduler.submit(request(prompt=5, max_tokens=2, first=4000, client="b"))
+    scheduler.admission.submit(request(prompt=5, max_tokens=2, first=4000, client="b"))
     steps = [turn(scheduler) for _ in range(20)]
-    assert scheduler.running == 2
+    assert scheduler.admission.running == 2
     replayed = [sum(map(len, step.tokens)) for step in steps if step.lane >= FIRST_NUMBER]
     assert sum(replayed) <= 5 + 2
 
@@ -574,24 +575,24 @@ def test_a_preempted_session_keeps_its_kv() -> None:
 def test_a_full_queue_is_shared() -> None:
     scheduler = scheduler_of(limits(max_rows=1, max_queue=8), stages=1)
     for n in range(9):
-        assert scheduler.submit(request(prompt=5, max_tokens=50, first=n, client="a")) is None
+        assert scheduler.admission.submit(request(prompt=5, max_tokens=50, first=n, client="a")) is None
         if n == 0:
             turn(scheduler)
     with pytest.raises(Overloaded):
-        scheduler.submit(request(prompt=5, max_tokens=50, client="a"))
+        scheduler.admission.submit(request(prompt=5, max_tokens=50, client="a"))
     for client in "bcdbcd":
-        replaced = scheduler.submit(request(prompt=5, max_tokens=50, client=client))
+        replaced = scheduler.admission.submit(request(prompt=5, max_tokens=50, client=client))
         assert replaced
         assert replaced.request.client == "a"
-        scheduler.finish(replaced, keep=False)
-    assert scheduler.queued == 8
+        scheduler.admission.finish(replaced, keep=False)
+    assert scheduler.admission.queued == 8
     with pytest.raises(Overloaded):
-        scheduler.submit(request(prompt=5, max_tokens=50, client="b"))
+        scheduler.admission.submit(request(prompt=5, max_tokens=50, client="b"))
 
 
 def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:
     scheduler = scheduler_of(limits(), stages=3)
-    scheduler.submit(request(100, 5))
+    scheduler.admission.submit(request(100, 5))
     steps = [scheduler.next() for _ in range(3)]
     assert [step.tokens[0] for step in steps if step] == [tuple(range(10)), tuple(range(10, 20)), tuple(range(20, 30))]
 
@@ -599,7 +600,7 @@ def test_chunks_of_one_prompt_follow_each_other_without_waiting() -> None:
 def test_as_many_lanes_decode_as_there_are_stages() -> None:
     scheduler = scheduler_of(limits(), stages=2)
     for number in range(6):
-        scheduler.submit(request(5, 100, first=number * 10))
+        scheduler.admission.submit(request(5, 100, first=number * 10))
     for _ in range(20):
         turn(scheduler)
     steps = [scheduler.next(), scheduler.next()]
@@ -610,16 +611,16 @@ def test_as_many_lanes_decode_as_there_are_stages() -> None:
 def test_a_turn_of_a_chat_reuses_the_turns_before() -> None:
     scheduler = scheduler_of(limits(), stages=1)
     first = request(50, 10)
-    scheduler.submit(first)
+    scheduler.admission.submit(first)
     while not first.finished:
         step = scheduler.next()
         assert step
         for slot in step.rows if step.samples else ():
             if slot.session.accept(1).finish:
-                scheduler.finish(slot.session, keep=True)
+                scheduler.admission.finish(slot.session, keep=True)
         scheduler.landed(step, Verdict(), 0.01)
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
-    scheduler.submit(second)
+    scheduler.admission.submit(second)
     step = scheduler.next()
     assert step
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
@@ -631,13 +632,13 @@ def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
     scheduler = scheduler_of(limits(), stages=2)
     first, again = request(40, 20), request(40, 20)
     for session in (first, again):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
         while not session.finished:
             step = scheduler.next()
             assert step
             event = session.accept(500 + session.generated) if step.samples else None
             if event and event.finish:
-                scheduler.finish(session, keep=True)
+                scheduler.admission.finish(session, keep=True)
             scheduler.landed(step, Verdict(), 0.01)
     assert first.earlier is None
     assert again.cached_tokens == 39
@@ -648,7 +649,7 @@ def test_an_earlier_answer_to_the_same_prompt_is_told_to_the_session() -> None:
 
 def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
     """Run a session to its end; returns the operations of its steps, and those after it."""
-    scheduler.submit(session)
+    scheduler.admission.submit(session)
     ops: list[CacheOp] = []
     while not session.finished:
         step = scheduler.next()
@@ -656,9 +657,9 @@ def finished(scheduler: Scheduler, session: Session) -> list[CacheOp]:
         ops += step.ops
         for slot in step.rows if step.samples else ():
             if slot.session.accept(1).finish:
-                scheduler.finish(slot.session, keep=True)
+                scheduler.admission.finish(slot.session, keep=True)
         scheduler.landed(step, Verdict(), 0.01)
-    return [*ops, *scheduler.take_ops()]
+    return [*ops, *scheduler.admission.take_ops()]
 
 
 def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
@@ -669,20 +670,20 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
     *_, keep, _drop = finished(scheduler, first)
     assert isinstance(keep, Keep)
     assert keep.tokens == 3009
-    held = scheduler.tokens_held
+    held = scheduler.admission.tokens_held
 
     second = Session(GenerateRequest("y", "m", (*first.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
-    scheduler.submit(second)
+    scheduler.admission.submit(second)
     step = scheduler.next()
     assert step
     assert second.slot
     assert step.ops == (Take(second.slot.lane, keep.prefix),)
     assert step.tokens == ((first.tokens[-1], 7, 8, 9),)
-    assert scheduler.tokens_held < held + 1024, "the prefix is not charged beside the session"
-    assert scheduler.sequences() == {keep.prefix: tuple(second.tokens)}
+    assert scheduler.admission.tokens_held < held + 1024, "the prefix is not charged beside the session"
+    assert scheduler.admission.sequences() == {keep.prefix: tuple(second.tokens)}
 
     third = Session(GenerateRequest("z", "m", (*first.tokens[:2500], 4, 4), 5, frozenset(), Sampling()))
-    scheduler.submit(third)
+    scheduler.admission.submit(third)
     scheduler.landed(step, Verdict(), 0.01)
     begun = scheduler.next()
     assert begun
@@ -692,9 +693,9 @@ def test_the_next_turn_of_a_long_chat_takes_its_kv() -> None:
     assert begun.ops[:2] == (copied, Take(third.slot.lane, third.slot.number))
 
     for session in (second, third):
-        scheduler.finish(session, keep=True)
+        scheduler.admission.finish(session, keep=True)
     scheduler.landed(begun, Verdict(), 0.01)
-    scheduler.take_ops()
+    scheduler.admission.take_ops()
     fourth = Session(GenerateRequest("y", "m", (*second.tokens, 7, 8, 9), 5, frozenset(), Sampling()))
     assert any(isinstance(op, Take) for op in finished(scheduler, fourth))
 
@@ -707,13 +708,13 @@ def test_the_prefixes_of_many_short_sessions_are_bounded() -> None:
     fake = FakeStages(pads=True, trimmable=True)
     for number in range(2 * MAX_PREFIXES):
         session = request(MIN_TOKENS, 1, first=2 * number)
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
         step = scheduler.next()
         assert step
         for op in step.ops:
             fake.apply(op)
         session.accept(fake.run(step)[0])
-        scheduler.finish(session, keep=True)
+        scheduler.admission.finish(session, keep=True)
         scheduler.landed(step, Verdict(), 0.01)
     assert len(fake.prefixes) <= MAX_PREFIXES
 
@@ -725,19 +726,22 @@ def test_a_ring_that_ends_before_it_has_restored_kv_loses_none() -> None:
         return Scheduler(limits(chunk=64), numbers, stages=1, batchable=True, pads=True, trimmable=True)
 
     session, scheduler = request(60, 500), new()
-    scheduler.submit(session)
+    scheduler.admission.submit(session)
     turn(scheduler)
-    left = scheduler.sequences()
+    left = scheduler.admission.sequences()
     ((number, tokens),) = left.items()
     assert len(tokens) == 60
     scheduler = new()
-    scheduler.inherit(left, [Held(number, 60)])
+    scheduler.admission.inherit(left, [Held(number, 60)])
     session.slot, session.request = None, replace(session.request, resume=tuple(session.tokens[60:]))
-    scheduler.submit(session)
+    scheduler.admission.submit(session)
     again = scheduler.next()  # a stage without these operations still has the sequence under its old number
     assert again
     assert again.tokens == ((session.tokens[-1],),)
-    assert {number: len(tokens) for number, tokens in scheduler.sequences().items()} == {number: 60, number + 1: 61}
+    assert {number: len(tokens) for number, tokens in scheduler.admission.sequences().items()} == {
+        number: 60,
+        number + 1: 61,
+    }
 
 
 # --- prompts that run together ------------------------------------------------------------------------------------
@@ -753,7 +757,7 @@ def prompts_of(scheduler: Scheduler, steps: int) -> list[Step]:
 def test_short_prompts_run_together_in_as_many_lanes_as_there_are_stages() -> None:
     scheduler = scheduler_of(limits(max_sessions=8, chunk=64), stages=2)
     for number in range(16):
-        scheduler.submit(request(8, 5, first=number * 10))
+        scheduler.admission.submit(request(8, 5, first=number * 10))
     one, other = prompts_of(scheduler, 2)
     assert [len(one.rows), len(other.rows)] == [8, 8]
     assert not {*one.rows} & {*other.rows}
@@ -765,21 +769,21 @@ def test_in_a_ring_prompts_share_short_steps() -> None:
     """Until the first step has gone round, the stages behind are idle. A single stage loses nothing by a long step."""
     for stages, together in ((1, [16]), (2, [2] * 8)):
         scheduler = scheduler_of(limits(max_sessions=8, max_rows=16, chunk=512), stages=stages)
-        scheduler.submit(request(8, 1))
+        scheduler.admission.submit(request(8, 1))
         (step,) = prompts_of(scheduler, 1)
-        scheduler.finish(step.rows[0].session, keep=False)
+        scheduler.admission.finish(step.rows[0].session, keep=False)
         scheduler.landed(step, Verdict(), 0.008 * 8)
         for number in range(16):
-            scheduler.submit(request(8, 5, first=number * 10))
+            scheduler.admission.submit(request(8, 5, first=number * 10))
         steps = prompts_of(scheduler, len(together))
         assert [len(step.rows) for step in steps] == together
 
 
 def test_a_prompt_waits_until_all_answers_have_stepped_unless_a_stage_is_idle() -> None:
     scheduler = scheduler_of(limits(), stages=2)
-    scheduler.submit(request(5, 500))
+    scheduler.admission.submit(request(5, 500))
     turn(scheduler)
-    scheduler.submit(request(300, 5, first=1000))
+    scheduler.admission.submit(request(300, 5, first=1000))
     steps = [scheduler.next() for _ in range(4)]
     kinds = [step and ("prompt" if step.lane >= FIRST_NUMBER else "answer") for step in steps]
     assert kinds == ["answer", "prompt", None, None]
@@ -806,7 +810,7 @@ def test_a_step_of_prompts_is_no_longer_than_a_chunk(
         limits(chunk=40), itertools.count(FIRST_NUMBER), stages=1, batchable=True, pads=pads, trimmable=True
     )
     for number, length in enumerate(lengths):
-        scheduler.submit(request(length, 5, first=number * 100))
+        scheduler.admission.submit(request(length, 5, first=number * 100))
     steps = prompts_of(scheduler, len(together))
     assert [len(step.rows) for step in steps] == together
     assert all(len(step.rows) * max(map(len, step.tokens)) <= 40 for step in steps)
@@ -816,16 +820,16 @@ def test_prompts_that_share_a_prefix_run_together() -> None:
     scheduler = scheduler_of(limits(chunk=64), stages=1)
     system = tuple(range(100, 140))
     first = Session(GenerateRequest("x", "m", system, 1, frozenset(), Sampling()))
-    scheduler.submit(first)
+    scheduler.admission.submit(first)
     step = scheduler.next()
     assert step
     first.accept(1)
-    scheduler.finish(first, keep=True)
+    scheduler.admission.finish(first, keep=True)
     scheduler.landed(step, Verdict(), 0.01)
     for number in range(3):
         prompt = (*system, *range(number, number + 5 + number))
-        scheduler.submit(Session(GenerateRequest("x", "m", prompt, 5, frozenset(), Sampling())))
-    scheduler.submit(request(9, 5, first=2000))
+        scheduler.admission.submit(Session(GenerateRequest("x", "m", prompt, 5, frozenset(), Sampling())))
+    scheduler.admission.submit(request(9, 5, first=2000))
     alike, other = prompts_of(scheduler, 2)
     assert [len(tokens) for tokens in alike.tokens] == [5, 6, 7]
     assert [op.tokens for op in alike.ops if isinstance(op, Reuse)] == [40, 40, 40]
@@ -835,14 +839,14 @@ def test_prompts_that_share_a_prefix_run_together() -> None:
 def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> None:
     scheduler = scheduler_of(limits(chunk=64), stages=2)
     fake = FakeStages(pads=True, trimmable=True)
-    scheduler.submit(request(60, 5, first=900))  # its step comes first
+    scheduler.admission.submit(request(60, 5, first=900))  # its step comes first
     sessions = [request(6 + number, 5, first=number * 10) for number in range(4)]
     for session in sessions:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     steps = prompts_of(scheduler, 1)
-    scheduler.finish(sessions[1], keep=False)
+    scheduler.admission.finish(sessions[1], keep=False)
     steps += prompts_of(scheduler, 2)
-    scheduler.finish(sessions[2], keep=False)  # while its step is under way
+    scheduler.admission.finish(sessions[2], keep=False)  # while its step is under way
     for step in steps:
         for op in step.ops:
             fake.apply(op)
@@ -859,7 +863,7 @@ def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> No
             fake.apply(op)
         for slot, token in zip(step.rows, fake.run(step), strict=True):
             if not slot.gone and slot.session.accept(token).finish:
-                scheduler.finish(slot.session, keep=False)
+                scheduler.admission.finish(slot.session, keep=False)
         scheduler.landed(step, Verdict(), 0.01)
     for session in left:
         assert session.tokens[len(session.request.prompt) :] == expected(session.request)
@@ -871,9 +875,9 @@ def test_a_session_that_hangs_up_before_its_step_does_not_disturb_others() -> No
 def test_a_long_prompt_advances_under_a_stream_of_short_ones() -> None:
     scheduler = scheduler_of(limits(max_sessions=8), stages=1)
     long = request(500, 5, first=3000)
-    scheduler.submit(long)
+    scheduler.admission.submit(long)
     for turns in range(400):
-        scheduler.submit(request(3, 1, first=turns))
+        scheduler.admission.submit(request(3, 1, first=turns))
         turn(scheduler)
     assert long.finished
 
@@ -882,10 +886,10 @@ def test_a_short_prompt_overtakes_long_ones() -> None:
     scheduler = scheduler_of(limits(max_sessions=16), stages=1)
     long = [request(900, 5, first=number * 1000) for number in range(LONG_PROMPTS + 2)]
     for session in long:
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
     turn(scheduler)
     short = request(8, 1, first=4990)
-    scheduler.submit(short)
+    scheduler.admission.submit(short)
     for _ in range(LONG_PROMPTS + 1):
         turn(scheduler)
     assert short.finished
@@ -899,10 +903,10 @@ def test_a_short_prompt_overtakes_long_ones() -> None:
 
 def test_many_short_prompts_delay_a_stream_by_one_step_at_a_time() -> None:
     scheduler = scheduler_of(limits(max_sessions=16, max_rows=64), stages=1)
-    scheduler.submit(request(5, 500))
+    scheduler.admission.submit(request(5, 500))
     turn(scheduler)
     for number in range(30):
-        scheduler.submit(request(4, 5, first=number * 10))
+        scheduler.admission.submit(request(4, 5, first=number * 10))
     steps = [turn(scheduler) for _ in range(30)]
     of_prompts = [step.lane >= FIRST_NUMBER for step in steps]
     assert sum(of_prompts) == 15  # two prompts of 4 in a step of 10
@@ -921,7 +925,7 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
     clock, landed, longest = 0.0, 0.0, 0.0
     sizes: list[int] = []
     under_way: deque[tuple[Step, float]] = deque()
-    scheduler.submit(request(5, 10_000))
+    scheduler.admission.submit(request(5, 10_000))
     while sum(sizes) < 8000:
         while len(under_way) < stages and (step := scheduler.next()):
             under_way.append((step, clock))
@@ -937,11 +941,11 @@ def stall(stages: int, *, token_s: float, depth_s: float, decode_s: float) -> tu
             took = decode_s
         clock = max(clock, begun) + took
         if step.samples and slot.session.accept(1).finish:
-            scheduler.finish(slot.session, keep=False)
+            scheduler.admission.finish(slot.session, keep=False)
         scheduler.landed(step, Verdict(), clock - max(begun, landed))
         landed = clock
-        if scheduler.running == 1 and not scheduler.queued and len(slot.session.tokens) == 10:
-            scheduler.submit(request(8000, 1, first=100))
+        if scheduler.admission.running == 1 and not scheduler.admission.queued and len(slot.session.tokens) == 10:
+            scheduler.admission.submit(request(8000, 1, first=100))
     return sizes, longest
 
 
@@ -963,7 +967,7 @@ def test_chunks_of_a_machine_that_decodes_slowly_are_as_long_as_its_steps() -> N
 def test_long_chunks_are_for_quick_devices(token_s: float, later: int) -> None:
     roomy = limits(context=20_000, chunk=2048)
     scheduler = scheduler_of(roomy, stages=1)
-    scheduler.submit(request(8000, 1))
+    scheduler.admission.submit(request(8000, 1))
     sizes = []
     for _ in range(3):
         step = scheduler.next()
@@ -987,9 +991,9 @@ def first_token(
     text = tuple(range(prompt))
     evaluation = Session.of_evaluation(EvaluateRequest("x", "m", text, top=0, client=""))
     for session in (request(64, 3), evaluation if evaluate else request(prompt, 1, first=1000)):
-        scheduler.submit(session)
+        scheduler.admission.submit(session)
         begun_at, sizes = clock, list[int]()
-        while scheduler.running or scheduler.queued:
+        while scheduler.admission.running or scheduler.admission.queued:
             while len(under_way) < stages and (step := scheduler.next()):
                 done = clock
                 for stage in range(stages):
@@ -1000,11 +1004,11 @@ def first_token(
             step, begun, clock = under_way.popleft()
             for slot in step.rows if step.samples else ():
                 if slot.session.accept(1).finish:
-                    scheduler.finish(slot.session, keep=False)
+                    scheduler.admission.finish(slot.session, keep=False)
             scheduler.landed(step, Verdict(), clock - max(begun, landed))
             landed = clock
             if step.evaluations and not step.rows[0].unsent:
-                scheduler.finish(step.rows[0].session, keep=False)
+                scheduler.admission.finish(step.rows[0].session, keep=False)
     return sizes, clock - begun_at
 
 
@@ -1028,7 +1032,7 @@ def test_a_text_to_score_is_not_divided_by_measured_times() -> None:
 
 def test_a_chunk_is_of_full_size_while_no_stream_runs() -> None:
     scheduler = scheduler_of(limits(chunk=64), stages=1)
-    scheduler.submit(request(300, 5))
+    scheduler.admission.submit(request(300, 5))
     sizes = []
     for _ in range(4):
         step = scheduler.next()
@@ -1047,7 +1051,7 @@ def test_a_slow_wire_has_room_for_one_more_guess(slow_wire: bool) -> None:
     scheduler = scheduler_of(limits(), stages=2, guesses=True)
     scheduler.flight.wire_is_slow = slow_wire
     session = request(5, 20)
-    scheduler.submit(Session(replace(session.request, prediction=(1,) * 20)))
+    scheduler.admission.submit(Session(replace(session.request, prediction=(1,) * 20)))
     turn(scheduler)
     assert scheduler.next(), "the step behind which guesses are sent"
     assert [scheduler.guess() is not None for _ in range(3)] == [True, slow_wire, False]

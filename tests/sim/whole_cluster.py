@@ -32,7 +32,7 @@ PATCHES = {
     "node.ring.loaded_shards.load_stage": fake_load,
     "node.ring.loaded_shards.measure": fake_measure,
     "node.ring.loaded_shards.release_memory": lambda _models: (_ for _ in ()),
-    "node.ring.scheduler.LONG_PREFIX": 20,
+    "node.ring.admission.LONG_PREFIX": 20,
     "node.ring.sharing.WORTH_SHARING": 16,
     "node.ring.lifecycle.prefill_chunk": lambda *_: 16,
     "node.cluster.probes.interface_towards": lambda *_: None,

@@ -247,7 +247,7 @@ class World:
                 stage = part.runner._stage
                 if stage.lanes:
                     self.timeline.violated(f"{process.name} still has the KV of lanes {list(stage.lanes)}")
-                if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.sessions()):
+                if (scheduler := getattr(part, "_scheduler", None)) and (left := scheduler.admission.sessions()):
                     self.timeline.violated(f"{process.name} still has {len(left)} sessions")
             used = process.rings.memory_used()
             if used > process.usable:

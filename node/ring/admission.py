@@ -1,0 +1,317 @@
+"""Which sessions of a ring have a slot, and which KV the stages keep. Pure.
+
+A session waits until there is KV for it (see room.py), in an order that is fair among clients; while LONG_PROMPTS long
+prompts run, short ones overtake the others. It also waits while another one computes its beginning (see sharing.py).
+
+KV is counted in tokens: the placement set aside `max_sessions` times the context. A session is charged for the tokens
+that its caches have allocated, a lane for its longest row times its rows. The rest of the budget holds prefixes: KV of
+finished sessions for later ones with the same beginning. When a session grows beyond the budget, the last one that
+joined the largest lane goes back to the queue, and its tokens are replayed later. If the next session's client has no
+slot, the client with the most slots gives up its last one in the same way.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+
+from node.core.errors import BadRequest, ContextExceeded, Overloaded, PippinError
+from node.core.fair_queue import FairQueue
+from node.core.frames import CacheOp, Forget, Held, Keep, Merge, Open, Reuse, Take
+from node.core.guesses import Earlier
+from node.ring.flight import Flight
+from node.ring.lane import Lane, free_rows
+from node.ring.limits import RingLimits
+from node.ring.prefill import ChunkSize, Prefill
+from node.ring.prefixes import MIN_TOKENS, Match, Prefixes
+from node.ring.room import Room
+from node.ring.session import Session, Slot
+from node.ring.sharing import most_shared, waits
+
+LONG_PROMPTS = 4
+"""Prompts of more than a step that run in turn; with more of them each would advance too slowly."""
+EXTRA_LANES = 2
+"""For sessions that are much longer or shorter than others: without them, rows are padded to the longest."""
+LONG_PREFIX = 2048
+"""Tokens from which a prefix is not copied if it need not be; 0.25 GB of KV of an 8B model."""
+
+
+class Admission:
+    """The sessions of a ring, their lanes and prompts, the prefixes, and the operations that are due on the stages' caches."""
+
+    def __init__(
+        self,
+        limits: RingLimits,
+        numbers: Iterator[int],
+        flight: Flight,
+        *,
+        stages: int,
+        batchable: bool,
+        pads: bool,
+        trimmable: bool,
+        grid: int = 0,
+    ) -> None:
+        """See Scheduler."""
+        self.limits = limits
+        self._flight = flight
+        lanes = stages if batchable else max(stages, limits.max_sessions)
+        self.room = Room(limits, limits.max_rows if batchable else 1, lanes)
+        self._pads = pads
+        self.trimmable = trimmable
+        self.grid = grid
+        self.recomputed = 0
+        """Tokens computed again for sessions that had lost their slot."""
+        self.lanes = deque(Lane(number) for number in range(lanes + EXTRA_LANES * batchable))
+        """In the order in which they step next."""
+        self.prefills: deque[Prefill] = deque()
+        self.chunk_size = ChunkSize(limits.chunk, stages)
+        self.waiting = FairQueue[Session]()
+        self.prefixes = Prefixes(limits.charge, trimmable=trimmable)
+        self.ops: list[CacheOp] = []
+        """Operations to send before the next step."""
+        self._numbers = numbers
+
+    @property
+    def running(self) -> int:
+        return sum(len(lane.slots()) for lane in self.lanes)
+
+    @property
+    def queued(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def tokens_held(self) -> int:
+        """Tokens of KV set aside for sessions and kept as prefixes; above the budget for one step at most."""
+        return self._used() + self.prefixes.charged
+
+    @property
+    def prompt_chunk(self) -> int:
+        """Most tokens of a prompt in one step, while a prompt is being computed; else 0."""
+        return self.limits.chunk if any(prefill.begun for prefill in self.prefills) else 0
+
+    def sessions(self) -> list[Session]:
+        """The running ones, lane by lane, then the waiting ones."""
+        return [*(slot.session for lane in self.lanes for slot in lane.slots()), *self.waiting]
+
+    def submit(self, session: Session) -> Session | None:
+        """Queue a session. If the queue is full, it may replace one of another client, which is returned.
+
+        Raises BadRequest, ContextExceeded, or Overloaded when the queue is full and no session is replaced.
+        """
+        nothing_to_do = len(session.request.resume) >= session.request.max_tokens and not session.evaluate_request
+        if not session.request.prompt or nothing_to_do:
+            raise BadRequest("The prompt is empty, or there is nothing left to generate.")
+        if session.max_length > self.limits.context:
+            raise ContextExceeded(
+                f"This model's context is {self.limits.context} tokens; {len(session.request.prompt)} of prompt and "
+                f"{session.request.max_tokens} to generate are {session.max_length}.",
+                hint="Send a shorter prompt or ask for fewer tokens.",
+            )
+        # A session that resumes has begun on another ring: refusing it would break its stream.
+        replaced = None
+        if not session.request.resume and len(self.waiting) >= self.limits.max_queue:
+            replaced = self.waiting.replaceable(session, lambda each: not each.generated)
+            if replaced is None:
+                raise Overloaded(f"The queue of {len(self.waiting)} requests is full.", hint="Try again in a moment.")
+        self.waiting.add(session)
+        return replaced
+
+    def fail(self, session: Session, error: PippinError) -> None:
+        """End a session with an error, unless it has ended."""
+        if not session.finished:
+            session.events.put_nowait(error)
+            self.finish(session, keep=False)
+
+    def finish(self, session: Session, *, keep: bool) -> None:
+        """Free a session's slot; `keep` its KV for later sessions if there is room. Nothing, if the session has ended."""
+        if session.finished:
+            return
+        session.finished = True
+        self.room.ended(session)
+        if session.slot:
+            session.slot.gone, session.slot.keep = True, keep
+            self.clear_prefills()
+        else:
+            self.waiting.remove(session)
+
+    def sequences(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of all sequences whose KV the stages have or are about to compute, by sequence number.
+
+        Empty with a grid: nobody knows how the tokens were divided when the KV was computed.
+        """
+        if self.grid:
+            return {}
+        slots = [slot for lane in self.lanes for slot in (*lane.kept(), *lane.slots())]
+        return self.prefixes.all() | {slot.number: tuple(slot.session.tokens[: slot.sent]) for slot in slots}
+
+    def inherit(self, leftover: Mapping[int, Sequence[int]], held: Sequence[Held]) -> None:
+        """Make prefixes of KV that an earlier ring left: `leftover` has its tokens, `held` what all stages have."""
+        here = {each.number: each.tokens for each in held}
+        for number, tokens in leftover.items():
+            if MIN_TOKENS <= here.get(number, 0) <= len(tokens):
+                self.prefixes.inherit(number, tokens[: here[number]])
+            else:
+                self.ops.append(Forget(number))  # some stages may still have its KV
+
+    def take_ops(self) -> tuple[CacheOp, ...]:
+        """Operations to send with the next step or alone."""
+        self.clear_lanes()
+        ops, self.ops = tuple(self.ops), []
+        return ops
+
+    def idle_lanes(self) -> list[Lane]:
+        """Those whose rows may change, as no step is in flight."""
+        return [lane for lane in self.lanes if not self._flight.is_busy(lane.number)]
+
+    def clear_lanes(self) -> None:
+        """Free the rows of slots that are gone. A lane with a step in flight does so with its next step."""
+        for lane in self.idle_lanes():
+            if lane.is_stale:
+                lane.prepare(self.ops, self.keep_as)
+
+    def clear_prefills(self) -> None:
+        """Drop the lanes of prompts whose slots are all gone, once their last chunk is back."""
+        ended = [each for each in self.prefills if each.gone and not self._flight.is_busy(each.lane)]
+        for prefill in ended:
+            self.prefills.remove(prefill)
+            prefill.home.prefilling = [slot for slot in prefill.home.prefilling if not slot.gone]
+            free_rows(prefill.slots, prefill.lane, self.ops, self.keep_as)
+
+    @property
+    def decoding(self) -> int:
+        return sum(1 for lane in self.lanes if lane.rows or lane.joining)
+
+    def make_room(self) -> None:
+        """Free KV for sessions that have grown: first prefixes, then the last slot of the largest lane."""
+        self._evict()
+        while self._used() > self.room.budget and self.running > 1:
+            last = max(self.lanes, key=self.room.size).slots()[-1]
+            self._preempt(last, keep=False)
+            self.waiting.put_back(last.session)
+
+    def admit(self) -> None:
+        while session := self._next_in_line():
+            while (home := self.room.find(session, self.lanes)) is None:
+                if not self._preempt_for(session):
+                    return
+            self.waiting.admit(session)
+            self._begin(session, home)
+            self._evict()
+
+    def _used(self) -> int:
+        return self.room.used(self.lanes)
+
+    def _preempt_for(self, session: Session) -> bool:
+        """Free a slot for a session whose client has none: the last one of the client with the most, if it has several.
+
+        The KV of that slot is kept if there is room. Returns whether a slot was freed.
+        """
+        slots = self._slots()
+        counts = Counter(slot.session.request.client for slot in slots)
+        client, most = max(counts.items(), key=itemgetter(1), default=("", 0))
+        if most < 2 or session.request.client in counts:
+            return False
+        last = max((slot for slot in slots if slot.session.request.client == client), key=lambda slot: slot.lane)
+        self._preempt(last, keep=True)
+        self.waiting.put_first(last.session)
+        return True
+
+    def _preempt(self, slot: Slot, *, keep: bool) -> None:
+        """Take a session's slot. The caller puts the session back into the queue."""
+        slot.gone, slot.keep, slot.session.slot, slot.session.lost = True, keep, None, slot.sent
+        self.clear_prefills()
+
+    def _next_in_line(self) -> Session | None:
+        """The session to admit next: none whose beginning is being computed for another one, and while LONG_PROMPTS long
+        prompts run, only one whose prompt takes a single step.
+        """
+        long = sum(1 for prefill in self.prefills if prefill.slots[0].unsent > self.limits.chunk)
+        computing = [slot for prefill in self.prefills for slot in prefill.slots if not slot.gone]
+
+        def may_begin(session: Session) -> bool:
+            is_short = long < LONG_PROMPTS or len(session.tokens) <= self.limits.chunk
+            return is_short and not (self._may_share(session) and waits(session, computing))
+
+        return self.waiting.next(may_begin)
+
+    def _begin(self, session: Session, home: Lane) -> None:
+        reuses = not self.grid and not session.evaluate_request
+        match = self.prefixes.best(session.tokens[:-1]) if reuses else None
+        shared = most_shared(session, self._slots()) if self._may_share(session) else None
+        reused = max(match.tokens if match else 0, shared[1] if shared else 0)
+        session.earlier = Earlier(match.tokens, self.prefixes.rest(match)) if match else None
+        lane = next(self._numbers)
+        slot = session.slot = Slot(session, lane, lane, sent=reused, cached=reused)
+        self.waiting.bill(session, slot.unsent)
+        self.recomputed += max(0, session.lost - reused)
+        session.lost = 0
+        home.prefilling.append(slot)
+        if match and match.tokens == reused:
+            self._reuse(match, slot)
+        elif shared:
+            self._share(shared[0], slot)
+        else:
+            self.ops.append(Open(lane))
+        session.cached_tokens = 0 if session.request.resume else reused
+        most = 0 if self.grid else self.chunk_size.shared(self.decoding)
+        for prefill in self.prefills:
+            if prefill.home is home and prefill.fits(slot, most, pads=self._pads):
+                prefill.slots.append(slot)
+                self.ops.append(Merge(prefill.lane, lane))
+                return
+        self.prefills.append(Prefill(lane, home, [slot], reused))
+
+    def _reuse(self, match: Match, slot: Slot) -> None:
+        """Begin the slot's lane with the KV of a prefix.
+
+        A session that continues a long prefix gets it without a copy, which would take time, and memory that is not
+        set aside. Caches that can't go back have no first tokens for others, so there a prefix is always copied.
+        """
+        if match.tokens >= LONG_PREFIX and match.whole and match.exact and self.trimmable:
+            slot.number = match.prefix
+            self.prefixes.drop(match.prefix)
+            self.ops.append(Take(slot.lane, match.prefix))
+        else:
+            self.ops.append(Reuse(slot.lane, match.prefix, match.tokens))
+            if match.tokens >= len(slot.session.request.prompt):
+                self.prefixes.evict_next(match.prefix)  # most likely its own, computed on an earlier ring
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether it may begin with the KV of one that runs, at a position where that one is not.
+
+        With a grid, the KV of another session may differ; an evaluation needs every token computed.
+        """
+        return self.trimmable and not self.grid and not session.evaluate_request
+
+    def _share(self, other: Slot, slot: Slot) -> None:
+        """Begin the slot's lane with a copy of another one's first tokens."""
+        slot.number = next(self._numbers)
+        lane, row = self._row_of(other)
+        self.ops += [Keep(lane, row, slot.number, slot.cached), Take(slot.lane, slot.number)]
+
+    def _slots(self) -> list[Slot]:
+        return [slot for lane in self.lanes for slot in lane.slots()]
+
+    def _row_of(self, slot: Slot) -> tuple[int, int]:
+        """Lane and row of a slot that is not gone, after the operations to come."""
+        lanes = [(prefill.slots, prefill.lane) for prefill in self.prefills]
+        for lane in self.lanes:
+            lanes += [(lane.rows, lane.number), *lane.joining]
+        return next((number, slots.index(slot)) for slots, number in lanes if slot in slots)
+
+    def _evict(self, room: int = 0) -> None:
+        """Drop prefixes until everything and `room` more tokens are within the budget."""
+        while self.prefixes.full or self._used() + self.prefixes.charged + room > self.room.budget:
+            number = self.prefixes.evict()
+            if number is None:
+                return
+            self.ops.append(Forget(number))
+
+    def keep_as(self, slot: Slot) -> int | None:
+        held = slot.session.tokens[: slot.sent]
+        room = self.limits.charge(len(held))
+        if self.grid or not self.prefixes.worth_adding(held) or self._used() + room > self.room.budget:
+            return None
+        self._evict(room)
+        number = next(self._numbers)
+        self.ops += [Forget(old) for old in self.prefixes.add(number, held)]
+        return number
