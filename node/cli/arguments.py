@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def _key(_: click.Context, __: click.Parameter, file: str | None) -> str:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:  # rejects "nan" as well, a deadline that would never pass
-        raise ValueError(f"{text!r} is no number of seconds")
-    return seconds
+    with suppress(ValueError):
+        if (seconds := float(text)) >= 0:  # "nan" is not: a deadline that would never pass
+            return seconds
+    raise ValueError(f"{text!r} is no number of seconds")
 
 
 MODEL = click.argument("model", help="id or short name", shell_complete=completion.models)

@@ -110,7 +110,11 @@ class Command(click.Command):
     allow_extra_args = True  # so that `parse_args` can name the first one
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            error.ctx = ctx  # which click leaves out
+            raise
         if rest and not ctx.resilient_parsing:
             raise click.NoSuchOption(rest[0], ctx=ctx)
         return rest
@@ -158,15 +162,17 @@ def _told(error: click.UsageError, meant: Mapping[str, str], hint: str) -> str:
     """The error as one line."""
     match error:
         case click.NoSuchOption(option_name=name, ctx=click.Context(command=command)):
-            similar = meant.get(name) or (near(command, name) if name.startswith("-") else "")
-            hint = f"did you mean {similar}?" if similar else hint
+            begun = (each for each in _options(command) if each.startswith(name))
+            similar = (meant.get(name) or near(command, name) or next(begun, "")) if name.startswith("-") else ""
+            if similar:
+                hint = f"did you mean {similar}?" if similar != name else "it stands behind the command"
             return f"unknown argument: {name}" + (f" ({hint})" if hint else "")
         case click.NoSuchCommand(command_name=name, ctx=click.Context(command=click.Group(commands=commands))):
             return f"argument COMMAND: {_invalid(name, [each for each, of in commands.items() if not of.hidden])}"
         case click.exceptions.NoArgsIsHelpError():
-            return "a command is missing"
-        case click.MissingParameter():
-            return error.format_message()
+            return "the following arguments are required: COMMAND"
+        case click.MissingParameter(param=click.Parameter() as param):
+            return f"the following arguments are required: {param.human_readable_name}"
         case click.BadParameter(param=click.Parameter() as param, ctx=click.Context() as context):
             source = source_of(context, param)
             return f"{'argument ' if source in (*param.opts, param.metavar) else ''}{source}: {error.message}"

@@ -70,10 +70,23 @@ def test_usage(argv, capsys):
     assert re.fullmatch(r"cluster( \w+)?: .*\. See cluster( \w+)? --help\n", err), "one line"
 
 
-def test_a_near_miss(capsys):
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["status", "--jsn"], "cluster status: unknown argument: --jsn (did you mean --json?)"),
+        (["status", "--js"], "cluster status: unknown argument: --js (did you mean --json?)"),
+        (["--json", "status"], "cluster: unknown argument: --json (it stands behind the command)"),
+        (["drain", "mini-1", "mini-2"], "cluster drain: unknown argument: mini-2."),
+        (["load"], "cluster load: the following arguments are required: MODEL."),
+        (["load", "x", "--stages"], "cluster load: Option '--stages' requires an argument."),
+        (["secret"], "cluster secret: the following arguments are required: COMMAND."),
+        (["completion"], "cluster completion: the following arguments are required: SHELL."),
+    ],
+)
+def test_near_misses(argv, said, capsys):
     with pytest.raises(SystemExit):
-        main(["status", "--jsn"])
-    assert "unknown argument: --jsn (did you mean --json?)" in capsys.readouterr().err
+        main(argv)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
