@@ -68,10 +68,12 @@ def test_values_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPPIN_NO_MDNS", "yes")
     monkeypatch.setenv("PIPPIN_BIND", "127.0.0.1")
     monkeypatch.setenv("PIPPIN_HOST", "mini-1.local:52415")  # what `cluster` asks
-    monkeypatch.setenv("PIPPIN_CONTEXT", "")
+    monkeypatch.setenv("PIPPIN_CONTEXT", " ")
+    monkeypatch.setenv("PIPPIN_PEER", " mini:1,, mini:2,")
     options = parsed()
     assert (options.models, options.mdns, options.host) == (("a/b", "c"), False, "127.0.0.1")
     assert options.context is None
+    assert options.peers == (("mini", 1), ("mini", 2))
 
 
 def test_a_repeatable_option_replaces_the_list_beneath_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +88,12 @@ def test_a_variable_switches_off_what_the_file_switches_on(file: Path, monkeypat
     assert parsed().open_api
     monkeypatch.setenv("PIPPIN_OPEN_API", "off")
     assert not parsed().open_api
+
+
+def test_only_the_value_that_counts_is_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text('api-port = 70000\nmodels-dir = "/no/such"\n')
+    monkeypatch.setenv("PIPPIN_MODELS_DIR", "/")
+    assert parsed("--api-port", "80").models_dirs == (Path("/"),)
 
 
 def test_a_draft_of_the_file_is_for_a_model_of_the_command_line(file: Path) -> None:
