@@ -8,8 +8,8 @@ from pathlib import Path
 
 from node.cli.client import Api, Json, NoNode, StatusFailed
 from node.cli.table import findings
-from node.core.health import Code
 from node.core.node_names import named, shown_names
+from node.core.warning_codes import Code
 from node.host.examination import examine_terminal
 
 PAGE = "docs/troubleshooting.md"

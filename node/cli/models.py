@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from node.cli.client import Json
 from node.cli.table import aligned, context_length, findings, node_names, requests, shown
 from node.cli.terminal import printable
-from node.core.health import Code
 from node.core.units import format_bytes
+from node.core.warning_codes import Code
 
 _NOT_LOADED = (Code.NO_CAPACITY, Code.MODEL_REFUSED, Code.LOAD_FAILED)
 

@@ -132,7 +132,7 @@ class Issue:
     """A finding for the user: a text with numbers, and a hint what to do."""
 
     code: str
-    """One of node.core.health.Code; a node of another version may report others."""
+    """One of node.core.warning_codes.Code; a node of another version may report others."""
     severity: Severity
     text: str
     hint: str = ""

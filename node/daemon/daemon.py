@@ -11,11 +11,12 @@ from functools import partial
 from api.app import create_app
 from node.cluster.draining import is_needed
 from node.core.addresses import join_host_port
-from node.core.health import gpu_failed, pool_full
+from node.core.health import gpu_failed
 from node.core.logs import RecentLines
 from node.core.models import Alias, Preset
 from node.core.pool import Pools
 from node.core.reports import Issue, NodeReport
+from node.core.warning_codes import Code
 from node.daemon.facts import HostFacts
 from node.daemon.models import Models
 from node.daemon.network import Network
@@ -219,5 +220,8 @@ class Daemon:
             unreached=self._network.unreached.find(),
         )
         found = await self._pools.upkeep.run(look, self._options.name, self._models.catalogue.folders)
-        full = (pool_full(self._options.name, *each) for each in self._pools.full())
+        full = (
+            Code.POOL_FULL.issue(node=self._options.name, pool=pool, seconds=seconds)
+            for pool, seconds in self._pools.full()
+        )
         return *self._facts.issues, *found, *full

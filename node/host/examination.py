@@ -7,23 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from node.core.addresses import join_host_port
-from node.core.health import (
-    disk_low,
-    few_descriptors,
-    firewall,
-    folder_denied,
-    may_sleep,
-    memory_limit,
-    no_multicast,
-    node_unreachable,
-    open_api,
-    rosetta,
-    slow_blas,
-    which_node,
-    wired_memory,
-)
 from node.core.nodes import Advert
 from node.core.reports import Issue
+from node.core.units import format_bytes
+from node.core.warning_codes import Code
 from node.host.local_network import local_network_hint
 from node.host.mac_program import full_disk_access_hint
 from node.host.memory import stranded
@@ -52,10 +39,10 @@ def examine(
     """
     return (
         *_disk_issues(node, folders),
-        *((folder_denied(node, _of_home(denied[0]), full_disk_access_hint()),) if denied else ()),
+        *((_folder_denied(node, denied[0]),) if denied else ()),
         *_descriptor_issues(node),
         *_memory_issues(node),
-        *((no_multicast(node, deaf, local_network_hint()),) if deaf else ()),
+        *((_no_multicast(node, deaf),) if deaf else ()),
         *_connection_issues(node, unreached),
     )
 
@@ -69,15 +56,15 @@ def examine_start(
     the reference BLAS, the path of a quicker one, or empty if there is none. `is_open`: --open-api without keys.
     """
     if excess:
-        yield memory_limit(node, excess)
+        yield Code.MEMORY_LIMIT.issue(node=node, excess=excess)
     if blocked:
-        yield firewall(node, blocked)
+        yield Code.FIREWALL.issue(node=node, program=blocked)
     if blas is not None:
-        yield slow_blas(node, blas)
+        yield _slow_blas(node, blas)
     if allow_sleep and platform.system() == "Darwin":
-        yield may_sleep(node)
+        yield Code.MAY_SLEEP.issue(node=node)
     if is_open:
-        yield open_api(node)
+        yield Code.OPEN_API.issue(node=node)
 
 
 def examine_terminal(programs: Path) -> Iterator[Issue]:
@@ -87,7 +74,7 @@ def examine_terminal(programs: Path) -> Iterator[Issue]:
     if others:
         yield which_node(found[0], "" if others[0] == found[0] else others[0])
     if platform.system() == "Darwin" and platform.machine() != "arm64":
-        yield rosetta()
+        yield Code.ROSETTA.issue()
 
 
 def _disk_issues(node: str, folders: Iterable[Path]) -> Iterator[Issue]:
@@ -98,7 +85,7 @@ def _disk_issues(node: str, folders: Iterable[Path]) -> Iterator[Issue]:
         disk = existing.stat().st_dev
         free = shutil.disk_usage(existing).free
         if disk not in seen and free < LOW_DISK:
-            yield disk_low(node, _of_home(folder), free)
+            yield Code.DISK_LOW.issue(node=node, folder=_of_home(folder), free=format_bytes(free))
         seen.add(disk)
 
 
@@ -112,15 +99,40 @@ def _connection_issues(node: str, unreached: Sequence[Advert]) -> Iterator[Issue
     for advert in unreached[:MOST_TRIED]:
         addresses, port = advert.hint.addresses[:MOST_TRIED], advert.hint.grpc_port
         if is_dropped(addresses, port):
-            yield node_unreachable(node, advert.name, join_host_port(addresses[0], port))
+            yield Code.NODE_UNREACHABLE.issue(node=node, other=advert.name, address=join_host_port(addresses[0], port))
 
 
 def _memory_issues(node: str) -> Iterator[Issue]:
     if lost := stranded():
-        yield wired_memory(node, lost)
+        yield Code.WIRED_MEMORY.issue(node=node, bytes=format_bytes(lost))
 
 
 def _descriptor_issues(node: str) -> Iterator[Issue]:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < NEEDED_DESCRIPTORS:
-        yield few_descriptors(node, limit, NEEDED_DESCRIPTORS)
+        yield Code.FEW_DESCRIPTORS.issue(node=node, limit=limit, needed=NEEDED_DESCRIPTORS)
+
+
+def _folder_denied(node: str, folder: Path) -> Issue:
+    return Code.FOLDER_DENIED.issue(node=node, folder=_of_home(folder), hint=full_disk_access_hint() or None)
+
+
+def _no_multicast(node: str, reason: str) -> Issue:
+    return Code.NO_MULTICAST.issue(
+        node=node, reason=reason, hint=f"{Code.NO_MULTICAST.hint} {local_network_hint()}".strip()
+    )
+
+
+def _slow_blas(node: str, library: str) -> Issue:
+    """`library`: path of a quicker BLAS of this machine; empty if it has none."""
+    install = "" if library else "`apt install libblis4-pthread`, then "
+    found = library or "/usr/lib/$(uname -m)-linux-gnu/blis-pthread/libblas.so.3"
+    return Code.SLOW_BLAS.issue(node=node, install=install, library=found)
+
+
+def which_node(first: str, other: str) -> Issue:
+    """Of two programs named `node` in the user's shell. `other`: the next one after Pippin's; empty: Pippin's is not first."""
+    which = f"`node` is {first} in this shell, which is Node.js or another program."
+    if other:
+        which = f"`node` is Pippin's in this shell. Called as Node.js is called, it runs {other}."
+    return Code.WHICH_NODE.issue(which=which)

@@ -27,13 +27,14 @@ from node.core.errors import (
 from node.core.evaluation import EvaluateRequest, Evaluation
 from node.core.frames import Frame
 from node.core.generation import GenerateRequest, TokenEvent
-from node.core.health import wired_memory
 from node.core.limits import MAX_TEXT_CHARS
 from node.core.models import Shard
 from node.core.nodes import Caller
 from node.core.reports import Download, RingTraffic, Speed, StageReport, StageState
 from node.core.rings import Placement, Ring
 from node.core.signal import Signal
+from node.core.units import format_bytes
+from node.core.warning_codes import Code
 from node.engine.compute import Compute
 from node.engine.device import MIN_CHUNK, prefill_chunk
 from node.engine.draft import DraftModel
@@ -331,7 +332,7 @@ class Rings:
     async def _fetch_and_load(self, shard: Shard, ends: bool) -> None:
         log.info("loading %s layers %d-%d", shard.model, shard.start, shard.end - 1)
         if lost := stranded():
-            log.warning("%s", wired_memory(self._agent.info.name, lost).text)
+            log.warning("%s", Code.WIRED_MEMORY.issue(node=self._agent.info.name, bytes=format_bytes(lost)).text)
         self._agent.touch()
         directory, weights = await self._fetch(shard, ends, partial(self._fetched, shard))
         self._loaded(shard, 0.0)

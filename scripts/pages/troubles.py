@@ -1,7 +1,7 @@
 """docs/troubleshooting.md: a section for each code of a warning and of an error, read from where the program defines them.
 
-The program is read as text: nothing is imported, so that this is quick, and a renamed type changes nothing here. `advice.toml`
-has what the program's own texts can't say. A code that neither explains is an error.
+Warnings are those of `node/core/warning_codes.py`. Errors are read as text, so that nothing else is imported. `advice.toml` has what
+the program's own texts can't say. A code that neither explains is an error.
 """
 
 import ast
@@ -9,11 +9,13 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
+
+from node.core.warning_codes import Code
 
 ROOT = Path(__file__).resolve().parents[2]
 ADVICE = tomllib.loads((Path(__file__).parent / "advice.toml").read_text())
 UNKNOWN = "…"
+"""For what is not known beforehand."""
 
 
 def page(_: str) -> str:
@@ -49,79 +51,11 @@ def _joined(told: str, code: str) -> str:
 
 
 def _warnings() -> Iterator[tuple[str, str]]:
-    """Each code of node/core/health.py with its severity, its text and its hint."""
-    tree = ast.parse((ROOT / "node" / "core" / "health.py").read_text())
-    (codes,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Code")
-    value = {
-        each.targets[0].id: ast.literal_eval(each.value)
-        for each in codes.body
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
-    }
-    told: dict[str, str] = {}
-    for function in (each for each in tree.body if isinstance(each, ast.FunctionDef)):
-        names = [each.attr for each in ast.walk(function) if _is_of(each, "Code")]
-        issue = next((each for each in ast.walk(function) if isinstance(each, ast.Call) and _is_issue(each)), None)
-        if issue and names:
-            told |= dict.fromkeys((value[name] for name in names), _warning(function, issue))
-    missing = set(value.values()) - set(told)
-    if missing:
-        raise SystemExit(f"No function of node/core/health.py makes {', '.join(sorted(missing))}.")
-    yield from told.items()
-
-
-def _is_of(node: ast.AST, name: str) -> TypeGuard[ast.Attribute]:
-    """Whether it is an attribute of that class, like Code.LOADING."""
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
-
-
-def _is_issue(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "Issue"
-
-
-def _warning(function: ast.FunctionDef, issue: ast.Call) -> str:
-    severities = [each.attr.lower() for each in ast.walk(issue.args[1]) if _is_of(each, "Severity")]
-    values: dict[str, list[ast.expr]] = {}
-    for each in ast.walk(function):
-        if isinstance(each, ast.Assign):
-            for target in each.targets:
-                names, given = _pairs(target, each.value)
-                for name, value in zip(names, given, strict=True):
-                    values.setdefault(name, []).append(value)
-    texts, hints = (
-        [re.sub(f"{UNKNOWN}+", UNKNOWN, text) for text in _texts(argument, values) if text not in ("", UNKNOWN)]
-        for argument in (*issue.args[2:4], ast.Constant(""))[:2]
-    )
-    quoted = " or ".join(f"“{text.replace(UNKNOWN + '.', UNKNOWN)}”" for text in texts)
-    return f"*{' or '.join(severities)}*{': ' if quoted else ''}{quoted}\n\n{' Or: '.join(hints)}"
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> tuple[list[str], list[ast.expr]]:
-    targets = target.elts if isinstance(target, ast.Tuple) else [target]
-    given = value.elts if isinstance(value, ast.Tuple) and isinstance(target, ast.Tuple) else [value]
-    return [each.id for each in targets if isinstance(each, ast.Name)], list(given)
-
-
-def _texts(value: ast.expr, values: dict[str, list[ast.expr]]) -> Iterator[str]:
-    """The texts that an expression may have, with what is not known beforehand as an ellipsis."""
-    match value:
-        case ast.Constant(str(text)):
-            yield text
-        case ast.JoinedStr(parts):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else UNKNOWN for part in parts)
-        case ast.IfExp():
-            yield from _texts(value.body, values)
-            yield from _texts(value.orelse, values)
-        case ast.BoolOp():
-            yield from _texts(value.values[-1], values)
-        case ast.Call(args=[first, *_]):
-            yield from _texts(first, values)
-        case ast.Call(func=ast.Attribute(value=inner)):
-            yield from _texts(inner, values)
-        case ast.Name(name) if name in values:
-            for each in values[name]:
-                yield from _texts(each, values)
-        case _:
-            yield UNKNOWN
+    """Each code with its severity, its text and its hint."""
+    for code in Code:
+        text, hint = (re.sub(r"(\{[^}]*\})+", UNKNOWN, each) for each in (code.wording, code.hint))
+        quoted = "" if text == UNKNOWN else f": “{text.replace(UNKNOWN + '.', UNKNOWN)}”"
+        yield code.value, f"*{code.severity}*{quoted}\n\n{'' if hint == UNKNOWN else hint}"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_nothing_is_wrong(node, ready, capsys):
 
 
 def test_without_a_node_the_terminal_is_examined(capsys, monkeypatch):
-    from node.core.health import which_node
+    from node.host.examination import which_node
 
     monkeypatch.setattr("node.cli.doctor.examine_terminal", lambda _: iter([which_node("/usr/bin/node", "")]))
     assert main(["doctor", "--api", "127.0.0.1:1"]) == 3

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.health import Code, Severity, diagnose, disk_low, gpu_failed, is_slow, loads_of, pool_full
+from node.core.health import diagnose, gpu_failed, is_slow, loads_of
 from node.core.models import ModelVersion, Shard
 from node.core.nodes import Memory, NodeInfo
-from node.core.reports import Download, NodeReport, Path, StageReport, StageState
+from node.core.reports import Download, NodeReport, Path, Severity, StageReport, StageState
 from node.core.rings import Placement, Refusal, Ring, StageSpec
 from node.core.views import PROCESS_ENDED, ClusterView, NodeState, PeerView
+from node.core.warning_codes import Code
 
 
 def peer(name, state=NodeState.ALIVE, *, loads=(), paths=(), version="0.1.0", seen=0.0, reason=""):
@@ -185,7 +186,7 @@ def test_nodes_of_different_versions():
 
 def test_what_a_node_says_of_itself_is_told_while_it_is_here():
     """A node can't put words into another one's mouth."""
-    full = disk_low("b", "/", 2**30)
+    full = Code.DISK_LOW.issue(node="b", folder="/", free="1.0 GB")
     b = peer("b")
     b = replace(b, report=replace(b.report, issues=(replace(full, node="id-a"),)))
     assert diagnose(view(peer("a"), b)) == (replace(full, node="id-b"),)
@@ -217,7 +218,7 @@ def test_every_code_is_provoked_in_a_test():
 
 
 def test_a_purpose_whose_threads_are_all_busy_is_a_warning():
-    found = pool_full("mini-1", "download", 31.4)
+    found = Code.POOL_FULL.issue(node="mini-1", pool="download", seconds=31.4)
     assert (found.code, found.severity) == (Code.POOL_FULL, Severity.WARNING)
     assert found.text == "On mini-1, work has waited for a download thread for 31 s: all of them are busy."
     assert found.hint

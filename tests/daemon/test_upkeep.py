@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.health import disk_low, open_api
 from node.core.pool import Pool
 from node.core.reports import Issue
+from node.core.warning_codes import Code
 from node.daemon.upkeep import Upkeep
 
 
@@ -23,8 +23,13 @@ async def test_issues_are_logged_and_told_when_they_come_and_go(
 ) -> None:
     """Numbers that change are no news."""
     monkeypatch.setattr("node.daemon.upkeep.in_step", lambda _: 0.0)
-    full = disk_low("mini", "/models", 2**30)
-    looks: list[tuple[Issue, ...]] = [(), (full,), (replace(full, text="mini has 0.9 GB left"),), (open_api("mini"),)]
+    full = Code.DISK_LOW.issue(node="mini", folder="/models", free="1.0 GB")
+    looks: list[tuple[Issue, ...]] = [
+        (),
+        (full,),
+        (replace(full, text="mini has 0.9 GB left"),),
+        (Code.OPEN_API.issue(node="mini"),),
+    ]
     told: list[int] = []
     pool, agent, done = Pool("test", 1, 1), Agent(), asyncio.Event()
     upkeep = Upkeep(pool, None)  # type: ignore[arg-type]

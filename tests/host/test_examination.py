@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from node.core.health import Code
 from node.core.nodes import Advert, PeerHint
+from node.core.warning_codes import Code
 from node.host import firewall
 from node.host.examination import LOW_DISK, NEEDED_DESCRIPTORS, examine, examine_start, examine_terminal
 

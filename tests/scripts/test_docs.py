@@ -9,9 +9,9 @@ import pytest
 
 from node.__main__ import EXIT_INTERRUPTED
 from node.core import errors
-from node.core.health import Code
 from node.core.units import format_bytes
 from node.core.usage import EXIT_USAGE
+from node.core.warning_codes import Code
 from node.daemon.daemon import EXIT_LOST
 from node.host.nodejs import EXIT_CANNOT_RUN, EXIT_NO_NODEJS
 
