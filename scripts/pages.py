@@ -7,7 +7,8 @@ docs/performance.md      its table of claims, from the runs in docs/bench
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent / "pages"), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "pages"))
 
 import claims
 import reference

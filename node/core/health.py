@@ -112,9 +112,9 @@ def gpu_failed(node: str, count: int, error: str) -> Issue:
 
 def loads_of(view: ClusterView, model: str) -> tuple[Issue, ...]:
     """How far the nodes are that fetch or load layers of a model."""
-    peers = [peer for peer in view.peers if peer.state is NodeState.ALIVE]
-    loads = [(peer.report.info.name, load) for peer in peers for load in peer.report.stages]
-    return tuple(_loading(node, load) for node, load in loads if load.loads and load.shard.model == model)
+    alive = [peer.report for peer in view.peers if peer.state is NodeState.ALIVE]
+    loads = [(report.info.name, load) for report in alive for load in report.stages if load.shard.model == model]
+    return tuple(_loading(node, load) for node, load in loads if load.loads)
 
 
 def _link_issues(view: ClusterView) -> Iterator[Issue]:

@@ -34,20 +34,12 @@ class Code(StrEnum):
     def issue(self, *, hint: str | None = None, **fields: object) -> Issue:
         """The warning with these fields. `hint`: instead of the usual one."""
         text = self.wording.format(**fields)
-        if not text.endswith(
-            (".", "!", "?")
-        ):  # errors of libraries may have no full stop, and a hint follows on the same line
+        if not text.endswith((".", "!", "?")):  # as errors of libraries; a hint follows on the same line
             text += "."
         return Issue(self, self.severity, text, self.hint.format(**fields) if hint is None else hint)
 
-    NO_CAPACITY = _error(
-        "no-capacity",
-        "{message}",
-    )
-    MODEL_REFUSED = _error(
-        "model-refused",
-        "{message}",
-    )
+    NO_CAPACITY = _error("no-capacity", "{message}")
+    MODEL_REFUSED = _error("model-refused", "{message}")
     LOAD_FAILED = _error(
         "load-failed",
         "{node} could not load {layers}: {error}",
@@ -127,10 +119,7 @@ class Code(StrEnum):
         "{node} may open {limit} files and connections at once; {needed} are needed for many clients.",
         "Run `ulimit -n {needed}` before the node starts, or raise LimitNOFILE in its unit of systemd.",
     )
-    MEMORY_LIMIT = _warning(
-        "memory-limit",
-        "{node} was started with too much {excess}",
-    )
+    MEMORY_LIMIT = _warning("memory-limit", "{node} was started with too much {excess}")
     WIRED_MEMORY = _warning(
         "wired-memory",
         "{bytes} of the memory of {node} are wired, and no process that this user may look at owns them.",
