@@ -151,6 +151,12 @@ def test_every_field_of_the_status_is_explained() -> None:
     assert set(fields(json.loads((GOLDEN / "status.json").read_text()))) - named == set()
 
 
+def test_every_metric_is_explained() -> None:
+    names = re.findall(r'"(pippin_[a-z_]+)"', (ROOT / "api" / "admin" / "metrics.py").read_text())
+    assert names
+    assert [name for name in names if f"`{name}" not in text("status.md")] == []
+
+
 def test_the_architectures_are_those_that_run() -> None:
     from node.engine.architectures import REFUSED, SUPPORTED, UNPROVEN_ON_METAL  # here: MLX takes a while to import
 
