@@ -62,7 +62,7 @@ def _warnings() -> Iterator[tuple[str, str]]:
 
 
 def _errors() -> Iterator[tuple[str, str]]:
-    """Each code of an error with its status and what its class's docstring says, of all classes with that code."""
+    """Each class of an error that has a code of its own: the code, and its status with the class's docstring."""
     defined = {
         each.name: each
         for folder in ("node", "api")
@@ -72,7 +72,8 @@ def _errors() -> Iterator[tuple[str, str]]:
         if isinstance(each, ast.ClassDef)
     }
     for name, each in defined.items():
-        if "PippinError" in (ancestors := _ancestors(name, defined)):
+        ancestors = _ancestors(name, defined)
+        if "PippinError" in ancestors and "code" in dict(_constants(each)):
             has = {key: value for ancestor in reversed(ancestors) for key, value in _constants(defined[ancestor])}
             again = ", with `Retry-After`" if has.get("retry_after") else ""
             text = "" if name == "PippinError" else " ".join((ast.get_docstring(each) or "").split())
