@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.patience import PATIENCE_S
+
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
-START_S = 30.0
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
 """Keys by name: their codes, and the text that they type."""
 
@@ -32,17 +33,17 @@ class Chromium:
         self.address = self._address(directory / "DevToolsActivePort")
 
     def _address(self, file: Path) -> str:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if file.exists() and len(lines := file.read_text().splitlines()) == 2:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             assert self._process.poll() is None, f"{PROGRAM} ended with {self._process.returncode}"
             time.sleep(0.05)
-        raise AssertionError(f"{PROGRAM} did not start within {START_S} s")
+        raise AssertionError(f"{PROGRAM} did not start within {PATIENCE_S} s")
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
 
     @asynccontextmanager
     async def tab(self) -> AsyncIterator["Tab"]:
@@ -102,7 +103,7 @@ class Tab:
         self._answers[number] = asyncio.get_running_loop().create_future()
         session = {"sessionId": self._session} if self._session else {}
         await self._socket.send_json({"id": number, "method": method, "params": parameters, **session})
-        answer = await asyncio.wait_for(self._answers[number], 30)
+        answer = await asyncio.wait_for(self._answers[number], PATIENCE_S)
         assert "error" not in answer, (method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
@@ -110,7 +111,7 @@ class Tab:
     async def heard(self, event: str, field: str) -> Any:
         """Wait for the next event of a kind that was not heard yet; return one of its fields."""
         queue = self._events.setdefault(event, asyncio.Queue())
-        return (await asyncio.wait_for(queue.get(), 10))[field]
+        return (await asyncio.wait_for(queue.get(), PATIENCE_S))[field]
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
@@ -128,13 +129,13 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, expression: str, what: str = "", within: float = 10.0) -> Any:
+    async def until(self, expression: str, what: str = "") -> Any:
         """Wait until an expression is true; return its value."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + PATIENCE_S
         while not (found := await self.evaluate(expression)):
             shown = "document.body.innerText.slice(0, 2000)"
             assert time.monotonic() < deadline, (
-                f"not within {within} s: {what or expression}; {await self.evaluate(shown)}"
+                f"not within {PATIENCE_S} s: {what or expression}; {await self.evaluate(shown)}"
             )
             await asyncio.sleep(0.03)
         return found

@@ -26,14 +26,13 @@ import pytest
 from node.text.grammars import Grammars
 from node.text.sandbox import SandboxServer
 from tests.browser import PROGRAM, Chromium, Tab
+from tests.patience import PATIENCE_S
 from tests.preloaded import ForkedNode, Preloaded
 from tests.strict import check_answer, check_stream
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 MODEL = "pippin-demo"
-START_S = 120.0
-"""Five nodes at once, each with its server of sandboxes, need a third of this on two slow, busy cores."""
 GONE = ("failed", "left", "refused")
 ENGINE = "tests/engine/"
 Found = TypeVar("Found")
@@ -93,11 +92,11 @@ _shown: list["Node"] = []
 """Nodes whose logs are shown when a test fails."""
 
 
-def until(ask: Callable[[], Found], within: float, what: str) -> Found:
-    """Ask again and again for up to `within` seconds; return the first result that is true. Failed connections and
-    assertions count as false. Asking takes at most a fifth of the time, as other tests need the processor, too.
+def until(ask: Callable[[], Found], what: str) -> Found:
+    """Ask again and again; return the first result that is true. Failed connections and assertions count as false.
+    Asking takes at most a fifth of the time, as other tests need the processor, too.
     """
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         last: Any = None
         began = time.monotonic()
@@ -107,7 +106,7 @@ def until(ask: Callable[[], Found], within: float, what: str) -> Found:
         except (OSError, http.client.HTTPException, AssertionError, ValueError) as error:
             last = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within} s: {what} ({last!r})")
+            raise AssertionError(f"not within {PATIENCE_S} s: {what} ({last!r})")
         time.sleep(min(max(0.05, 4 * (time.monotonic() - began)), 0.5))
 
 
@@ -195,10 +194,11 @@ class Node:
         """Wait until the node takes requests."""
 
         def find() -> re.Match[str] | None:
-            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}"
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended with {self.process.returncode}")
             return re.search(r"API on http://\S*:(\d+)/v1", self.written)
 
-        self.port = int(until(find, START_S, f"{self.name} starts")[1])
+        self.port = int(until(find, f"{self.name} starts")[1])
         return self
 
     def signal(self, number: signal.Signals) -> None:
@@ -208,8 +208,8 @@ class Node:
         self.process.kill()
         self.process.wait()
 
-    def wait(self, within: float) -> int:
-        return self.process.wait(within)
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
 
     def end(self) -> None:
         """Interrupt twice, so that the node ends without draining."""
@@ -230,7 +230,7 @@ class Node:
     @contextlib.contextmanager
     def request(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
         """`body` is sent as JSON unless it is bytes."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=90)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
         connection._create_connection = self.connect
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         try:
@@ -277,6 +277,13 @@ class Node:
     def state_of(self, other: "Node") -> str:
         """State of another node as this one sees it; empty if it never heard of it."""
         return next((node["state"] for node in self.status()["nodes"] if node["name"] == other.name), "")
+
+    def answered(self) -> int:
+        """Tokens of all answers that it has sent, whole or not."""
+        counts = re.findall(
+            r'^pippin_tokens_total{kind="answer",.*} (\S+)$', self.get("/metrics").body.decode(), re.MULTILINE
+        )
+        return round(sum(map(float, counts)))
 
     def running(self) -> int:
         """Number of requests that run in rings or wait for one."""
@@ -342,35 +349,33 @@ class Cluster:
         """Start nodes at the same time. They take requests, but may not have found each other yet."""
         return [node.started() for node in [self.launch(*options) for _ in range(count)]]
 
-    def agreed(self, *nodes: Node, within: float = 15.0) -> dict[str, Any]:
-        """Wait until exactly these nodes are here, with one head and one term; return their status.
+    def agreed(self, *nodes: Node) -> dict[str, Any]:
+        """Wait until exactly these nodes are here, with one head and one term; return their status."""
 
-        `within` starts when all of them take requests.
-        """
-
-        def agree() -> dict[str, Any] | None:
+        def agree() -> dict[str, Any]:
             seen = [node.status() for node in nodes]
             here = [{node["name"] for node in status["nodes"] if node["state"] not in GONE} for status in seen]
             assert all(names == {node.name for node in nodes} for names in here), here
             heads = {(status["head"], status["term"]) for status in seen}
             assert len(heads) == 1, heads
             head = seen[0]["head"]
-            present = {node["id"] for node in seen[0]["nodes"] if node["state"] not in GONE}
-            claims = [node["id"] for node in seen[0]["nodes"] if "head" in node["roles"]]
-            return seen[0] if head in present and claims == [head] else None
+            assert head in {node["id"] for node in seen[0]["nodes"] if node["state"] not in GONE}
+            assert [node["id"] for node in seen[0]["nodes"] if "head" in node["roles"]] == [head]
+            return seen[0]
 
-        return until(agree, within, f"{', '.join(node.name for node in nodes)} agree on a head and a term")
+        return until(agree, f"{', '.join(node.name for node in nodes)} agree on a head and a term")
 
-    def ready(self, *nodes: Node, within: float = 30.0) -> dict[str, Any]:
-        """Wait until these nodes agree and all wanted models are served; return their status."""
+    def ready(self, *nodes: Node, stages: int | None = None) -> dict[str, Any]:
+        """Wait until these nodes agree and all wanted models are served, the first by so many stages; return their status."""
 
-        def is_ready() -> dict[str, Any] | None:
-            status = self.agreed(*nodes, within=0)
+        def is_ready() -> dict[str, Any]:
+            status = self.agreed(*nodes)
             states = [node.status()["state"] for node in nodes]
             assert set(states) == {"ready"}, states
+            assert stages in (None, len(status["models"][0]["rings"][0]["stages"])), status["models"]
             return status
 
-        return until(is_ready, within, f"{', '.join(node.name for node in nodes)} are ready")
+        return until(is_ready, f"{', '.join(node.name for node in nodes)} are ready")
 
     def head(self, status: dict[str, Any]) -> Node:
         name = next(node["name"] for node in status["nodes"] if node["id"] == status["head"])
@@ -472,18 +477,13 @@ def stock_texts(model: Path, asked: Sequence[tuple[str, int, Sequence[Mapping[st
     command = [sys.executable, "-c", _STOCK, str(model)]
     environment = os.environ | NODE_ENVIRONMENT
     done = subprocess.run(
-        command, env=environment, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False
+        command,
+        env=environment,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@pytest.fixture(scope="session")
-def real_model() -> Path:
-    """Folder of a small model that people use. .ci/run fetches it before the tests, so that there they do not skip."""
-    command = [sys.executable, str(ROOT / "scripts" / "real_model.py"), "--quantized"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    if done.returncode == os.EX_UNAVAILABLE:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())

@@ -112,7 +112,7 @@ async def attack(target: Target, count: int, seed: int) -> None:
 
 def _known(target: Target, own: str) -> Known:
     """Return the values that a message needs to get past the first checks; `own` is the attacker's id."""
-    status = until(target.nodes[0].status, 10, "the status of a node")
+    status = until(target.nodes[0].status, "the status of a node")
     ids = [node["id"] for node in status["nodes"]]
     rings = [ring for model in status["models"] for ring in model["rings"]]
     return {

@@ -17,7 +17,6 @@ import psutil
 
 from tests.conftest import MODEL, ROOT, Cluster, Node, running_cluster, until
 
-READY_S = 60.0
 AT_ONCE = 8
 """Number of attacks that run at the same time."""
 SETTLE_S = 30.0
@@ -130,7 +129,7 @@ class Target:
         for node in self.nodes:
             self.check_processes(what)
             try:
-                until(lambda node=node: node.chat("Hello").text == self._hello, READY_S, f"{node.name} answers Hello")
+                until(lambda node=node: node.chat("Hello").text == self._hello, f"{node.name} answers Hello")
             except AssertionError as error:
                 self.findings.complain(f"after {what}: {error}")
             for traceback in set(TRACEBACK.findall(node.written[self._read[node.name] :])):
@@ -196,6 +195,6 @@ def running_target(directory: Path, limits: Limits, *, has_secret: bool) -> Iter
         cluster.launch(*options)
         for node in cluster.nodes:
             node.started()
-        cluster.ready(*cluster.nodes, within=READY_S)
+        cluster.ready(*cluster.nodes)
         with health.watching([node.port for node in cluster.nodes]) as watch:
             yield Target(cluster, models, secret, watch, limits)

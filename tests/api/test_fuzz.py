@@ -113,7 +113,7 @@ def left_as_before(served: Served) -> Iterator[None]:
     yield
     good = {"model": MODEL, **GOOD["/v1/chat/completions"]}
     assert served.ask("POST", "/v1/chat/completions", written(good)) == 200
-    until(lambda: served.tasks() <= before, WITHIN_S, "no request's task is left")
+    until(lambda: served.tasks() <= before, "no request's task is left")
     assert served.backend.running == 0
 
 

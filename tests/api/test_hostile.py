@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE = int(os.environ.get("PIPPIN_HOSTILE", "40"))
 HEALTH_S = 1.0
-"""It normally takes a twentieth of this; other processes may use the processor."""
+"""It normally takes a twentieth of this."""
 COST = 10 * MOST
 WITHIN_S = 60
 
@@ -54,8 +53,8 @@ class Child:
         return response.status
 
     def watched(self, request: Hostile) -> tuple[int, float, int]:
-        """Send a request; return its status, the longest time of /health meanwhile (s), and the process's growth
-        (bytes).
+        """Send a request; return its status, how long /health took at most meanwhile (processor seconds of the process, as
+        this machine may be busy), and the process's growth (bytes).
         """
         body, done = request.body(), threading.Event()
         before = self._seen.memory_info().rss
@@ -64,10 +63,10 @@ class Child:
         def watch() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WITHIN_S)
             while not done.wait(0.002):
-                begun = time.perf_counter()
+                begun = sum(self._seen.cpu_times()[:2])
                 connection.request("GET", "/health")
                 connection.getresponse().read()
-                took.append(time.perf_counter() - begun)
+                took.append(sum(self._seen.cpu_times()[:2]) - begun)
                 grown.append(self._seen.memory_info().rss - before)
             connection.close()
 

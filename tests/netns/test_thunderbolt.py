@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, Cluster, Node, until
+from tests.conftest import MODEL, PATIENCE_S, Cluster, Node, until
 from tests.netns.conftest import Host, cluster_on, ip, make_hosts
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,9 @@ def pair() -> Iterator[list[Host]]:
             ip("-n", host.space, "address", "add", f"fe80::{number}/64", "dev", CABLE, "nodad")
             # Otherwise both are as wide as the processor is quick, and either may be measured as the wider one.
             slow = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
-            subprocess.run(["tc", "-n", host.space, "qdisc", "add", "dev", "eth0", *slow], check=True, timeout=20)
+            subprocess.run(
+                ["tc", "-n", host.space, "qdisc", "add", "dev", "eth0", *slow], check=True, timeout=PATIENCE_S
+            )
         yield made
 
 
@@ -47,7 +49,7 @@ def test_the_cable_is_found_and_used_and_people_see_the_network(
     pair: list[Host], tmp_path: Path, stock: dict[str, str]
 ) -> None:
     with cluster_on(pair, tmp_path, "--stages", "2") as cluster:
-        measured = until(lambda: over_cable(cluster), 60, "both use the cable")
+        measured = until(lambda: over_cable(cluster), "both use the cable")
         assert all(link["bytes_per_second"] > 1e6 for link in measured)
         status = cluster.nodes[0].status()
         assert {node["address"].rpartition(":")[0] for node in status["nodes"]} == {host.address for host in pair}
@@ -76,7 +78,7 @@ def test_a_cable_alone_with_the_peer_given_by_hand(
         secret = ("--secret-file", str(path))
     options = ("--no-mdns", "--interface", CABLE, "--grpc-port", str(PORT), "--stages", "2", *secret)
     with cluster_on(pair, tmp_path, *options, last=("--peer", f"[fe80::1%{CABLE}]:{PORT}")) as cluster:
-        until(lambda: over_cable(cluster), 60, "both use the cable")
+        until(lambda: over_cable(cluster), "both use the cable")
         for node in cluster.nodes:
             assert node.chat("Hello").text == stock["Hello"]
             assert node.written.count(f"loading {MODEL}") == 1
@@ -89,7 +91,7 @@ def test_a_cable_that_moves_to_another_port_is_used_there(
     """The port's interface has another name, and the address that the first one had: no address changes."""
     moved, first = "thunderbolt1", pair[0]
     with cluster_on(pair, tmp_path, "--stages", "2") as cluster:
-        until(lambda: over_cable(cluster), 60, "both use the cable")
+        until(lambda: over_cable(cluster), "both use the cable")
         ip("-n", first.space, "link", "set", CABLE, "down")
         ip("-n", first.space, "link", "set", CABLE, "name", moved)
         try:
@@ -97,7 +99,7 @@ def test_a_cable_that_moves_to_another_port_is_used_there(
             ip("-n", first.space, "address", "replace", "fe80::1/64", "dev", moved, "nodad")
             node, other = cluster.nodes
             ends = {node.name: moved, other.name: CABLE}
-            until(lambda: link_interfaces(node) == ends, 60, "both use the cable again")
+            until(lambda: link_interfaces(node) == ends, "both use the cable again")
             assert node.streamed("Hello") == other.streamed("Hello") == stock["Hello"]
         finally:
             ip("-n", first.space, "link", "set", moved, "down")

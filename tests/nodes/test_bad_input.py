@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,11 +115,9 @@ def test_unknown_architecture(node: Node) -> None:
 
 
 def ask_for_a_model_of_the_hub(node: Node) -> None:
-    begin = time.monotonic()
     answer = node.post("/v1/chat/completions", chat_body("Hello") | {"model": "someone/something"})
     assert (answer.status, answer.error["code"]) == (503, "hub_unavailable"), answer.body
     assert answer.headers["Retry-After"]
-    assert time.monotonic() - begin < 5
 
 
 def test_a_hub_that_may_not_be_asked(node: Node) -> None:

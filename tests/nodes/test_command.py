@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, ROOT, Cluster
+from tests.conftest import BIN, PATIENCE_S, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
     command = [str(argument) for argument in arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT)
 
 
 def free_port() -> int:

@@ -129,10 +129,10 @@ def test_a_device_that_fails_for_good_in_one_of_three_nodes(
 
     with ThreadPoolExecutor(2) as threads:
         texts = threads.map(read, range(2))
-        until(lambda: all(began), 30, "both streams have begun")
+        until(lambda: all(began), "both streams have begun")
         fallible.fail(failing, error)
         assert list(texts) == [stock[GREEDY["content"]], seeded]
-    assert failing.wait(60) == 70
+    assert failing.wait() == 70
     assert "ends with 70" in failing.written
     assert json.loads((tmp_path / failing.name / "failures.json").read_text())["in_row"] == 1
     cluster.ready(*rest)
@@ -179,9 +179,9 @@ def test_after_two_ends_in_a_row_a_node_waits(cluster: Cluster, tmp_path: Path) 
     record = tmp_path / "n1" / "failures.json"
     record.write_text(json.dumps({"in_row": 2, "ended_at": time.time() + 3600}))  # by a clock that was set back since
     node = cluster.launch("--model", MODEL, name="n1")
-    until(lambda: "it waits 30 s before it starts" in node.written, 60, "the node waits")
+    until(lambda: "it waits 30 s before it starts" in node.written, "the node waits")
     node.signal(signal.SIGINT)
-    assert node.wait(20) == 0
+    assert node.wait() == 0
     assert "API on" not in node.written
     record.unlink()
     cluster.launch("--model", MODEL, name="n1").started()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, Cluster, Node, until
+from tests.conftest import BIN, PATIENCE_S, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ FEW = 'ulimit -n 512; exec "$0" "$@"'
 
 def doctor(node: Node, *options: str) -> list[dict[str, Any]]:
     command = [str(BIN / "cluster"), "doctor", "--json", "--api", node.url, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode in (0, 4), done.stderr
     return json.loads(done.stdout)["warnings"]
 
@@ -28,6 +28,6 @@ def test_issues_of_a_node_are_told_by_another(cluster: Cluster) -> None:
     def told() -> set[str]:
         return {issue["code"] for issue in doctor(other, "--node", "poor")}
 
-    until(lambda: {"few-descriptors", "open-api"} <= told(), 10, "the other node tells of both issues")
+    until(lambda: {"few-descriptors", "open-api"} <= told(), "the other node tells of both issues")
     assert not {issue["code"] for issue in doctor(other, "--node", "other")} & {"few-descriptors", "open-api"}
     assert "poor may open 512 files" in poor.written

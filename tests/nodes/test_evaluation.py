@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conftest import MODEL, NODE_ENVIRONMENT, ROOT, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, NODE_ENVIRONMENT, PATIENCE_S, ROOT, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,13 @@ def stock() -> list[dict[str, Any]]:
     command = [sys.executable, "-c", _STOCK, str(ROOT / "node" / "builtin" / MODEL)]
     environment = os.environ | NODE_ENVIRONMENT
     done = subprocess.run(
-        command, env=environment, input=json.dumps(TEXTS), capture_output=True, text=True, timeout=120, check=False
+        command,
+        env=environment,
+        input=json.dumps(TEXTS),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -158,7 +164,7 @@ def test_evaluations_outlive_a_node(cluster: Cluster, stock: list[dict[str, Any]
     with ThreadPoolExecutor(2) as threads:
         embedded = threads.submit(gateway.post, "/v1/embeddings", {"model": MODEL, "input": many})
         scored = threads.submit(complete, gateway, many[:6], echo=True, logprobs=1, max_tokens=0)
-        until(lambda: gateway.running() > 1, 10, "the texts are evaluated")
+        until(lambda: gateway.running() > 1, "the texts are evaluated")
         victim.kill()
         entries, choices = embedded.result().json["data"], scored.result()
     assert len(entries) == len(many)
@@ -166,4 +172,4 @@ def test_evaluations_outlive_a_node(cluster: Cluster, stock: list[dict[str, Any]
         assert entry["embedding"] == pytest.approx(stock[3]["embedding"], abs=1e-4)
     for choice in choices:
         assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(stock[3]["logprobs"], abs=1e-3)
-    until(lambda: gateway.running() == 0, 10, "nothing is left over")
+    until(lambda: gateway.running() == 0, "nothing is left over")

@@ -11,8 +11,6 @@ from tests.conftest import MODEL, Answer, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
 
-FREED_S = 10.0
-
 
 @pytest.fixture(scope="module")
 def node(three: Cluster) -> Node:
@@ -29,7 +27,7 @@ def endpoints(node: Node) -> list[str]:
 @pytest.fixture(autouse=True)
 def left_as_before(three: Cluster, node: Node, stock: dict[str, str]) -> Iterator[None]:
     yield
-    until(lambda: node.running() == 0, FREED_S, "nothing runs on")
+    until(lambda: node.running() == 0, "nothing runs on")
     for each in three.nodes:
         assert each.chat("Hello").text == stock["Hello"]
         assert "Traceback" not in each.written

@@ -31,9 +31,9 @@ def test_answers_end_with_their_client_whatever_it_sent_behind_them(three: Clust
     clients = [socket.create_connection((node.host, node.port)) for _ in range(REQUESTS)]
     for client in clients:
         client.sendall(head + body)
-    until(lambda: node.running() == REQUESTS, 20, "all of them run")
+    until(lambda: node.running() == REQUESTS, "all of them run")
     for client in clients:
         client.sendall(behind)
         client.close()
-    until(lambda: node.running() == 0, 60, "none of them runs")
+    until(lambda: node.running() == 0, "none of them runs")
     assert answer_tokens(node) - before < REQUESTS * TOKENS / 2, "they ended before they were complete"

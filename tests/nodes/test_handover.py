@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
+from tests.conftest import BIN, MODEL, PATIENCE_S, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
 ASKED = [f"Count from {first} to {first + 40}" for first in range(1, 9)]
 TOKENS = 200
-MOVED_S = 20.0
-"""Loading the small model on a busy machine and handing over takes a tenth of this."""
 
 
 @contextmanager
@@ -37,7 +35,7 @@ def streams(gateways: Sequence[Node]) -> Iterator[list[Future[str]]]:
     with ThreadPoolExecutor(len(ASKED)) as pool:
         answers = [pool.submit(ask, number) for number in range(len(ASKED))]
         for _ in ASKED:
-            assert begun.acquire(timeout=30), [answer.exception(0) for answer in answers if answer.done()]
+            assert begun.acquire(timeout=PATIENCE_S), [answer.exception(0) for answer in answers if answer.done()]
         yield answers
 
 
@@ -47,11 +45,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (node,) = cluster.start(1, "--model", MODEL)
         cluster.ready(node)
         with streams([node]) as answers:
-            return [answer.result(60) for answer in answers]
+            return [answer.result() for answer in answers]
 
 
 def texts(answers: list[Future[str]]) -> list[str]:
-    return [answer.result(60) for answer in answers]
+    return [answer.result() for answer in answers]
 
 
 def rings(node: Node) -> list[dict[str, Any]]:
@@ -65,7 +63,7 @@ def have(node: Node, count: int) -> list[dict[str, Any]]:
         seen = rings(node)
         return seen if [ring["state"] for ring in seen] == ["ready"] * count else None
 
-    return until(found, MOVED_S, f"{count} rings are ready: {rings(node)}")
+    return until(found, f"{count} rings are ready: {rings(node)}")
 
 
 def name_of(status: dict[str, Any], node: str) -> str:
@@ -83,7 +81,7 @@ def test_replicas_share_the_load_and_outlive_each_other(cluster: Cluster, undist
     cluster.ready(first, second)
     have(first, 2)
     with streams([first]) as answers:
-        until(lambda: min(ring["requests"]["running"] for ring in rings(first)) >= 2, 5, "each ring has some of them")
+        until(lambda: min(ring["requests"]["running"] for ring in rings(first)) >= 2, "each ring has some of them")
         second.kill()
         assert texts(answers) == undisturbed
     have(first, 1)
@@ -95,7 +93,7 @@ def test_a_node_that_joins_is_used_and_nobody_waits(cluster: Cluster, undisturbe
     before = cluster.ready(first)["models"][0]["rings"]
     with streams([first]) as answers:
         second = cluster.launch("--model", MODEL, "--stages", "2").started()
-        until(lambda: any(ring["state"] == "retiring" for ring in rings(first)), MOVED_S, "the old ring retires")
+        until(lambda: any(ring["state"] == "retiring" for ring in rings(first)), "the old ring retires")
         assert texts(answers) == undisturbed
     (ring,) = have(second, 1)
     assert len(ring["stages"]) == 2
@@ -116,7 +114,7 @@ def command(cluster: Cluster, *arguments: str) -> tuple[int, str]:
         [str(BIN / "cluster"), *arguments, "--api", cluster.nodes[0].url],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
@@ -133,7 +131,7 @@ def test_a_node_is_drained_and_no_stream_notices(three: Cluster, undisturbed: li
             assert texts(answers) == undisturbed
         assert victim.chat(ASKED[1], max_tokens=TOKENS, ignore_eos=True).text == undisturbed[1]
         assert command(three, "undrain", victim.name)[0] == 0
-        until(lambda node=victim: node.state_of(node) in ("idle", "ready"), 5, "it is in use again")
+        until(lambda node=victim: node.state_of(node) in ("idle", "ready"), "it is in use again")
 
 
 def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Cluster, undisturbed: list[str]) -> None:
@@ -141,7 +139,7 @@ def test_a_node_that_says_goodbye_stays_until_its_streams_have_moved(three: Clus
     rest = [node for node in three.nodes if node is not victim]
     with streams(rest) as answers:
         victim.signal(signal.SIGTERM)
-        assert victim.wait(MOVED_S) == 0
+        assert victim.wait() == 0
         assert texts(answers) == undisturbed
     assert "lost its ring after 0 tokens" not in "".join(node.written for node in rest)
     three.ready(*rest)
@@ -153,7 +151,7 @@ def test_a_drained_node_stays_so_under_a_new_head(cluster: Cluster) -> None:
     drained, other = (node for node in nodes if node is not head)
     assert command(cluster, "drain", drained.name)[0] == 0
     head.kill()
-    until(lambda: cluster.agreed(drained, other, within=0), 10, "there is a new head")
+    cluster.agreed(drained, other)
     (ring,) = have(other, 1)
     assert members(cluster, ring) == [other]
     assert drained.state_of(drained) == other.state_of(drained) == "drained"
@@ -173,4 +171,4 @@ def test_a_node_that_is_needed_is_not_drained(cluster: Cluster) -> None:
     assert (answer.status, answer.error["code"]) == (503, "no_capacity")
     assert small.post("/cluster/nodes/nobody/drain", None).status == 404
     assert small.post(f"/cluster/nodes/{small.name}/drain", None).status == 200
-    until(lambda: small.state_of(small) == "drained", 5, "an idle node is drained at once")
+    until(lambda: small.state_of(small) == "drained", "an idle node is drained at once")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from node.model.hub import Hub
-from tests.conftest import BIN, Cluster, Node, chat_body, until
+from tests.conftest import BIN, PATIENCE_S, Cluster, Node, chat_body, until
 from tests.model.conftest import FakeHub
 from tests.nodes.hub import ID, demo_hub, of_hub, weights
 
@@ -79,7 +79,7 @@ def test_files_leave_the_hub_once_and_a_node_without_internet_serves(
     one, two = (node.started() for node in launched)
     cluster.agreed(one, two)
     pulls = [pull(node) for node in (one, two)]
-    assert [each.wait(60) for each in pulls] == [0, 0]
+    assert [each.wait(PATIENCE_S) for each in pulls] == [0, 0]
     files = {name: content for name, content in hub.repos[ID].items() if name.endswith(".safetensors")}
     assert sorted(hub.fetched()) == sorted(files)
 
@@ -88,7 +88,7 @@ def test_files_leave_the_hub_once_and_a_node_without_internet_serves(
     three = cluster.launch("--model", ID, environment=offline, name="n3").started()
     cluster.agreed(one, two, three)
     with pull(three) as pulling:
-        assert pulling.wait(60) == 0
+        assert pulling.wait(PATIENCE_S) == 0
     one.kill()
     two.kill()
     cluster.agreed(three)
@@ -120,20 +120,20 @@ def test_a_peer_and_the_receiver_are_killed_half_way_and_nothing_comes_twice(clu
         return [(name, int(offset)) for name, offset in (line.split() for line in lines)]
 
     with pull(three) as pulling:
-        until(lambda: [path.stat().st_size for path in here() if path.stat().st_size] == [first] * 2, 30, "two parts")
+        until(lambda: [path.stat().st_size for path in here() if path.stat().st_size] == [first] * 2, "two parts")
         (x, at_x), (y, at_y) = *spans(one), *spans(two)
         assert x != y, "from two at once"
         assert at_x == at_y == 0
         one.kill()
-        until(lambda: re.search("could not be fetched from", three.written), 20, "the other peer's death is noticed")
+        until(lambda: re.search("could not be fetched from", three.written), "the other peer's death is noticed")
         three.kill()
-        pulling.wait(30)
+        pulling.wait(PATIENCE_S)
     three = cluster.launch(name="n3", environment=offline | {"HF_HOME": str(cluster.directory / "n3-home")}).started()
     cluster.agreed(two, three)
     with pull(three) as pulling:
-        until(lambda: len(spans(two)) > 1, 30, "the next part")
+        until(lambda: len(spans(two)) > 1, "the next part")
         gate.touch()
-        assert pulling.wait(60) == 0
+        assert pulling.wait(PATIENCE_S) == 0
     (z,) = {name for name in hub.repos[ID] if name.endswith(".safetensors")} - {x, y}
     assert sorted(spans(two)[1:]) == sorted([(x, first), (y, first), (z, 0)])
     (folder,) = (cluster.directory / "n3" / "fetched").glob("*/someone/demo")
@@ -150,12 +150,12 @@ def test_a_download_goes_on_after_kill_and_after_ctrl_c(cluster: Cluster, hub: F
         hub.stalls[name] = parts[number]
         node = cluster.launch("--model", ID, environment=of_hub(hub, home)).started()
         came = sum(parts[: number + 1])
-        until(lambda came=came: incomplete(home) == came, 60, f"{came} bytes of {name}")  # type: ignore[misc]
+        until(lambda came=came: incomplete(home) == came, f"{came} bytes of {name}")  # type: ignore[misc]
         node.signal(end)
         if end is signal.SIGKILL:
             node.kill()
         else:
-            assert node.wait(10) == 0, "it does not wait for the hub"
+            assert node.wait() == 0, "it does not wait for the hub"
     node = cluster.launch("--model", ID, environment=of_hub(hub, home)).started()
     assert node.post("/v1/chat/completions", chat_body("Hello", model=ID, max_tokens=64)).text == stock["Hello"]
     assert hub.begins(name) == [0, parts[0], sum(parts)]
@@ -173,14 +173,14 @@ def test_a_download_is_in_sight(cluster: Cluster, hub: FakeHub) -> None:
         (load,) = own["loads"]
         return load
 
-    until(lambda: 0 < (load()["done_bytes"] or 0) == fetched(cluster.directory / "home"), 30, "the download stalls")
+    until(lambda: 0 < (load()["done_bytes"] or 0) == fetched(cluster.directory / "home"), "the download stalls")
     assert (load()["state"], load()["total_bytes"]) == ("fetching", total)
     share = f"{100 * load()['done_bytes'] / total:.0f} %"
     with node.request("POST", "/v1/chat/completions", chat_body("Hello", model=ID, stream=True)) as response:
         comment = response.readline().decode()  # after 10 s
     assert re.fullmatch(rf": n1 has fetched {share} of layers 0-7 of {ID}: [0-9.]+ of [0-9.]+ MB.*\n", comment), comment
     line = rf"fetching {ID} layers 0-7: {share}, [0-9.]+ of [0-9.]+ MB"
-    until(lambda: re.search(line, node.written), 15, "a line every 10 s")
+    until(lambda: re.search(line, node.written), "a line every 10 s")
     table = subprocess.run([BIN / "cluster", "status", "--api", node.url], capture_output=True, text=True, check=False)
     assert re.search(rf"^n1 \*  loading .* {share}", table.stdout, re.MULTILINE), table.stdout
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Tab
-from tests.conftest import BIN, MODEL, ROOT, Cluster, Node
+from tests.conftest import BIN, MODEL, PATIENCE_S, ROOT, Cluster, Node
 from tests.nodes.hub import ID, demo_hub, of_hub, weights
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 PACKAGES = ("node", "api")
 QUESTION = "Tell me a long story about a cat."
 """Its answer takes some seconds."""
-SEEN_S = 8.0
 """The page promises two seconds for a node that is lost, and three for a new one; these machines may be busy."""
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
@@ -31,7 +30,13 @@ def run(*command: object, cwd: Path) -> str:
     """Output of a command that must succeed."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=60, check=False
+        [str(each) for each in command],
+        cwd=cwd,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -106,7 +111,7 @@ async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: C
         await tab.open(first.url)
         await tab.until("document.querySelector('#summary').innerText.startsWith('idle, 1 node')")
         second = await asyncio.to_thread(start, "mini-2")
-        await tab.until("document.querySelectorAll('.node:not(.gone)').length === 2", "both are seen", SEEN_S)
+        await tab.until("document.querySelectorAll('.node:not(.gone)').length === 2", "both are seen")
         assert ID in await command("pull", ID)
         assert weights(tmp_path / "mini-1-home")
     fetched = len(hub.log)
@@ -115,9 +120,9 @@ async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: C
     assert len(hub.log) == fetched
     assert not weights(tmp_path / "mini-2-home")
     assert list((tmp_path / "mini-2" / "fetched").rglob("*.safetensors")), "the second has its layers from the first"
-    await tab.until("document.querySelectorAll('.band .layers').length === 2", "the page shows both stages", SEEN_S)
+    await tab.until("document.querySelectorAll('.band .layers').length === 2", "the page shows both stages")
 
-    await tab.until(f"document.querySelector('#model').value === '{ID}'", "the chat is with the loaded model", SEEN_S)
+    await tab.until(f"document.querySelector('#model').value === '{ID}'", "the chat is with the loaded model")
     await tab.click(".settings summary")
     await tab.write("#temperature", "0")
     await tab.write("#prompt", QUESTION)
@@ -125,9 +130,9 @@ async def test_a_newcomers_story(bin_directory: Path, tmp_path: Path, cluster: C
     await tab.until("document.querySelector('.assistant > .text')?.innerText.length > 20", "the answer has begun")
     complete = "document.querySelector('.assistant > .actions:not([hidden])') !== null"
     second.kill()
-    await tab.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'", "mini-2 is grey", SEEN_S)
+    await tab.until("document.querySelector('.node.gone .name')?.innerText === 'mini-2'", "mini-2 is grey")
     assert not await tab.evaluate(complete), "the answer goes on meanwhile"
-    await tab.until(complete, "the answer is complete", within=30)
+    await tab.until(complete, "the answer is complete")
     undisturbed = await command("run", ID, "--temperature", "0", QUESTION)
     assert (await tab.text(".assistant > .text")).split() == undisturbed.split()
     assert await tab.text(".assistant > .error") == ""
@@ -138,6 +143,6 @@ def test_pippin_names_its_programs(bin_directory: Path, tmp_path: Path) -> None:
     pippin = bin_directory / "pippin"
     assert "pippin node" in run(pippin, "--help", cwd=tmp_path)
     assert run(pippin, "node", "--version", cwd=tmp_path).startswith("pippin ")
-    wrong = subprocess.run([str(pippin), "start"], capture_output=True, text=True, timeout=30, check=False)
+    wrong = subprocess.run([str(pippin), "start"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert wrong.returncode == 2
     assert "there is no 'start'" in wrong.stderr

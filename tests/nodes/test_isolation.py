@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, Cluster, running_cluster, until
+from tests.conftest import BIN, PATIENCE_S, Cluster, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +24,12 @@ def test_peers_without_multicast_and_a_node_of_another_version(cluster: Cluster,
     cluster.agreed(first, second, third)
     assert third.chat("Hello").text == stock["Hello"]
 
-    until(lambda: first.state_of(stranger) == "refused", 5, "the node of another version is refused")
+    until(lambda: first.state_of(stranger) == "refused", "the node of another version is refused")
     cluster.agreed(first, second, third)
     warnings = {warning["code"]: warning for warning in first.status()["warnings"]}
     assert stranger.name in warnings["version-mismatch"]["text"]
     command = [str(BIN / "cluster"), "status", "--api", first.url]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert re.search(rf"^{stranger.name} +not joined", shown.stdout, re.MULTILINE), shown.stdout
     assert first.chat("Hello").text == stock["Hello"]
 

@@ -67,10 +67,9 @@ def test_who_hangs_up_again_and_again_leaves_no_more_than_one_answer_does(cluste
             for number, _ in enumerate(events):
                 if number > 120:
                     break
-        until(lambda: node.running() == 0, 5, "no session is left")
+        until(lambda: node.running() == 0, "no session is left")
     until(
         lambda: all(now <= then for now, then in zip(kv_bytes(nodes), kept, strict=True)),
-        5,
         f"the caches are freed: {kv_bytes(nodes)}, not {kept}",
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, Cluster, until
+from tests.conftest import BIN, PATIENCE_S, Cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +16,13 @@ def test_debug_has_a_line_for_each_request_and_none_of_libraries(cluster: Cluste
     cluster.agreed(node)
     answer = node.get("/v1/models")
     line = rf"DEBUG +{answer.headers['X-Request-ID']} GET /v1/models from 127.0.0.1: 200 after"
-    until(lambda: re.search(line, node.written), 5, "the request's line")
+    until(lambda: re.search(line, node.written), "the request's line")
     assert not re.search("poller|selector|cygrpc", node.written, re.IGNORECASE), node.written
 
 
 def test_a_node_without_a_model_says_what_to_do_next(cluster: Cluster) -> None:
     (node,) = cluster.start(1)
-    until(lambda: "no model is named" in node.written, 5, "the next step")
+    until(lambda: "no model is named" in node.written, "the next step")
     assert "--model llama-3.2-1b" in node.written
     assert "`cluster status`" in node.written
 
@@ -44,13 +44,13 @@ def test_a_node_shows_the_log_of_another_one_which_takes_another_key(
     command = [str(BIN / "cluster"), "logs", second.name, "--api", first.url, "--api-key-file", str(keys[0])]
 
     def shown() -> str:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False).stdout
 
-    line = until(lambda: re.search(r"node n2 of cluster .*: API on \S+", second.written), 10, "its first line")
-    until(lambda: line[0] in shown(), 30, "the other node's log")
+    line = until(lambda: re.search(r"node n2 of cluster .*: API on \S+", second.written), "its first line")
+    until(lambda: line[0] in shown(), "the other node's log")
     with subprocess.Popen([*command, "--follow"], stdout=subprocess.PIPE, text=True) as following:
-        asked = until(lambda: second.get("/v1/models"), 10, "a line of its log").headers["X-Request-ID"]
-        until(lambda: asked in shown(), 10, "the request's line")
+        asked = until(lambda: second.get("/v1/models"), "a line of its log").headers["X-Request-ID"]
+        until(lambda: asked in shown(), "the request's line")
         assert any(asked in line for line in following.stdout)
         second.kill()
         assert "did not answer" in following.stdout.read().splitlines()[-1]

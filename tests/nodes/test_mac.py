@@ -31,7 +31,7 @@ def test_the_systems_own_mdns_sees_a_node(cluster: Cluster) -> None:
     log = cluster.directory / "dns-sd.log"
     with log.open("wb") as file, subprocess.Popen(["dns-sd", "-B", "_pippin._tcp", "local."], stdout=file) as browser:
         try:
-            until(lambda: node_id in log.read_text(), 20, "dns-sd lists the node")
+            until(lambda: node_id in log.read_text(), "dns-sd lists the node")
         finally:
             browser.terminate()
 
@@ -41,8 +41,8 @@ def test_a_running_node_keeps_the_mac_awake(cluster: Cluster) -> None:
     asked = ["pmset", "-g", "assertions"]
     caffeinate = f"caffeinate -is -w {node.process.pid}"
     processes = ["ps", "-axo", "command"]
-    until(lambda: caffeinate in subprocess.check_output(processes, text=True), 10, "caffeinate runs")
-    until(lambda: "caffeinate" in subprocess.check_output(asked, text=True), 10, "the system knows of it")
+    until(lambda: caffeinate in subprocess.check_output(processes, text=True), "caffeinate runs")
+    until(lambda: "caffeinate" in subprocess.check_output(asked, text=True), "the system knows of it")
     assert "multi-threaded" not in node.written, "the server of sandboxes forks beside a thread of macOS's"
     node.end()
-    until(lambda: caffeinate not in subprocess.check_output(processes, text=True), 10, "caffeinate has ended")
+    until(lambda: caffeinate not in subprocess.check_output(processes, text=True), "caffeinate has ended")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BIN, MODEL, ROOT, Cluster, Node, until
+from tests.conftest import BIN, MODEL, PATIENCE_S, ROOT, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def cluster_command(node: Node, *arguments: str) -> list[str]:
 def asked(node: Node, *arguments: str, stdin: str = "", code: int = 0) -> str:
     """What a command prints; to stderr if it fails."""
     done = subprocess.run(
-        cluster_command(node, *arguments), input=stdin, capture_output=True, text=True, timeout=60, check=False
+        cluster_command(node, *arguments), input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == code, done
     return done.stderr if code else done.stdout
@@ -71,7 +71,7 @@ def test_a_model_that_came_just_now_is_fetched_by_another_node_and_deleted(clust
     shutil.copytree(ROOT / "node" / "builtin" / MODEL, mine / "mine")
     assert asked(one, "run", "mine", "Hello", "--temperature", "0") == f"{text}\n"
 
-    until(lambda: "mine" in asked(two, "models"), 10, "the other node knows the model")
+    until(lambda: "mine" in asked(two, "models"), "the other node knows the model")
     assert re.fullmatch(r"mine   [0-9.]+ MB\n", asked(two, "pull", "mine"))
     (model,) = (each for each in json.loads(asked(two, "models", "--json"))["models"] if each["id"] == "mine")
     assert len(model["nodes"]) == 2
@@ -85,7 +85,7 @@ def test_an_idle_model_is_unloaded_unless_somebody_names_it(cluster: Cluster) ->
     one, two = cluster.start(2, "--keep-alive", "2s")
     cluster.agreed(one, two)
     assert asked(two, "run", MODEL, "Hello")
-    until(lambda: not two.status()["models"] and not in_memory(two), 15, "the idle model is unloaded")
+    until(lambda: not two.status()["models"] and not in_memory(two), "the idle model is unloaded")
     assert "had no request for 2 s" in one.written + two.written
 
 
@@ -98,7 +98,7 @@ def test_the_log_of_a_node_by_any_of_its_names(three: Cluster) -> None:
         assert process.stdout
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) in (0, 130)
+        assert process.wait(PATIENCE_S) in (0, 130)
 
 
 def test_answers_in_the_terminal(three: Cluster) -> None:
@@ -120,5 +120,5 @@ def test_ctrl_c_ends_the_request_too(three: Cluster) -> None:
         assert process.stdout
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-    until(lambda: node.running() == 0, 10, "the request ends")
+        assert process.wait(PATIENCE_S) == 130
+    until(lambda: node.running() == 0, "the request ends")

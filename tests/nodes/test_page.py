@@ -10,7 +10,6 @@ from tests.conftest import MODEL, Cluster
 pytestmark = pytest.mark.slow
 
 QUESTION = "Count from 1 to 100"
-GREY_S = 5.0
 """The page promises two seconds; these machines may be busy."""
 
 
@@ -33,10 +32,8 @@ async def test_an_answer_goes_on_when_a_node_is_killed(tab: Tab, cluster: Cluste
     gone = (
         f"[...document.querySelectorAll('.node.gone .name')].map((each) => each.innerText).join() === '{killed.name}'"
     )
-    await tab.until(gone, "the node that was killed is grey", within=GREY_S)
-    await tab.until(
-        "document.querySelector('.assistant > .actions:not([hidden])') !== null", "the answer is complete", within=60
-    )
+    await tab.until(gone, "the node that was killed is grey")
+    await tab.until("document.querySelector('.assistant > .actions:not([hidden])') !== null", "the answer is complete")
     assert (await tab.text(".assistant > .text")).split() == undisturbed.text.split()
     assert await tab.text(".assistant > .error") == ""
     assert "tokens/s" in await tab.text(".figures")

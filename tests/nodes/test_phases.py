@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, Cluster, Node, running_cluster, until
+from tests.conftest import MODEL, PATIENCE_S, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,6 @@ def chat(content: str, **body: Any) -> tuple[str, dict[str, Any]]:
 
 LOSSES = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 """The node dies, hangs, or leaves."""
-LEAVE_S = 40.0
-"""Seconds within which a node that is told to stop has ended."""
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": MOVE}}]
 REQUESTS = [
@@ -132,11 +130,11 @@ class Home:
         with ThreadPoolExecutor(len(REQUESTS)) as threads:
             answers = [threads.submit(read, self.gateway, *request, on_its_way.release) for request in REQUESTS]
             for _ in range(40 if begun else 0):
-                assert on_its_way.acquire(timeout=30), "the first request begins"
+                assert on_its_way.acquire(timeout=PATIENCE_S), "the first request begins"
             yield
             for answer, undisturbed in zip(answers, self.undisturbed, strict=True):
-                assert answer.result(90) == alike(undisturbed)
-        until(lambda: self.gateway.running() == 0, 10, "no session is left")
+                assert answer.result() == alike(undisturbed)
+        until(lambda: self.gateway.running() == 0, "no session is left")
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +155,14 @@ def over(lost: Node, number: signal.Signals) -> None:
     if number == signal.SIGSTOP:
         lost.signal(signal.SIGCONT)
     else:
-        lost.wait(LEAVE_S)
+        lost.wait()
 
 
 @pytest.mark.parametrize("number", LOSSES)
 def test_while_requests_wait_in_the_queue(home: Home, number: signal.Signals) -> None:
     driver, _ = home.ring()
     with home.disturbed(begun=False):
-        until(lambda: home.model()["requests"]["queued"] > 0, 10, "some have to wait")
+        until(lambda: home.model()["requests"]["queued"] > 0, "some have to wait")
         driver.signal(number)
     over(driver, number)
 
@@ -179,19 +177,19 @@ def test_between_two_chunks_of_a_prompt(home: Home, mishap: str) -> None:
         stage.signal(signal.SIGSTOP)
         try:
             answer = thread.submit(read, home.gateway, *unheard, begun.set)
-            until(lambda: home.model()["requests"]["running"] == 1, 10, "the prompt has a place")
+            until(lambda: home.model()["requests"]["running"] == 1, "the prompt has a place")
             assert not begun.is_set()
             if mishap == "stage killed":
                 stage.kill()
             elif mishap != "stage hangs":
                 driver.signal(signal.SIGKILL if mishap == "driver killed" else signal.SIGTERM)
                 stage.signal(signal.SIGCONT)
-            disturbed = answer.result(60)
+            disturbed = answer.result()
         finally:
             stage.signal(signal.SIGCONT)
     assert disturbed == alike(read(home.gateway, *unheard))
     if mishap.startswith("driver"):
-        driver.wait(LEAVE_S)
+        driver.wait()
 
 
 def test_another_node_hangs_while_a_head_is_elected(home: Home) -> None:
@@ -205,7 +203,7 @@ def test_another_node_hangs_while_a_head_is_elected(home: Home) -> None:
         with home.disturbed():
             heir.signal(signal.SIGSTOP)
             head.kill()
-            until(lambda: not home.gateway.status()["head"], 10, "there is no head")
+            until(lambda: not home.gateway.status()["head"], "there is no head")
         after = home.gateway.status()
         assert after["term"] > status["term"]
         assert after["head"] not in (status["head"], "")
@@ -224,7 +222,7 @@ def test_the_next_driver_is_lost_before_it_has_taken_over(home: Home, number: si
 
     with home.disturbed():
         driver.kill()
-        heir = until(next_driver, 10, "there is another ring")
+        heir = until(next_driver, "there is another ring")
         heir.signal(number)
     over(heir, number)
 
@@ -235,8 +233,8 @@ def test_who_asked_a_node_that_dies_sees_it_and_is_served_by_another(home: Home)
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(read, driver, *REQUESTS[0], begun.release)
         for _ in range(20):
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=PATIENCE_S)
         driver.kill()
         with pytest.raises((AssertionError, OSError, HTTPException)):
-            answer.result(5)
+            answer.result()
     assert read(home.gateway, *REQUESTS[0]) == alike(home.undisturbed[0])

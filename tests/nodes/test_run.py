@@ -17,12 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import MODEL, NODE_ENVIRONMENT, ROOT, Cluster, Node, until
+from tests.conftest import MODEL, NODE_ENVIRONMENT, PATIENCE_S, ROOT, Cluster, Node, until
 
 pytestmark = pytest.mark.slow
-
-READY_S = 60.0
-SHOWN_S = 20.0
 
 
 @dataclass
@@ -37,14 +34,14 @@ class Script:
     def nodes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children() if self.process.poll() is None else []
 
-    def says(self, pattern: str, within: float = SHOWN_S) -> re.Match[str]:
+    def says(self, pattern: str) -> re.Match[str]:
         def find() -> re.Match[str] | None:
             found = re.search(pattern, self.written)
             if not found and self.process.poll() is not None:
                 pytest.fail(f"the script ended with {self.process.returncode}: {self.written}")
             return found
 
-        return until(find, within, f"the script says {pattern!r}")
+        return until(find, f"the script says {pattern!r}")
 
 
 @contextlib.contextmanager
@@ -69,7 +66,7 @@ def script(log: Path, *options: str, **more: str) -> Iterator[Script]:
 def ask(written: str) -> Any:
     """Send the request that the script shows."""
     curl = next(line for line in written.splitlines() if line.strip().startswith("curl"))
-    done = subprocess.run([*shlex.split(curl), "-s"], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([*shlex.split(curl), "-s"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     return json.loads(done.stdout)
 
 
@@ -77,7 +74,7 @@ def test_three_nodes_share_the_model(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"  # of the node that the user otherwise runs here
     config.write_text('name = "mine"\napi-port = 52416\ngrpc-port = 52417\ndata-dir = "mine"\nlog-file = "mine.log"\n')
     with script(tmp_path / "log", "--nodes", "3", "--api-port", "0", PIPPIN_CONFIG=str(config)) as run:
-        port = run.says(r"Pippin is ready at http://localhost:(\d+)/v1", READY_S)[1]
+        port = run.says(r"Pippin is ready at http://localhost:(\d+)/v1")[1]
         run.says("Ctrl-C stops it")
         assert len(re.findall(rf"{MODEL}: layers (\d)-(\d) on (node-\d)", run.written)) == 3, run.written
         assert ask(run.written)["choices"][0]["message"]["content"]
@@ -90,7 +87,7 @@ def test_three_nodes_share_the_model(tmp_path: Path) -> None:
         assert ask(run.written)["choices"][0]["message"]["content"]
         for _ in range(2):  # a terminal's shell repeats what the system sends
             run.process.send_signal(signal.SIGHUP)
-        assert run.process.wait(SHOWN_S) == 9, run.written
+        assert run.process.wait(PATIENCE_S) == 9, run.written
         assert run.written.count("stopped") == 2, run.written
         assert not any(node.is_running() for node in nodes)
 
@@ -100,11 +97,11 @@ def test_a_node_joins_a_cluster_that_waits_for_another_model(cluster: Cluster, t
     (other,) = cluster.start(1, "--model", "org/not-there")
     joining = ("--cluster", cluster.name, "--host", "127.0.0.1", "--api-port", "0", "--data-dir", str(tmp_path / "own"))
     with script(tmp_path / "joining", *joining, "--name", "own") as run:
-        run.says("Pippin is ready", READY_S)
+        run.says("Pippin is ready")
         status = cluster.agreed(other, own(run))
         assert status["state"] == "degraded"
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(SHOWN_S) == 0, run.written
+        assert run.process.wait(PATIENCE_S) == 0, run.written
     assert other.state_of(own(run)) == "left"
 
 
@@ -116,23 +113,23 @@ def own(run: Script) -> Node:
 def test_a_model_that_cannot_be_had_is_awaited(tmp_path: Path) -> None:
     options = ("--host", "127.0.0.1", "--api-port", "0", "--cluster", f"test-{os.getpid()}", "--data-dir")
     with script(tmp_path / "log", *options, str(tmp_path / "own"), "--model", "org/not-there") as run:
-        run.says(r"waiting: org/not-there is refused; .*org/not-there", READY_S)
+        run.says(r"waiting: org/not-there is refused; .*org/not-there")
         assert "Pippin is ready" not in run.written
         assert own(run).chat("Hello").status == 200
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(SHOWN_S) == 0, run.written
+        assert run.process.wait(PATIENCE_S) == 0, run.written
 
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with script(tmp_path / "log", "--nodes", "2", "--api-port", port) as run:
-            assert run.process.wait(SHOWN_S) == 1
+            assert run.process.wait(PATIENCE_S) == 1
             assert run.written.startswith(f"API port {port} is taken."), run.written
             assert len(run.written.splitlines()) == 1
 
 
 def test_no_node_is_a_usage_error(tmp_path: Path) -> None:
     with script(tmp_path / "log", "--nodes", "0") as run:
-        assert run.process.wait(SHOWN_S) == 2
+        assert run.process.wait(PATIENCE_S) == 2
         assert "--nodes 0" in run.written

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster, Node, running_cluster, until
+from tests.conftest import BIN, MODEL, PATIENCE_S, Cluster, Node, running_cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,24 +65,28 @@ def test_a_node_without_the_secret_stays_outside(
         outside.name = ring.name
         options = ["--peer", peer, "--model", MODEL]
         stranger = outside.launch(*options, name="stranger", environment=environment).started()
-        until(lambda: first.state_of(stranger) == "refused", 10, "the stranger is shown as refused")
-        until(lambda: told in warning(stranger, "secret-mismatch"), 10, "the stranger is told why")
+        until(lambda: first.state_of(stranger) == "refused", "the stranger is shown as refused")
+        until(lambda: told in warning(stranger, "secret-mismatch"), "the stranger is told why")
         assert f"stranger ({why})" in warning(first, "secret-mismatch")
         (row,) = [node for node in first.status()["nodes"] if node["name"] == "stranger"]
         assert row["reason"] == "secret"
         outside.ready(stranger)  # a cluster of its own
         assert stranger.chat("Hello").text == stock["Hello"]
-        until(lambda: "--peer" in stranger.written, 10, "its log says that the peer does not take it")
-        until(lambda: "stranger" in first.written and why in first.written, 10, "so does the other's log")
+        until(lambda: "--peer" in stranger.written, "its log says that the peer does not take it")
+        until(lambda: "stranger" in first.written and why in first.written, "so does the other's log")
         after = ring.ready(*ring.nodes)
         assert (after["head"], after["term"], after["epoch"]) == (before["head"], before["term"], before["epoch"])
         for node in ring.nodes:
             assert node.chat("Hello").text == stock["Hello"]
         shown = subprocess.run(
-            [BIN / "cluster", "status", "--api", first.url], check=True, capture_output=True, text=True, timeout=20
+            [BIN / "cluster", "status", "--api", first.url],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
         assert "stranger  not joined: no common secret" in shown.stdout
-    until(lambda: first.state_of(stranger) == "", 10, "its goodbye takes it out of the status")
+    until(lambda: first.state_of(stranger) == "", "its goodbye takes it out of the status")
 
 
 def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_path: Path) -> None:
@@ -97,14 +101,14 @@ def test_a_node_without_a_usable_secret_does_not_start(cluster: Cluster, tmp_pat
     }
     nodes = [cluster.launch(*options, environment={} if options else {"PIPPIN_SECRET": " "}) for options in cases]
     for node, said in zip(nodes, cases.values(), strict=True):
-        assert node.wait(30) == 1
+        assert node.wait() == 1
         assert said in node.written
 
 
 def test_an_open_cluster_says_so(three: Cluster, cluster: Cluster) -> None:
     """Unless it listens on loopback only."""
     node = cluster.launch(host="").started()
-    assert "--secret-file" in until(lambda: node.status()["warnings"], 5, "a warning")[0]["hint"]
+    assert "--secret-file" in until(lambda: node.status()["warnings"], "a warning")[0]["hint"]
     assert "every machine" in warning(node, "open-cluster")
     assert not warning(three.nodes[0], "open-cluster")
 
@@ -115,6 +119,6 @@ def test_a_peer_with_another_secret_is_shown_without_multicast(ring: Cluster, tm
         outside.name = ring.name
         wrong = {"PIPPIN_SECRET": "another secret of theirs"}
         stranger = outside.launch("--peer", peer, "--no-mdns", environment=wrong).started()
-        until(lambda: peer in warning(stranger, "secret-mismatch"), 10, "the joiner's status says why it stays alone")
+        until(lambda: peer in warning(stranger, "secret-mismatch"), "the joiner's status says why it stays alone")
         (row,) = [node for node in stranger.status()["nodes"] if node["name"] == peer]
         assert (row["state"], row["reason"]) == ("refused", "secret")

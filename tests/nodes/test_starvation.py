@@ -1,9 +1,7 @@
-"""Whatever one client sends, another client's small chat takes little longer than alone. Real nodes."""
+"""Whatever one client sends, another client's small chats take turns with it. Real nodes."""
 
 import itertools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MODEL, ROOT, Answer, Cluster, Node, chat_body, running_cluster
+from tests.conftest import MODEL, PATIENCE_S, ROOT, Answer, Cluster, Node, chat_body, running_cluster
 from tests.model.conftest import FakeHub, running_hub
 from tests.nodes.hub import ID, of_hub
 from tests.nodes.test_access import from_elsewhere
@@ -22,8 +20,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="has one loopback address only"),
 ]
 
-BUSY = 3
-"""How many times as long all may take beside a load: the machine has few cores, and runs other tests."""
 WORDS = "The quick brown fox, 12 of them. "
 
 
@@ -34,36 +30,27 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield cluster.nodes[0]
 
 
-def seconds(ask: Callable[[], Answer]) -> float:
-    begun = time.monotonic()
-    answer = ask()
-    assert answer.status == 200, answer.body
-    return time.monotonic() - begun
+def beside(load: Sequence[Callable[[], Answer]], ask: Callable[[], Answer]) -> list[int]:
+    """Ask again and again while all of a load is under way; return the load's statuses.
 
-
-def beside(load: Sequence[Callable[[], Answer]], ask: Callable[[], Answer]) -> tuple[list[float], list[int]]:
-    """Seconds of requests, one after the other, while all of a load is under way; and the load's statuses."""
+    Who has to wait for the whole load is answered once.
+    """
+    answers = 0
     with ThreadPoolExecutor(len(load)) as greedy:
         asked = [greedy.submit(each) for each in load]
-        took = [seconds(ask)]
         while not all(each.done() for each in asked):
-            took.append(seconds(ask))
-    return took, [each.result().status for each in asked]
-
-
-def check(took: Sequence[float], alone: Sequence[float], piece: float) -> None:
-    """The aim, in units of what a request and a piece of the load take alone."""
-    assert statistics.median_high(took) <= BUSY * (3 * statistics.median(alone) + piece), (took, alone, piece)
+            assert ask().status == 200
+            answers += 1
+    statuses = [each.result().status for each in asked]
+    assert answers > statuses.count(200) / 4, "about one for each part of the load"
+    return statuses
 
 
 def test_long_texts(node: Node) -> None:
     ask = partial(replace(node, connect=from_elsewhere).chat, "Hello", max_tokens=16)
     tokenize = partial(node.post, "/tokenize", {"model": MODEL, "prompt": WORDS * (2**20 // len(WORDS))})
-    seconds(ask), seconds(tokenize)
-    alone, piece = [seconds(ask) for _ in range(5)], seconds(tokenize)
-    took, statuses = beside([tokenize] * 12, ask)
-    assert statuses == [200] * 12
-    check(took, alone, piece)
+    assert (ask().status, tokenize().status) == (200, 200)
+    assert beside([tokenize] * 12, ask) == [200] * 12
 
 
 def test_large_schemas(node: Node) -> None:
@@ -77,11 +64,8 @@ def test_large_schemas(node: Node) -> None:
 
     ask = partial(with_enum, replace(node, connect=from_elsewhere), 2)
     large = partial(with_enum, node, 18_000)
-    seconds(ask), seconds(large)
-    alone, piece = [seconds(ask) for _ in range(5)], seconds(large)
-    took, statuses = beside([large] * 66, ask)
-    assert set(statuses) <= {200, 429}
-    check(took, alone, piece)
+    assert (ask().status, large().status) == (200, 200)
+    assert set(beside([large] * 66, ask)) <= {200, 429}
 
 
 @pytest.fixture
@@ -109,16 +93,15 @@ def test_slow_pulls(cluster: Cluster, hub: FakeHub) -> None:
         with node.request("POST", f"/cluster/models/slow%2F{number}/pull") as response:
             return response.read()
 
-    alone = seconds(partial(ask, 0))
+    assert ask(0).status == 200
     with ThreadPoolExecutor(16) as greedy:
         pulls = [greedy.submit(pull, number) for number in range(16)]
         try:
             for _ in range(2):
-                assert hub.silenced.acquire(timeout=60)
-            took = [seconds(partial(ask, number)) for number in (1, 2)]
+                assert hub.silenced.acquire(timeout=PATIENCE_S)
+            assert [ask(number).status for number in (1, 2)] == [200, 200]
             assert not any(each.done() for each in pulls)
             health: dict[str, Any] = node.get("/health").json
             assert (health["status"], health["warnings"]) == ("ok", [])
         finally:
             node.end()  # and with it the pulls
-    check(took, [alone], 0)

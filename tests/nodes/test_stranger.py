@@ -18,7 +18,7 @@ from node.core.reports import Heartbeat, NodeReport
 from node.core.rings import Fence, Placement, Ring, StageSpec
 from node.model.file_names import DESCRIPTION
 from node.rpc.client import RpcClient
-from tests.conftest import MODEL, Cluster, until
+from tests.conftest import MODEL, PATIENCE_S, Cluster, until
 from tests.nodes.test_bad_input import BUILTIN
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class Stranger:
 
     async def until_loaded(self, ring: Ring) -> str:
         """Send placements with the ring until the node has loaded its part or failed; return "ready" or the error."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for load in (await self.say(ring)).stages:
                     if load.ring == ring.id and load.state in ("ready", "failed"):
@@ -122,7 +122,7 @@ async def nonsense_to_a_stage(evil: Stranger, ring: Ring) -> None:
         link = evil.client.link(evil.peer, lambda reason, broken=broken: broken.set())
         tensor = Tensor("float32", shape, b"\x00" * 12)
         await link.send(Frame(own.id, own.fence, 0, (Open(1),), lane=1, tensors=(tensor,), sampled=True))
-        await asyncio.wait_for(broken.wait(), 10)  # there is no next stage
+        await asyncio.wait_for(broken.wait(), PATIENCE_S)  # there is no next stage
         link.close()
 
 
@@ -131,11 +131,10 @@ def test_lies_of_a_stranger(cluster: Cluster) -> None:
     before = cluster.ready(node)["nodes"][0]
     text = node.chat("Hello").text
     secrets = (cluster.directory / node.name / "node.json").read_text()
-    asyncio.run(asyncio.wait_for(lie(Address(before["address"]), cluster.name), 60))
+    asyncio.run(asyncio.wait_for(lie(Address(before["address"]), cluster.name), PATIENCE_S))
     assert node.process.poll() is None
     until(
         lambda: node.state_of(node) != "loading" and node.status()["head"] == before["id"],
-        15,
         "it is its own head again",
     )
     cluster.ready(node)
@@ -166,7 +165,7 @@ def test_a_peer_reads_what_a_model_needs_and_nothing_else(cluster: Cluster, tmp_
     (folder / PRIVATE[1]).write_text("secret")
     node = cluster.launch("--no-mdns", "--models-dir", str(folder.parent)).started()
     address = cluster.agreed(node)["nodes"][0]["address"]
-    taken = asyncio.run(asyncio.wait_for(take(Address(address), "own"), 60))
+    taken = asyncio.run(asyncio.wait_for(take(Address(address), "own"), PATIENCE_S))
     own = {path.name for path in BUILTIN.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")}
     assert taken.keys() == {DESCRIPTION, *own}
     assert all(content == (folder / name).read_bytes() for name, content in taken.items() if name != DESCRIPTION)

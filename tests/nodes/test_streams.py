@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conftest import BIN, MODEL, Cluster
+from tests.conftest import BIN, MODEL, PATIENCE_S, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,9 +36,9 @@ def test_streams_outlive_a_node_though_the_limit_was_low(cluster: Cluster) -> No
 
     with ThreadPoolExecutor(STREAMS) as threads:
         answers = [threads.submit(read, question) for question in questions]
-        assert begun.acquire(timeout=120), "the first stream begins"
+        assert begun.acquire(timeout=PATIENCE_S), "the first stream begins"
         victim.kill()
-        texts = [answer.result(240) for answer in answers]
+        texts = [answer.result() for answer in answers]
     assert texts == [alone[question] for question in questions]
     for node in nodes:
         assert "Too many open files" not in node.written

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import MODEL, PROMPTS, Cluster, Node, until
+from tests.conftest import MODEL, PATIENCE_S, PROMPTS, Cluster, Node
 from tests.strict import check_answer
 
 pytestmark = pytest.mark.slow
@@ -53,14 +53,10 @@ def ring(cluster: Cluster) -> list[Node]:
     nodes = [cluster.launch(*OPTIONS, "--memory", "1GB", name=f"n{number}") for number in (1, 2)]
     for node in (gateway, *nodes):
         node.started()
-
-    def split() -> list[str] | None:
-        stages = cluster.ready(gateway, *nodes, within=0)["models"][0]["rings"][0]["stages"]
-        return [stage["node"] for stage in stages] if len(stages) == 2 else None
-
-    driver, _ = until(split, 60.0, "the model is split between two nodes")
-    names = {node["id"]: node["name"] for node in gateway.status()["nodes"]}
-    return [gateway, *sorted(nodes, key=lambda node: node.name != names[driver])]
+    status = cluster.ready(gateway, *nodes, stages=2)
+    names = {node["id"]: node["name"] for node in status["nodes"]}
+    driver = names[status["models"][0]["rings"][0]["stages"][0]["node"]]
+    return [gateway, *sorted(nodes, key=lambda node: node.name != driver)]
 
 
 def read(surface: Surface, node: Node, begun: threading.Event) -> str:
@@ -84,6 +80,6 @@ def test_a_node_is_killed(ring: list[Node], stock: dict[str, str], lost: str) ->
     begun = [threading.Event() for _ in SURFACES]
     with ThreadPoolExecutor(len(SURFACES)) as threads:
         texts = threads.map(read, SURFACES.values(), [gateway] * len(SURFACES), begun)
-        assert all(each.wait(30) for each in begun), "the streams begin"
+        assert all(each.wait(PATIENCE_S) for each in begun), "the streams begin"
         (driver if lost == "driver" else stage).signal(signal.SIGKILL)
         assert dict(zip(SURFACES, texts, strict=True)) == dict.fromkeys(SURFACES, stock[CONTENT])

@@ -10,7 +10,7 @@ import pytest
 
 import node
 from node.members.membership import PROTOCOLS_APART
-from tests.conftest import BIN, MODEL, ROOT, Cluster
+from tests.conftest import BIN, MODEL, PATIENCE_S, ROOT, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -28,11 +28,14 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages as they were one commit ago."""
     folder = tmp_path_factory.mktemp("former")
     git = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", "HEAD~1", "node", "api"], capture_output=True, timeout=30, check=False
+        ["git", "-C", str(ROOT), "archive", "HEAD~1", "node", "api"],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     if git.returncode != 0:
         pytest.skip(f"there is no earlier commit here: {git.stderr.decode().strip()}")
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=git.stdout, timeout=30, check=True)
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=git.stdout, timeout=PATIENCE_S, check=True)
     found = re.search(r"^PROTOCOL = (\d+)$", (folder / "node" / "__init__.py").read_text(), re.MULTILINE)
     assert found
     if abs(int(found[1]) - node.PROTOCOL) > PROTOCOLS_APART:
@@ -49,7 +52,7 @@ def test_an_answer_goes_on_while_a_node_is_updated(former: Path, cluster: Cluste
     cluster.ready(old.started(), new.started())
     assert f"node of {former}" in old.written
     command = [str(BIN / "cluster"), "status", "--api", old.url]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "\nold " in shown.stdout
     assert {each.chat("Hello").text for each in (old, new)} == {stock["Hello"]}
@@ -58,7 +61,7 @@ def test_an_answer_goes_on_while_a_node_is_updated(former: Path, cluster: Cluste
         next(iter(events))
         old.signal(signal.SIGTERM)
         assert events.rest() == stock["Count from 1 to 100"]
-    assert old.wait(20) == 0
+    assert old.wait() == 0
     updated = cluster.launch(*options, name="old").started()
     cluster.ready(new, updated)
     assert updated.chat("Hello").text == stock["Hello"]

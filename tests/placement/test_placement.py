@@ -250,10 +250,10 @@ def test_many_nodes_are_ordered_quickly():
     costs, free, pace = footprint(model(), 8192, 1), dict.fromkeys(names, 4 * GB), dict.fromkeys(names, 1e-8)
     orders = best_orders(model(), costs, nodes, 12, free, pace)
     assert latency(orders[0]) == pytest.approx(1.0)
-    began = time.perf_counter()
+    began = time.process_time()
     ring = only([model(layers=70, layer=GB // 2)], nodes, contexts=[8192], max_sessions=[1])
     assert len(ring.stages) == 12
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 # --- what stands stays --------------------------------------------------------------------------------------------

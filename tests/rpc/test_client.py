@@ -18,6 +18,7 @@ from node.core.nodes import Address, Caller
 from node.core.rings import Fence
 from node.rpc.boundary import quiet_tracebacks
 from node.rpc.client import RpcClient
+from tests.patience import PATIENCE_S
 from tests.rpc.conftest import serving
 
 
@@ -71,7 +72,7 @@ async def test_a_link_that_ends_before_it_is_connected(how: str) -> None:
             else:
                 client.drop(peer)
             with pytest.raises(PeerUnavailable, match="is closed"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     await sending
             assert len(reasons) == (how == "the peer is dropped")
 
@@ -82,7 +83,7 @@ async def test_a_link_that_was_closed_before_its_first_frame() -> None:
             link = client.link(Address(f"127.0.0.1:{silent.getsockname()[1]}"), lambda reason: None)
             link.close()
             with pytest.raises(PeerUnavailable, match="is closed"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     await link.send(Frame("ring", Fence(1, 1), seq=0))
 
 

@@ -20,6 +20,7 @@ from node.rpc import server as module
 from node.rpc.client import RpcClient
 from node.rpc.connection_limit import ConnectionLimit
 from node.rpc.security import secure
+from tests.patience import PATIENCE_S
 from tests.rpc.conftest import serving
 
 NEIGHBOUR = "127.0.0.2"
@@ -81,7 +82,7 @@ async def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 20)
     security = secure(b"correct horse battery staple", "home", new_key()) if secret else None
     async with serving(security) as (_, target), RpcClient(security) as client, idle(target, 19) as readers:
-        await asyncio.wait_for(ended(readers), 20)
+        await asyncio.wait_for(ended(readers), PATIENCE_S)
         await until_served(client, Address(target, id_of(security.key.public_key()) if security else ""))
 
 
@@ -92,7 +93,7 @@ async def test_who_is_silent_for_long_is_hung_up_on_and_comes_again(monkeypatch:
         await client.probe(Address(target), 5)
         lost = asyncio.create_task(client.disconnected(Address(target)))
         await client.probe(Address(target), 5)
-        await asyncio.wait_for(lost, 20)
+        await asyncio.wait_for(lost, PATIENCE_S)
         for _ in range(3):
             await client.probe(Address(target), 5)
 
@@ -118,16 +119,16 @@ async def test_the_end_of_a_node_is_noticed_by_one_that_never_called_it(monkeypa
             watched = Watched(client._channel(Address(target), "control"))
             monkeypatch.setattr(client, "_channel", lambda peer, purpose: watched)
             lost = asyncio.create_task(client.disconnected(Address(target)))
-            await asyncio.wait_for(connected.wait(), 20)
+            await asyncio.wait_for(connected.wait(), PATIENCE_S)
             assert not lost.done()
-        await asyncio.wait_for(lost, 20)
+        await asyncio.wait_for(lost, PATIENCE_S)
 
 
 async def test_a_node_that_ended_before_it_was_connected_to_is_noticed() -> None:
     async with serving() as (_, target):
         pass
     async with RpcClient() as client:
-        await asyncio.wait_for(client.disconnected(Address(target)), 20)
+        await asyncio.wait_for(client.disconnected(Address(target)), PATIENCE_S)
 
 
 def test_what_is_no_connection_to_the_port_is_left_alone() -> None:
@@ -190,4 +191,4 @@ async def test_a_process_without_descriptors_lives_and_serves_afterwards(client:
             assert process.poll() is None
         await until_served(client, Address(target))
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0

@@ -25,6 +25,7 @@ from node.rpc.mapping import to_message
 from node.rpc.server import FRAMES_METHOD
 from node.wire import control_pb2 as pb
 from node.wire import serving_pb2
+from tests.patience import PATIENCE_S
 from tests.rpc.conftest import Handlers, frame, report, serving
 
 EXCHANGE = "/pippin.control.Control/Exchange"
@@ -34,7 +35,7 @@ async def answer(peer: str, method: str, data: bytes) -> PippinError:
     """Send bytes that no honest node sends; return the server's error."""
     async with grpc.aio.insecure_channel(peer) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary(method)(data, timeout=20)
+            await channel.unary_unary(method)(data, timeout=PATIENCE_S)
     return to_error(error.value, peer)
 
 
@@ -148,7 +149,7 @@ async def test_what_is_only_shown_or_only_helps_is_cut(served: tuple[Handlers, s
     message.placement.refused.extend(pb.Refusal(model=f"m{n}", code="no_capacity") for n in range(MAX_ITEMS + 1))
     message.placement.refused[0].message = message.placement.refused[0].hint = "x" * MAX_TEXT_CHARS
     async with grpc.aio.insecure_channel(peer) as channel:
-        await channel.unary_unary(EXCHANGE)(message.SerializeToString(), timeout=20)
+        await channel.unary_unary(EXCHANGE)(message.SerializeToString(), timeout=PATIENCE_S)
     taken = handlers.heartbeats[-1]
     assert taken.placement
     assert (len(taken.report.models), len(taken.placement.refused)) == (MAX_MODELS, MAX_ITEMS)
@@ -241,7 +242,7 @@ async def test_a_message_larger_than_any_frame(served: tuple[Handlers, str], cli
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(peer, options=options) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary(EXCHANGE)(bytes(channel_options.MAX_MESSAGE_BYTES + 1), timeout=20)
+            await channel.unary_unary(EXCHANGE)(bytes(channel_options.MAX_MESSAGE_BYTES + 1), timeout=PATIENCE_S)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await still_serves(client, peer)
 
@@ -251,7 +252,7 @@ async def test_headers_without_end(served: tuple[Handlers, str], client: RpcClie
     async with grpc.aio.insecure_channel(peer, options=[("grpc.max_metadata_size", 1 << 24)]) as channel:
         metadata = tuple((f"header-{n}", "x" * 1000) for n in range(1000))
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary(EXCHANGE)(b"", timeout=20, metadata=metadata)
+            await channel.unary_unary(EXCHANGE)(b"", timeout=PATIENCE_S, metadata=metadata)
     # The connection is closed, too, perhaps before the answer is sent.
     assert error.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
     await still_serves(client, peer)
@@ -288,7 +289,7 @@ async def test_headers_of_one_byte_each_end_their_connection(
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b""))
     for number in range(streams):
         writer.write(http2(1, 4, 2 * number + 1, CALL + literal(b"k", b"v") + b"\xbe" * 10_000))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(ConnectionError):
             await writer.drain()
             await reader.read()
@@ -311,7 +312,7 @@ async def test_bytes_that_are_no_frame_end_their_link_only(served: tuple[Handler
 
 
 async def next_frame(handlers: Handlers) -> Frame:
-    return await asyncio.wait_for(handlers.frames_taken.get(), 5)
+    return await asyncio.wait_for(handlers.frames_taken.get(), PATIENCE_S)
 
 
 async def answer_to_frame(peer: str, data: bytes) -> PippinError:
@@ -331,19 +332,19 @@ async def test_more_calls_than_a_node_takes(client: RpcClient, monkeypatch: pyte
         async with grpc.aio.insecure_channel(peer) as channel:
             calls = [channel.stream_unary(FRAMES_METHOD)() for _ in range(30)]
             codes = [asyncio.create_task(call.code()) for call in calls]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while sum(code.done() for code in codes) < 10:
                     await asyncio.wait([code for code in codes if not code.done()], return_when="FIRST_COMPLETED")
             assert {code.result() for code in codes if code.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             with pytest.raises(PippinError):
-                await client.probe(Address(peer), 5)
+                await client.probe(Address(peer), PATIENCE_S)
             for call in calls:
                 call.cancel()
-            await asyncio.wait(codes, timeout=5)
-        async with asyncio.timeout(5):
+            await asyncio.wait(codes, timeout=PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    await client.probe(Address(peer), 5)
+                    await client.probe(Address(peer), PATIENCE_S)
                 except PippinError:
                     continue
                 break

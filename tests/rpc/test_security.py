@@ -23,6 +23,7 @@ from node.host.node_key import NodeKey, id_of, new_key
 from node.rpc import security as module
 from node.rpc.client import RpcClient
 from node.rpc.security import Security, secure
+from tests.patience import PATIENCE_S
 from tests.rpc.conftest import Handlers, frame, report, serving
 
 SECRET = b"correct horse battery staple"
@@ -57,7 +58,7 @@ async def converse(client: RpcClient, peer: Address, handlers: Handlers, who: Se
     assert tuple(tokens) == PROMPT
     link = client.link(peer, lambda reason: None)
     await link.send(frame(MARK))
-    taken = await asyncio.wait_for(handlers.frames_taken.get(), 5)
+    taken = await asyncio.wait_for(handlers.frames_taken.get(), PATIENCE_S)
     assert bytes(taken.tensors[0].data) == MARK
     link.close()
     assert {caller.node for caller in handlers.callers} == {node(who) if who else ""}
@@ -91,7 +92,7 @@ async def refused(client: RpcClient, peer: Address, kind: type[Exception]) -> st
     link = client.link(peer, lambda reason: broken.set())
     with contextlib.suppress(PeerUnavailable):
         await link.send(frame(MARK))
-    await asyncio.wait_for(broken.wait(), 5)
+    await asyncio.wait_for(broken.wait(), PATIENCE_S)
     return str(heartbeat.value)
 
 
@@ -180,7 +181,7 @@ async def test_a_member_with_a_key_of_another_kind_speaks_for_no_node(ours: Secu
             link = client.link(peer, lambda reason: broken.set())
             with contextlib.suppress(PippinError):
                 await link.send(frame(MARK))
-            await asyncio.wait_for(broken.wait(), 5)
+            await asyncio.wait_for(broken.wait(), PATIENCE_S)
         assert not handlers.heartbeats
         assert handlers.frames_taken.empty()
 
@@ -278,7 +279,7 @@ async def test_a_stranger_is_told_nothing(ours: Security) -> None:
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 async with connected(target, tls) as (reader, writer):
                     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
-                    said = await asyncio.wait_for(reader.read(), 10)
+                    said = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert len(said) <= most, "an alert of TLS at most"
         async with RpcClient(ours) as client:
             await converse(client, Address(target), handlers, ours)
