@@ -280,63 +280,53 @@ class Runner:
         with self._step(frame.lane):
             return Verdict(self._evaluate(unpack(frame.tensors), chunks, frame.faults))
 
-    def run_alone(
+    def run(
         self,
         frame: Frame,
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw] = (),
         chunks: Sequence[ChunkRequest] = (),
-    ) -> Verdict:
-        """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`."""
-        assert frame.lane is not None
-        with self._step(frame.lane):
-            self._apply(frame.ops)
-            if ahead := self._stage.lanes.pop_ahead(frame.lane, tokens):
-                return Verdict(self._read(ahead))
-            wanted = bool(draws or chunks)
-            deferred = self._together and bool(draws)
-            hidden = self._stage.begin(frame.lane, token_array(tokens), frame.lengths, wanted=wanted, deferred=deferred)
-            if not draws:
-                return Verdict(self._evaluate(hidden, chunks))
-            return Verdict(self._read(self._draw(hidden, draws, frame.lengths, self._beside(frame.lane))))
-
-    def run_ahead(
-        self,
-        frame: Frame,
-        tokens: Sequence[Sequence[int]],
-        draws: Sequence[Draw],
-        steps: int,
+        ahead: int = 0,
         go_on: Callable[[], bool] = lambda: True,
     ) -> Generator[Verdict, None, None]:
-        """Run a step of a ring of one stage, and the lane's next ones. Yields the verdict of each.
+        """A whole step of a ring of one stage, with a result for each of `draws` or of `chunks`; yields its verdict.
 
-        Each step begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the
-        device does not wait for a graph; one more has begun at the end. A verdict says that another one follows. There are at most so many `steps`, and none
-        after MAX_JOB_S, after a session's end, or once `go_on` says no. The draws are those of the first step at later
-        positions, so they must not need the tokens in between: see Session.tokens_ahead. Requires `Plan.steps_back`.
+        With `ahead`, so many steps of the lane, this one included: a verdict says whether the next one follows. Each
+        begins before the tokens of the one before it are read, as in mlx-lm's generate_step, so that the device does not
+        wait for a graph; one more has begun at the end. None follows after MAX_JOB_S, after a session's end, or once
+        `go_on` says no. The draws are those of the first step at later positions, so they must not need the tokens in
+        between: see Session.tokens_ahead. Requires `Plan.steps_back`.
         """
         assert frame.lane is not None
         until = time.monotonic() + MAX_JOB_S
         with self._step(frame.lane):
             self._apply(frame.ops)
             drawn = self._stage.lanes.pop_ahead(frame.lane, tokens)
-            drawn = drawn or self._run_and_draw(frame.lane, token_array(tokens), draws)
-            for left in reversed(range(steps)):
+            if drawn is None:
+                wanted, deferred = bool(draws or chunks), self._together and bool(draws)
+                ids, lengths = token_array(tokens), frame.lengths
+                hidden = self._stage.begin(frame.lane, ids, lengths, wanted=wanted, deferred=deferred)
+                if not draws:
+                    yield Verdict(self._evaluate(hidden, chunks))
+                    return
+                drawn = self._draw(hidden, draws, lengths, self._beside(frame.lane))
+            for left in reversed(range(ahead)):
                 draws = [replace(draw, position=draw.position + 1) for draw in draws]
-                following = self._run_and_draw(frame.lane, drawn.tokens, draws, unverified=1)
+                following = self._run_and_draw(frame.lane, drawn.tokens, draws)
                 results = self._read(drawn)
-                self._note_success()
-                ends = not left or _ends(results, draws) or time.monotonic() > until or not go_on()
-                yield Verdict(results, begun=None if ends else frame)
-                if ends:
+                if not left or _ends(results, draws) or time.monotonic() > until or not go_on():
                     chosen = [each.token if isinstance(each, Sampled) else NO_TOKEN for each in results]
                     self._stage.lanes.lane(frame.lane).ahead = Ahead(chosen, following)
+                    yield Verdict(results)
                     return
+                self._note_success()
+                yield Verdict(results, begun=frame)
                 drawn = following
+            yield Verdict(self._read(drawn))
 
-    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw], unverified: int = 0) -> Drawn:
-        """A step of a ring of one stage. `tokens` need not be evaluated."""
-        hidden = self._stage.begin(lane, tokens, unverified=unverified, deferred=self._together)
+    def _run_and_draw(self, lane: int, tokens: mx.array, draws: Sequence[Draw]) -> Drawn:
+        """A step of a ring of one stage that can be taken back. `tokens` need not be evaluated."""
+        hidden = self._stage.begin(lane, tokens, unverified=1, deferred=self._together)
         return self._draw(hidden, draws, beside=self._beside(lane))
 
     def _draw(

@@ -201,7 +201,7 @@ class Driver:
         begun_at = now()
         frame = self._pipeline.frame(step=step)
         if self._alone:
-            await (self._run_ahead if step.ahead else self._run_alone)(step, frame, begun_at)
+            await self._run_alone(step, frame, begun_at)
             return
         self._pipeline.open()
         # The caches here change in the order of jobs, those of other stages in the order of `send`. Both are the same for
@@ -228,22 +228,15 @@ class Driver:
                 session.add_draft(tokens, verified, token)
 
     async def _run_alone(self, step: Step, frame: Frame, begun_at: float) -> None:
-        work = step.tokens, step.draws(), step.chunk_requests()
-        try:
-            verdict = await self._compute.run(self.runner.run_alone, frame, *work)
-        except PippinError as error:
-            self._fail_step(step, error)
-        else:
-            self._land(step, verdict, now() - begun_at)
-
-    async def _run_ahead(self, step: Step, frame: Frame, begun_at: float) -> None:
-        """Run steps of a lane until something else is to be done. Each lands while the next one is computed."""
+        """Run a step of a ring of one stage, and the lane's next ones until something else is to be done. Each lands while
+        the next one is computed.
+        """
         self._wake.clear()  # whatever it was set for, the next step is chosen after these
 
         def go_on() -> bool:
             return not (self._wake.is_set() or self._compute.waiting)
 
-        work = self.runner.run_ahead(frame, step.tokens, step.draws(), step.ahead, go_on)
+        work = self.runner.run(frame, step.tokens, step.draws(), step.chunk_requests(), step.ahead, go_on)
         try:
             async for verdict in self._compute.iterate(work):
                 begun_at, before = now(), begun_at

@@ -83,9 +83,8 @@ class Driven:
         draws = [Draw(row.sampling, len(row.sampled), History(), row.ends) for row in rows]
         frame = Frame("r", Fence(1, 1), 0, ops, lane, sampled=True)
         runner = self.runner
-        alone = [] if ahead else [runner.run_alone(frame, tokens, draws)]
-        steps = list(runner.run_ahead(frame, tokens, draws, ahead, go_on)) if ahead else alone
-        for row, result in (pair for verdict in steps for pair in zip(rows, verdict.results, strict=True)):
+        verdicts = runner.run(frame, tokens, draws, (), ahead, go_on)
+        for row, result in (pair for verdict in verdicts for pair in zip(rows, verdict.results, strict=True)):
             assert isinstance(result, Sampled), result
             row.sampled.append(result)
             row.tokens.append(result.token)
@@ -355,7 +354,7 @@ def test_a_chunk_that_nobody_reads_fills_the_caches_only() -> None:
     for driven in (one, other):
         if driven.ahead:
             frame = Frame("r", Fence(1, 1), 0, (Open(1),), 1)
-            assert driven.runner.run_alone(frame, [given[:16]]) == Verdict([])
+            assert [*driven.runner.run(frame, [given[:16]])] == [Verdict([])]
             assert driven.stage.begin(1, mx.array([given[16:20]]), wanted=False) == ()
             session = Session(list(given), GREEDY)
             driven.run(1, [session], [given[20:]], ())

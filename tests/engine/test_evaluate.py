@@ -30,7 +30,7 @@ def evaluated(directory, bounds, request: EvaluateRequest) -> Evaluation:
         frame = Frame("r", Fence(1, 1), 0, ops, 0, every=True)
         asked = evaluation.request(len(chunk))
         if len(runners) == 1:
-            verdict = runners[0].run_alone(frame, [chunk], chunks=[asked])
+            (verdict,) = runners[0].run(frame, [chunk], chunks=[asked])
         else:
             frame = runners[0].begin(frame, [chunk])
             for stage in runners[1:]:

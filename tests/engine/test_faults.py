@@ -80,7 +80,8 @@ def _flat(tree: Any) -> Generator[Any, None, None]:
 def step(runner: Runner, lane: int, tokens: list[int], *, opens: bool = False) -> int:
     frame = Frame("r", Fence(1, 1), 0, ops=(Open(lane),) if opens else (), lane=lane)
     draw = Draw(Sampling(temperature=0), 0, History(), lambda _: False)
-    (result,) = runner.run_alone(frame, [tokens], [draw]).results
+    (verdict,) = runner.run(frame, [tokens], [draw])
+    (result,) = verdict.results
     assert isinstance(result, Sampled)
     return result.token
 

@@ -132,7 +132,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPat
         return Frame("r", Fence(1, 1), 0, ops=(Open(lane),), lane=lane)
 
     for lane in (1, 2):
-        runner.run_alone(frame(lane), [[5, 6, 7]], [])
+        list(runner.run(frame(lane), [[5, 6, 7]]))
     with monkeypatch.context() as broken:
 
         def fail(*_: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_step_that_fails_costs_its_own_lane_only(monkeypatch: pytest.MonkeyPat
 
         broken.setattr(stage, "_body", fail)
         with pytest.raises(StepFailed, match="out of memory"):
-            runner.run_alone(Frame("r", Fence(1, 1), 1, lane=1), [[8]], [])
+            list(runner.run(Frame("r", Fence(1, 1), 1, lane=1), [[8]]))
     runner.leave()
     assert runner.kv_bytes == 0
     successor = Runner(stage.sibling(), directory, Faults())
@@ -153,7 +153,7 @@ def test_kv_that_cannot_be_kept_is_let_go(monkeypatch: pytest.MonkeyPatch) -> No
     directory = shared_model(CONFIGURATIONS["llama"])
     (stage,) = Stages(directory).ring(0, 4).stages
     runner = Runner(stage, directory, Faults())
-    runner.run_alone(Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1), [[5, 6, 7]], [])
+    list(runner.run(Frame("r", Fence(1, 1), 0, ops=(Open(1),), lane=1), [[5, 6, 7]]))
 
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")

@@ -80,7 +80,7 @@ def test_only_the_row_fails_and_its_first_layers_are_named(bounds, where, tmp_pa
     ring, tokens = runners(directory, *bounds), [[1, 2, 3], [1, BAD, 3]]
     step = stepped(ring, tokens, sampled=True)
     if len(ring) == 1:
-        verdict = ring[0].run_alone(step, tokens, draws())
+        (verdict,) = ring[0].run(step, tokens, draws())
     else:
         verdict = ring[0].finish(step, draws(), Following(chain=True))
         assert verdict.begun is None

@@ -51,19 +51,19 @@ def token(verdict: Verdict) -> int:
 def alone(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     """The tokens of an answer, and the evaluations of its last step."""
     runner = Runner(load(directory, 0, 4), directory, Faults())
-    tokens = [token(runner.run_alone(frame(Open(1)), [PROMPT], draws(0)))]
+    tokens = [token(*runner.run(frame(Open(1)), [PROMPT], draws(0)))]
     for position in range(1, STEPS):
         calls.clear()
-        tokens.append(token(runner.run_alone(frame(), [[tokens[-1]]], draws(position))))
+        tokens.append(token(*runner.run(frame(), [[tokens[-1]]], draws(position))))
     return tokens, len(calls)
 
 
 def ahead(directory: Path, calls: list[str]) -> tuple[list[int], int]:
     """As `alone`, with steps that begin before the tokens of the last one are read."""
     runner = Runner(load(directory, 0, 4), directory, Faults())
-    tokens = [token(runner.run_alone(frame(Open(1)), [PROMPT], draws(0)))]
+    tokens = [token(*runner.run(frame(Open(1)), [PROMPT], draws(0)))]
     count = 0
-    for verdict in runner.run_ahead(frame(), [[tokens[-1]]], draws(1), STEPS - 1):
+    for verdict in runner.run(frame(), [[tokens[-1]]], draws(1), ahead=STEPS - 1):
         tokens.append(token(verdict))
         count, _ = len(calls), calls.clear()
     return tokens, count

@@ -64,13 +64,15 @@ class FakeRunner:
         self.computed = 0
         """Tokens."""
 
-    def run_alone(
+    def run(
         self,
         _frame: Frame,
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-    ) -> Verdict:
+        _ahead: int,
+        _go_on: Callable[[], bool],
+    ) -> Generator[Verdict, None, None]:
         self.computed += sum(map(len, tokens))
         if any(BROKEN in row for row in tokens):
             raise DeviceFailed("The GPU failed: it hangs.")
@@ -78,12 +80,7 @@ class FakeRunner:
             raise StepFailed("The step could not be computed.")
         failed = StepFailed("The output of layers 2 to 4 is not finite.")
         rows = zip(tokens, draws, strict=True) if draws else ()
-        return Verdict([failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows])
-
-    def run_ahead(
-        self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw], _steps: int, _go_on: Any
-    ) -> Generator[Verdict, None, None]:
-        yield self.run_alone(frame, tokens, draws, ())
+        yield Verdict([failed if NAN in row else Sampled(100 + draw.position) for row, draw in rows])
 
     def apply(self, ops: Sequence[CacheOp]) -> None:
         pass

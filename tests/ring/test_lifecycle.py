@@ -85,9 +85,8 @@ class FakeRunner:
         self._own, self._stage.leftover.nbytes = self._stage.leftover.nbytes or KV, 0
         return held
 
-    @staticmethod
-    def run_alone(*_: Any) -> None:
-        """A step that comes to no end."""
+    def run(self, *_: Any) -> None:
+        """A step that comes to no end: see FakeCompute.iterate."""
 
     def leave(self) -> None:
         self._stage.leftover.nbytes += self._own
@@ -102,9 +101,11 @@ class FakeCompute(Compute):
 
     async def run(self, fn: Callable[..., Any], *args: Any, **_kwargs: Any) -> Any:
         await asyncio.sleep(0)
-        if fn == FakeRunner.run_alone:
-            await asyncio.Event().wait()
         return fn(*args)
+
+    async def iterate(self, values: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield values
 
 
 class FakeAgent:

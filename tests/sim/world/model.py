@@ -349,46 +349,38 @@ class FakeRunner:
         next_frame = replace(frame, ops=(Back(frame.lane, count),) if count else (), unverified=0)
         return Verdict(drawn, begun=self.begin(next_frame, [[sampled.token] for sampled in drawn]))
 
-    def run_alone(
+    def run(
         self,
         frame: Frame,
         tokens: Sequence[Sequence[int]],
         draws: Sequence[Draw],
         _chunks: Sequence[ChunkRequest],
-    ) -> Verdict:
-        return Verdict(self._run_alone(frame, tokens, draws))
-
-    def _run_alone(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
+        ahead: int,
+        go_on: Callable[[], bool],
+    ) -> Generator[Verdict, None, None]:
+        """Any number of steps, as the time that they take is limited."""
         assert frame.lane is not None
         self._stage.claim(frame.ring)
         self.apply(frame.ops)
         begun = self._stage.ahead.pop(frame.lane, None)
         if begun and [[token] for token in begun.tokens] != [list(row) for row in tokens]:
             self._stage.violated(f"the step ahead of lane {frame.lane} has {begun.tokens} instead of {tokens}")
-        return begun.drawn if begun else self._step(frame, tokens, draws)
-
-    def run_ahead(
-        self,
-        frame: Frame,
-        tokens: Sequence[Sequence[int]],
-        draws: Sequence[Draw],
-        steps: int,
-        go_on: Callable[[], bool],
-    ) -> Generator[Verdict, None, None]:
-        """Any number of steps, as the time that they take is limited."""
-        assert frame.lane is not None
-        drawn = self._run_alone(frame, tokens, draws)
+        drawn = begun.drawn if begun else self._step(frame, tokens, draws)
+        if not ahead:
+            yield Verdict(drawn)
+            return
         following, next_step = draws, replace(frame, ops=(), lengths=())
-        for left in reversed(range(self._stage.process.world.rng.randint(1, steps))):
+        for left in reversed(range(self._stage.process.world.rng.randint(1, ahead))):
             sampled = [each.token for each in drawn]
             following = [replace(each, position=each.position + 1) for each in following]
-            begun = self._step(next_step, [[token] for token in sampled], following)
+            next_drawn = self._step(next_step, [[token] for token in sampled], following)
             ends = not left or any(map(lambda draw, token: draw.ends(token), draws, sampled)) or not go_on()
+            if ends:
+                self._stage.ahead[frame.lane] = Ahead(sampled, next_drawn)
             yield Verdict(drawn, begun=None if ends else frame)
             if ends:
-                self._stage.ahead[frame.lane] = Ahead(sampled, begun)
                 return
-            drawn = begun
+            drawn = next_drawn
 
     def _step(self, frame: Frame, tokens: Sequence[Sequence[int]], draws: Sequence[Draw]) -> list[Sampled]:
         done = self.begin(replace(frame, ops=()), tokens)
